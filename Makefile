@@ -22,9 +22,6 @@ PLOT ?=
 # MYSQL=1: Oracle's MySQL in MariaDB's place.
 MYSQL ?=
 export DISTLOCK_MYSQL = $(MYSQL)
-# Four test processes (both tiers: three), each with servers of its own; they share what is left when one is through.
-PARALLEL ?= -p tests.support.workers -n auto --dist worksteal
-MARKS := -m 'not chaos$(if $(filter 1,$(TIER)), and not tier2)$(if $(filter 2,$(TIER)), and tier2)'
 ifeq ($(filter 1 2 all,$(TIER)),)
 $(error TIER=$(TIER) is not one of: 1 2 all)
 endif
@@ -37,7 +34,7 @@ $(error DB=$(DB) is not one of: sqlite postgres mariadb)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test coverage debian13 chaos mutants bench services services-down services-status packages browser chromium gettext lint format messages docs screenshots release-check wheel clean
+.PHONY: help venv demo test coverage debian13 chaos mutants bench services services-down services-status packages browser chromium gettext lint format messages docs release-check wheel clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -48,25 +45,22 @@ demo: $(VENV)/group-demo-$(DB).stamp  ## replay and serve the demo: DB=sqlite|po
 	  $(BIN)/python testproject/manage.py demo $(if $(filter 0,$(SERVE)),--no-serve)
 
 test: $(VENV)/group-test.stamp  ## the suite on private servers: TIER=1|2|all, ARGS="-k name" goes to pytest, MYSQL=1 replaces MariaDB, DJANGO=6.0 takes that one
-	@$(SERVICES) run $(BIN)/python -m tests.support.gate --tier $(TIER) \
-	  $(if $(PARALLEL),,--one-process) $(ARGS)
+	@$(SERVICES) run $(BIN)/python -m tests.support.gate --tier $(TIER) $(ARGS)
 
-# The report comes also if a test has failed: what is measured is slower, some tests have bounds of milliseconds, and those
-# marked `alone` run among the others.
-coverage: $(VENV)/group-test.stamp $(VENV)/group-coverage.stamp  ## which lines and branches of the package the tests run, in all processes that tests start: TIER=1|2|all; build/coverage/html shows them
+coverage: $(VENV)/group-test.stamp $(VENV)/group-coverage.stamp  ## which lines and branches of the package the tests run, in all processes: TIER=1|2|all; build/coverage/html shows them
 	@rm -rf build/coverage && mkdir -p build/coverage
-	@$(SERVICES) run $(BIN)/python -m coverage run -m pytest $(PARALLEL) $(MARKS) $(ARGS); code=$$?; \
+	@$(SERVICES) run $(BIN)/python -m tests.support.gate --tier $(TIER) --coverage $(ARGS); code=$$?; \
 	  $(BIN)/coverage combine --quiet && $(BIN)/coverage html --quiet && $(BIN)/coverage report; exit $$code
 
 chaos: $(VENV)/group-test.stamp  ## faults at random on every engine, and a table of what they did: MINUTES=10, SEED=7, PLOT=chaos.svg, ARGS="--engines redis"
 	@$(SERVICES) run $(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
 	  $(if $(PLOT),--plot $(PLOT)) $(ARGS)
 
-mutants: $(VENV)/group-test.stamp  ## faults put into the library one at a time, which the tests must notice; ARGS="-k redis", ARGS="--record"
+mutants: $(VENV)/group-test.stamp  ## faults put into the library one at a time, which the tests must notice; ARGS="-k redis"
 	@$(SERVICES) run $(BIN)/python -m tests.mutants $(ARGS)
 
-debian13:  ## before a release, as root: the last commit's demo and both tiers on a newcomer's Debian 13, made by debootstrap; `.ci/run` runs the first tier there
-	@bash .ci/debian13 'make demo SERVE=0' 'make test TIER=all ARGS="$(ARGS)"'
+debian13:  ## as root: the last commit's demo and first tier on a newcomer's Debian 13, made by debootstrap
+	@bash .ci/debian13 'make demo SERVE=0' 'make test ARGS="$(ARGS)"'
 
 bench: $(VENV)/group-bench.stamp  ## side by side with the peers and the bare drivers; QUICK=1 the ratios that matter, in two minutes; ARGS="--group postgres"
 	@$(SERVICES) run $(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(ARGS)
@@ -98,12 +92,6 @@ messages: $(VENV)/group-lint.stamp | gettext  ## bring the translations up to da
 
 docs: $(VENV)/group-docs.stamp  ## build the documentation into docs/_build/html
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
-
-screenshots: $(VENV)/group-test.stamp  ## take the pictures in the documentation anew
-	@$(SERVICES) run $(BIN)/python -m pytest -q tests/operations/admin/screenshots.py $(ARGS)
-	@$(BIN)/python -m tests.scenarios.screenshots
-	@$(BIN)/python -m tests.scenarios.editing_screenshots
-	@$(BIN)/python -m tests.scenarios.browser_screenshots
 
 release-check: $(VENV)/group-release.stamp  ## before a release: sdist, wheel, metadata, links, workflows, and a smoke test of the wheel on each database; QUICK=1 only on SQLite
 	@$(if $(QUICK),,$(SERVICES) run) $(BIN)/python -m tests.support.release $(if $(QUICK),sqlite)
@@ -140,20 +128,11 @@ packages: $(VENV)/pip.stamp
 	@$(BIN)/python -m tests.support.services.packages servers mysqlclient
 
 # The demo needs no browser, and neither does the bench. tests/support/axe.py says which version of the accessibility engine.
-$(VENV)/group-test.stamp: | browser gettext $(VENV)/pyright.stamp $(VENV)/typescript.stamp
+$(VENV)/group-test.stamp: | browser gettext
 browser: $(VENV)/axe.stamp
 $(VENV)/axe.stamp: tests/support/axe.py | chromium
 	npm install --silent --no-audit --no-fund --no-save --ignore-scripts --prefix $(VENV)/axe \
 	  axe-core@$$(sed -n 's/^VERSION = "\(.*\)"/\1/p' $<)
-	@touch $@
-# A type checker, with its version in the test that runs it; npm comes with the browser.
-$(VENV)/pyright.stamp: tests/idempotency/test_types.py | chromium
-	npm install --silent --no-audit --no-fund --no-save --ignore-scripts --prefix $(VENV)/pyright \
-	  pyright@$$(sed -n 's/^VERSION = "\(.*\)"/\1/p' $<)
-	@touch $@
-$(VENV)/typescript.stamp: tests/browserlocks/pages/test_script.py | chromium
-	npm install --silent --no-audit --no-fund --no-save --ignore-scripts --prefix $(VENV)/typescript \
-	  typescript@$$(sed -n 's/^VERSION = "\(.*\)"/\1/p' $<)
 	@touch $@
 chromium: $(VENV)/pip.stamp
 	@$(BIN)/python -m tests.support.services.packages browser

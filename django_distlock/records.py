@@ -63,7 +63,7 @@ class Noted(NamedTuple):
 class Grant(NamedTuple):
     """A lock that an engine has granted. A tuple, because every acquire creates one.
 
-    ``acquired_at`` and ``valid_until`` are seconds of ``clock.monotonic()``. ``valid_until`` counts from before the
+    ``acquired_at`` and ``valid_until`` are seconds of ``clock.now()``. ``valid_until`` counts from before the
     request was sent, less drift, and is None without a TTL. ``session`` is for the engine alone.
     """
 

@@ -10,7 +10,7 @@ from django.db import connections
 from django.test.runner import DiscoverRunner
 from django.test.utils import TestContextDecorator, override_settings
 
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 
 from .operations import test_support
 
@@ -132,9 +132,9 @@ def race(fn: Callable[[], T] | Sequence[Callable[[], T]], times: int = 2, *, tim
     ]
     for thread in threads:
         thread.start()
-    deadline = monotonic() + timeout
+    deadline = clock.now() + timeout
     for thread in threads:
-        thread.join(max(0.0, deadline - monotonic()))
+        thread.join(max(0.0, deadline - clock.now()))
     late = [thread.name for thread in threads if thread.is_alive()]
     if late:
         raise TimeoutError(f"After {timeout:g} s {len(late)} of {len(calls)} calls have not ended: {', '.join(late)}.")

@@ -22,6 +22,8 @@ from tests.support import timing
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.support.clock import FakeClock
+
 SITE_KEY = "a-site-key-for-the-tests-only-0123456789abcdef"
 os.environ["DISTLOCK_SITE_KEY"] = SITE_KEY
 settings.DISTLOCK_SITE_KEY = SITE_KEY
@@ -100,6 +102,14 @@ def name(request: pytest.FixtureRequest) -> str:
     return f"{request.node.nodeid}-{os.getpid()}-{time.monotonic_ns()}"[-500:]
 
 
+@pytest.fixture
+def fake_clock(nothing_left: None, monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    """A clock that the test moves, for locks in memory."""
+    from tests.support.clock import FakeClock
+
+    return FakeClock(monkeypatch)
+
+
 def connect(using: str) -> None:
     """Have a connection to the server of an alias before milliseconds count. ``pytest.mark.cold`` does without."""
     from django_distlock import advisory_lock
@@ -126,7 +136,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
     """What the machine was late with before is none of this test's bounds."""
-    timing.start(getattr(item, "function", None))
+    timing.start(item.get_closest_marker("tier2") is not None)
 
 
 _failed = pytest.StashKey[bool]()

@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.concurrency.flow import Flow, run
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class PendingCleanup(Generic[T]):
     def add(self, token: str, what: T, ttl: float, uncertain: bool, *, lane: int = 0) -> None:
         """Undo ``what``, from now on, at the server of ``lane``. ``uncertain``: it may be executed later. Replaces what
         ``token`` stood for."""
-        now = monotonic()
+        now = clock.now()
         with self._guard:
             self.requests[token] = UndoRequest(what, uncertain, lane, now, now + ttl + self._window)
             self._start(lane)
@@ -94,9 +94,9 @@ class PendingCleanup(Generic[T]):
         with self._guard:
             self.requests.clear()
             threads = list(self._threads.values())
-        until = monotonic() + 2 * self._patience
+        until = clock.now() + 2 * self._patience
         for thread in threads:
-            thread.join(max(0.0, until - monotonic()))
+            thread.join(max(0.0, until - clock.now()))
 
     def _start(self, lane: int) -> None:
         # at the end of the interpreter a thread that is started waits for ever for its turn
@@ -108,7 +108,7 @@ class PendingCleanup(Generic[T]):
 
     def _work(self, lane: int) -> None:
         while True:
-            now = monotonic()
+            now = clock.now()
             with self._guard:
                 due = [each for each in self.requests.items() if each[1].lane == lane and each[1].due <= now]
                 if not due:
@@ -125,12 +125,12 @@ class PendingCleanup(Generic[T]):
                 return
             request.being_undone = True
         try:
-            run(self._undo(request.what, monotonic() + self._patience))
+            run(self._undo(request.what, clock.now() + self._patience))
         except Exception:
             undone = False
         else:
             undone = True
-        now = monotonic()
+        now = clock.now()
         request.due = now + UNDO_PAUSE
         if undone and request.done_at is None:
             request.done_at = now + (self._window if request.uncertain else 0.0)

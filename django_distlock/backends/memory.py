@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from django_distlock.concurrency import origin
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock, origin
 from django_distlock.records import Claim, Grant, LockInfo, drift
 
 from .base import Backend
@@ -64,13 +63,13 @@ class MemoryBackend(Backend):
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         try:
             with self._mutex:
-                return self._taken(claim, monotonic())
+                return self._taken(claim, clock.now())
         except BaseException:  # KeyboardInterrupt after the grant
             with self._mutex:
                 for entry in self._entries.get(claim.key.digest, ()):
                     if entry.token == claim.token:
                         entry.expires = 0.0
-                self._live(claim.key.digest, monotonic())
+                self._live(claim.key.digest, clock.now())
             raise
 
     def acquire_fast(self, claim: Claim, wait: float) -> Grant | None:
@@ -104,7 +103,7 @@ class MemoryBackend(Backend):
     def release(self, grant: Grant) -> bool:
         digest = grant.claim.key.digest
         with self._mutex:
-            entry = self._find(grant, monotonic())
+            entry = self._find(grant, clock.now())
             if entry is None:
                 return False
             self._entries[digest].remove(entry)
@@ -117,13 +116,13 @@ class MemoryBackend(Backend):
 
     def verify(self, grant: Grant) -> bool:
         with self._mutex:
-            return self._find(grant, monotonic()) is not None
+            return self._find(grant, clock.now()) is not None
 
     def alive(self, grant: Grant) -> bool:
         return self.verify(grant)
 
     def extend(self, grant: Grant, ttl: float) -> Grant | None:
-        now = monotonic()
+        now = clock.now()
         with self._mutex:
             entry = self._find(grant, now)
             if entry is None:
@@ -139,12 +138,12 @@ class MemoryBackend(Backend):
                 for entry in entries:
                     if digest.hex() == info.key and entry.fence == info.fence:
                         entry.expires = 0.0
-                        self._live(digest, monotonic())
+                        self._live(digest, clock.now())
                         return True
         return False
 
     def inspect(self) -> Iterable[LockInfo]:
-        now, clock = monotonic(), time.time()
+        now, wall = clock.now(), time.time()
         with self._mutex:
             return [
                 LockInfo(
@@ -154,7 +153,7 @@ class MemoryBackend(Backend):
                     shared=entry.shared,
                     holder=f"pid {os.getpid()}, {origin.of(entry.asked_by(), entry.serving)}",
                     acquired_at=datetime.fromtimestamp(entry.since, UTC),
-                    expires_at=datetime.fromtimestamp(clock + entry.expires - now, UTC),
+                    expires_at=datetime.fromtimestamp(wall + entry.expires - now, UTC),
                     fence=entry.fence,
                 )
                 for digest in list(self._entries)

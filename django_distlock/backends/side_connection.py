@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from django.db import OperationalError, connections
 from django.db.utils import load_backend
 
-from django_distlock.concurrency import sockets
+from django_distlock.concurrency import clock, sockets
 from django_distlock.concurrency.abandoned_calls import Background, CallTimeout, NotStarted
-from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import run
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ def ask(database: str, question: Callable[[BaseDatabaseWrapper], T], patience: f
     connection = SideConnection(database)
     background = _questions.setdefault(database, Background(f"distlock-{database}-ask"))
     try:
-        answer: T = run(background.call(monotonic() + patience, _answer, connection, question))
+        answer: T = run(background.call(clock.now() + patience, _answer, connection, question))
         return answer
     except CallTimeout:
         connection.cut()

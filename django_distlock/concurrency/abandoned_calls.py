@@ -21,7 +21,7 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from .clock import monotonic
+from . import clock
 from .flow import Flow, Step
 from .parking import Parker
 
@@ -139,7 +139,7 @@ class Call(Generic[T]):
         try:
             if self._thread is None:
                 self.start()
-            if not (yield Step(self._parker.park, self._parker.apark, (until - monotonic(),))):
+            if not (yield Step(self._parker.park, self._parker.apark, (until - clock.now(),))):
                 raise CallTimeout("There was no answer in time.")
             if self._error is not None:
                 raise self._error

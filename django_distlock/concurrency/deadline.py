@@ -6,10 +6,8 @@ import asyncio
 import math
 import random
 import time
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from . import clock
 
 # The least time that an engine has for its answer, in seconds from the beginning of the call: for a caller that does
 # not wait, and for one that does. The call ends at most 50 ms after its timeout.
@@ -23,22 +21,21 @@ class Deadline:
     does not wait still gives the engine LEAST_PATIENCE to connect and to answer.
     """
 
-    __slots__ = ("_clock", "_waits", "answer_by", "at")
+    __slots__ = ("_waits", "answer_by", "at")
 
-    def __init__(self, timeout: float | None, clock: Callable[[], float], start: float | None = None) -> None:
-        start = clock() if start is None else start
-        self._clock = clock
+    def __init__(self, timeout: float | None, start: float | None = None) -> None:
+        start = clock.now() if start is None else start
         self._waits = timeout != 0
         self.at = math.inf if timeout is None else start + timeout
         self.answer_by = max(self.at, start + (LEAST_ANSWER if self._waits else LEAST_PATIENCE))
 
     def over(self) -> bool:
         """Is the time of a waiting caller up? Always False for a caller that does not wait."""
-        return self._waits and self._clock() >= self.at
+        return self._waits and clock.now() >= self.at
 
     def left(self) -> float:
         """Seconds left, never below zero; ``math.inf`` if there is no end."""
-        left = self.at - self._clock()
+        left = self.at - clock.now()
         return left if left > 0 else 0.0
 
 

@@ -12,7 +12,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING
 
-from . import finalizers
+from . import clock, finalizers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,7 +66,7 @@ class Parker:
         gate = threading.Lock()
         gate.acquire()
         if not self._listen(gate.release):
-            gate.acquire(timeout=max(0.0, min(timeout, threading.TIMEOUT_MAX)))
+            clock.wait(gate, timeout)
         return self.leave()
 
     async def apark(self, timeout: float) -> bool:

@@ -9,7 +9,7 @@ import os
 import select
 import socket
 
-from .clock import monotonic
+from . import clock
 
 # poll() counts milliseconds in 31 bits (24 days): a longer timeout is treated as none.
 LONGEST_POLL = 2_147_483.0
@@ -37,7 +37,7 @@ class Ready:
     @staticmethod
     def poll(fd: int, write: bool, until: float) -> bool:
         """Wait until ``fd`` can be read (or written); False at the monotonic time ``until``."""
-        return readable(fd, until - monotonic(), select.POLLOUT if write else select.POLLIN)
+        return readable(fd, until - clock.now(), select.POLLOUT if write else select.POLLIN)
 
     @staticmethod
     async def apoll(fd: int, write: bool, until: float) -> bool:
@@ -47,7 +47,7 @@ class Ready:
         (loop.add_writer if write else loop.add_reader)(fd, _settle, future, True)
         timer = None
         if until != math.inf:
-            timer = loop.call_later(max(0.0, until - monotonic()), _settle, future, False)
+            timer = loop.call_later(max(0.0, until - clock.now()), _settle, future, False)
         try:
             return await future
         finally:
@@ -73,7 +73,7 @@ class Replies:
     @staticmethod
     def poll(fd: int, until: float) -> bool:
         """Wait until ``fd`` can be read; False at the monotonic time ``until``."""
-        return readable(fd, until - monotonic())
+        return readable(fd, until - clock.now())
 
     async def apoll(self, fd: int, until: float) -> bool:
         """:meth:`poll` for a task."""
@@ -133,13 +133,13 @@ class _LoopWatch:
     def _set_timer(self, when: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self.loop.call_later(max(0.0, when - monotonic()), self._check)
+        self._timer = self.loop.call_later(max(0.0, when - clock.now()), self._check)
         self._timer_at = when
 
     def _check(self) -> None:
         self._timer, self._timer_at = None, math.inf
         if self.future is not None and self.until != math.inf:
-            if monotonic() >= self.until:
+            if clock.now() >= self.until:
                 _settle(self.future, False)
             else:
                 self._set_timer(self.until)

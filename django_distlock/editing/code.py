@@ -15,7 +15,7 @@ from django.db import connections
 from django.db.transaction import TransactionManagementError
 
 from django_distlock import BackendUnavailable, LockLost
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.concurrency.flow import finished, uninterrupted
 from django_distlock.concurrency.text import one_line
 from django_distlock.schema import Tenant, schema_of
@@ -62,7 +62,7 @@ class EditHold:
     @property
     def held(self) -> bool:
         """False once the lock is known to be lost, or could not be renewed for a whole TTL."""
-        return self.lease is not None and self._lost is None and monotonic() < self._until
+        return self.lease is not None and self._lost is None and clock.now() < self._until
 
     def check(self) -> None:
         """Raise LockLost if the lock is lost, for long jobs: call it before each step that writes."""
@@ -80,7 +80,7 @@ class EditHold:
         try:
             self._tenant.enter()
             while not self._stop.wait(self._ttl / RENEWALS_PER_TTL):
-                began = monotonic()
+                began = clock.now()
                 try:
                     found = store.renew(self.resource, self._id, self._ttl, principal=self.owner.principal)
                 except BackendUnavailable:
@@ -215,7 +215,7 @@ class edit_lock:
 
     def _taken(self) -> EditHold:
         owner = Owner(principal=f"code:{secrets.token_hex(16)}", tab=secrets.token_hex(16), label=self._by)
-        began = monotonic()
+        began = clock.now()
         if self._options.mode == "off":
             return EditHold(self._resource, owner, None, self._ttl, began)
         found = store.claim(self._resource, owner, secrets.token_hex(16), self._ttl)

@@ -20,7 +20,7 @@ from django.utils.safestring import SafeData
 from django.utils.translation import get_language
 
 from django_distlock import BackendUnavailable, LockNotAcquired
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.concurrency.deadline import PAUSE
 from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.manager.site_key import site_key
@@ -202,7 +202,7 @@ def claim(attempt: KeyedRequest) -> Flow[Answering | None]:
 
     In the exactly-once mode, called inside the transaction.
     """
-    deadline, tries, late = monotonic() + attempt.wait, 0, attempt.wait <= 0
+    deadline, tries, late = clock.now() + attempt.wait, 0, attempt.wait <= 0
     storage, scope = attempt.storage, attempt.claim.scope
     try:
         record = yield from blocking(_ask, attempt, last=late)
@@ -213,7 +213,7 @@ def claim(attempt: KeyedRequest) -> Flow[Answering | None]:
             if late:
                 return partial(_in_flight, attempt)
             yield Step(PAUSE.sleep, PAUSE.asleep, (decisions.pause(tries),))
-            tries, late = tries + 1, monotonic() >= deadline
+            tries, late = tries + 1, clock.now() >= deadline
             # in a transaction a read alone may have to wait for the end of another one
             record = None if attempt.alias is not None else (yield from blocking(storage.read, scope))
             if record is None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from django.db import connections
 
 from django_distlock import LockNotAcquired
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.concurrency.fork import Order, at_fork
 
 from .conf import config
@@ -51,7 +51,7 @@ class Renewal:
 
     def add(self, attempt: KeyedRequest) -> None:
         with self._changed:
-            due = monotonic() + attempt.claim.claim_ttl / 3
+            due = clock.now() + attempt.claim.claim_ttl / 3
             first = min((at for at, _attempt in self._due.values()), default=None)
             self._due[attempt.claim.owner] = (due, attempt)
             if self._thread is None:
@@ -75,7 +75,7 @@ class Renewal:
                     if not self._due:
                         self._thread = None
                         return
-                now = monotonic()
+                now = clock.now()
                 times = {owner: self._time_of(at, attempt) for owner, (at, attempt) in self._due.items()}
                 due = [self._due[owner][1] for owner, at in times.items() if at <= now]
                 if not due:
@@ -142,7 +142,7 @@ class Sweeper:
         interval = config().purge_every
         if interval is None or not isinstance(storage, DatabaseStorage):  # a cache deletes what has expired
             return
-        now = monotonic()
+        now = clock.now()
         due = self._due.get(storage.alias)
         if due is None:
             self._due[storage.alias] = now + interval * random.random()  # noqa: S311 - no secret

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import connections
 
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.concurrency.deadline import backoff
 from django_distlock.concurrency.flow import uninterrupted
 from django_distlock.exceptions import DistlockError, LockLost, UnsupportedOperation
@@ -42,7 +42,7 @@ class Term:
     def __init__(self, lease: Lease, margin: float | None, on_end: Callable[[], None] = lambda: None) -> None:
         self._lease = lease
         self._on_end = on_end
-        left = None if lease.valid_until is None else lease.valid_until - monotonic()
+        left = None if lease.valid_until is None else lease.valid_until - clock.now()
         #: If the lease cannot be renewed, the term ends this many seconds before the lease does.
         self.margin = MARGIN * (left or 0.0) if margin is None else margin
         if left is not None and margin is not None:
@@ -224,7 +224,7 @@ class Candidacy:
             if self._stopping:
                 term._end("stopped")
             elif term.leading:
-                left = LOOK if term.valid_until is None else term.valid_until - term.margin - monotonic()
+                left = LOOK if term.valid_until is None else term.valid_until - term.margin - clock.now()
                 await self._pause(min(LOOK, max(left, 0)))
 
     async def _step_down(self, term: Term, work: asyncio.Task[None] | None) -> None:

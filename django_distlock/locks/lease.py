@@ -9,8 +9,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from django_distlock.concurrency import finalizers
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock, finalizers
 from django_distlock.concurrency.flow import Flow, Step, arun, run
 from django_distlock.exceptions import DistlockError, LockLost, LockNotHeld, UnsupportedOperation
 from django_distlock.manager import owner
@@ -187,7 +186,7 @@ class Lease(BaseLease):
 
     @property
     def valid_until(self) -> float | None:
-        """The end of the lease on the clock of ``django_distlock.concurrency.clock.monotonic()``.
+        """The end of the lease on the clock of ``django_distlock.concurrency.clock.now()``.
 
         None if the lock has no TTL. Each renewal extends it. Unlike ``time.monotonic()`` that clock keeps counting
         while the host is suspended. Use :meth:`held_for` to check whether enough time is left.
@@ -212,7 +211,7 @@ class Lease(BaseLease):
         The same as :attr:`held` if the lock has no TTL.
         """
         until = self.valid_until
-        return self.held and (until is None or monotonic() + duration < until)
+        return self.held and (until is None or clock.now() + duration < until)
 
     def ensure_held(self) -> None:
         """Raise LockLost if the lock was lost or is in doubt, LockNotHeld if it was released or has ended with its
@@ -270,7 +269,7 @@ class Lease(BaseLease):
             raise LockLost(self._lost_message())
         hold.ttl = ttl
         if lock_table.renew(hold, grant):
-            keepalive.wake_at(monotonic() + ttl / RENEWALS_PER_TTL)
+            keepalive.wake_at(clock.now() + ttl / RENEWALS_PER_TTL)
             return
         if hold.lost is not None:  # the hold ended while the engine extended it
             yield Step(hold.backend.release, hold.backend.arelease, (grant,))

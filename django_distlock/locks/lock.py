@@ -12,8 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from django_distlock.concurrency import finalizers
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock, finalizers
 from django_distlock.concurrency.flow import Flow, arun, run
 from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.exceptions import LockNotAcquired, LockNotHeld, LockTimeout
@@ -144,7 +143,7 @@ class BaseLock(Generic[L]):
         if self.cancel_on_loss:
             decorators.refuse_cancel_on_loss()
         timeout = self._resolve(timeout)
-        lease = self._wait(timeout, monotonic())
+        lease = self._wait(timeout, clock.now())
         if lease is None:
             raise self._busy(timeout)
         return lease
@@ -152,7 +151,7 @@ class BaseLock(Generic[L]):
     async def aacquire(self, timeout: Timeout = UNSET) -> L:
         """:meth:`acquire` for a task. A cancelled call leaves nothing held."""
         timeout = self._resolve(timeout)
-        lease = await arun(self._flow(timeout, monotonic()))
+        lease = await arun(self._flow(timeout, clock.now()))
         if lease is None:
             raise self._busy(timeout)
         return lease
@@ -166,11 +165,11 @@ class BaseLock(Generic[L]):
             owner.refuse_event_loop("await lock.atry_acquire()")
         if self.cancel_on_loss:
             decorators.refuse_cancel_on_loss()
-        return run(self._flow(self._resolve(timeout), monotonic()))
+        return run(self._flow(self._resolve(timeout), clock.now()))
 
     async def atry_acquire(self, timeout: Timeout = 0) -> L | None:
         """:meth:`try_acquire` for a task. A cancelled call leaves nothing held."""
-        return await arun(self._flow(self._resolve(timeout), monotonic()))
+        return await arun(self._flow(self._resolve(timeout), clock.now()))
 
     def _refuse_on_busy(self) -> None:
         raise TypeError("on_busy belongs to the decorator; in a with block use try_acquire() or catch LockNotAcquired.")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from django.db import DatabaseError
 
 from django_distlock import signals
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.concurrency.deadline import PAUSE, Deadline, backoff
 from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.exceptions import BackendUnavailable
@@ -183,12 +183,12 @@ class Semaphore(BaseLock[Lease]):
 
     def _slot_flow(self, request: LockRequest) -> Flow[Lease | None]:
         """Try the slots in random order, repeatedly, until the deadline."""
-        deadline = Deadline(request.timeout, monotonic, request.start)
+        deadline = Deadline(request.timeout, request.start)
         attempt = 0
         while True:
             for slot in random.sample(range(self.limit), self.limit):
                 parts = (*request.parts, str(slot))
-                one = request._replace(parts=parts, timeout=0, start=monotonic(), limit=0, since=request.start)
+                one = request._replace(parts=parts, timeout=0, start=clock.now(), limit=0, since=request.start)
                 lease = yield from acquire_flow(one, Lease)
                 if lease is not None:
                     return lease

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from django_distlock import signals
 from django_distlock.backends.side_connection import PATIENCE
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.concurrency.deadline import Deadline
 from django_distlock.concurrency.flow import Flow, Step, run
 from django_distlock.concurrency.tokens import new_token
@@ -134,7 +134,7 @@ def acquire_flow(
     try:
         _refuse_unsupported(request, entry)
         if not entry.ready:
-            patience = Deadline(request.timeout, monotonic, request.start).answer_by - monotonic()
+            patience = Deadline(request.timeout, request.start).answer_by - clock.now()
             yield Step(site_key.load, site_key.aload, (min(max(patience, LEAST_COLD), PATIENCE),))
         key, owner = entry.key(*request.parts), current()
         while True:
@@ -164,7 +164,7 @@ def acquire_flow(
 def announce(signal: Signal, request: LockRequest, **facts: Any) -> None:
     """Send ``signal`` about a request that has failed."""
     if signal.receivers:
-        wait = monotonic() - (request.since or request.start)
+        wait = clock.now() - (request.since or request.start)
         backend = registry.entry(request.using).backend
         events.send(signal, backend, request.parts[0], request.template, wait=wait, **facts)
 
@@ -201,7 +201,7 @@ def _attempt(
             mine = _arrive(hold, entry, request.timeout != 0, request.reenter)
         if mine is not hold:
             return None if mine is None else (yield from _enter_again(mine, hold, lease_of(mine)))
-        deadline = Deadline(request.timeout, monotonic, request.start)
+        deadline = Deadline(request.timeout, request.start)
         if hold.parker is not None and not (yield Step(hold.parker.park, hold.parker.apark, (deadline.left(),))):
             lock_table.end(hold)
             return None
@@ -209,7 +209,7 @@ def _attempt(
         hold.claim = claim = _claim(request, entry, hold, opened, deadline.answer_by)
         # who has waited on the fast path, or for another caller, has its answer when the time is over
         if not (deadline.over() and (asked or hold.parker is not None)):
-            yield from ask_engine(hold, claim, deadline, monotonic)
+            yield from ask_engine(hold, claim, deadline)
         if hold.grant is None:
             lock_table.end(hold)
             return None
@@ -239,7 +239,7 @@ def _establish(began: float, hold: Hold, grant: Grant, lease: Any, opened: list[
         if isolation != "READ COMMITTED":
             warn_of_stale_snapshot(hold.key.name, grant.claim.scope, isolation, opened)
     if signals.lock_acquired.receivers:
-        events.send_held(signals.lock_acquired, hold, wait=monotonic() - began)
+        events.send_held(signals.lock_acquired, hold, wait=clock.now() - began)
 
 
 def _undo(hold: Hold) -> Flow[None]:
@@ -291,7 +291,7 @@ def _take_fast_path(
         return False
     if grant is None:
         return False
-    if grant.valid_until is not None and grant.valid_until <= monotonic():
+    if grant.valid_until is not None and grant.valid_until <= clock.now():
         backend.release(grant)
         hold.grant = None
         return False
@@ -321,7 +321,7 @@ def _claim(
     )
 
 
-def ask_engine(hold: Hold, claim: Claim, deadline: Deadline, clock: Callable[[], float]) -> Flow[None]:
+def ask_engine(hold: Hold, claim: Claim, deadline: Deadline) -> Flow[None]:
     """Ask the engine until ``hold`` has a grant or the deadline passes.
 
     A grant that arrives after its own validity is given back. Unless it was granted, the engine learns that this waiter
@@ -332,7 +332,7 @@ def ask_engine(hold: Hold, claim: Claim, deadline: Deadline, clock: Callable[[],
         while True:
             grant: Grant | None = yield Step(hold.ask, hold.aask, (claim, deadline.left()))
             if grant is not None:
-                if grant.valid_until is None or grant.valid_until > clock():
+                if grant.valid_until is None or grant.valid_until > clock.now():
                     return
                 hold.grant = None
                 yield Step(backend.release, backend.arelease, (grant,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 
 if TYPE_CHECKING:
     from django.dispatch import Signal
@@ -33,5 +33,5 @@ def send_held(signal: Signal, hold: Hold, **facts: Any) -> None:
     if grant is not None:
         facts.setdefault("fence", grant.fence)
         # not the grant's time: that counts from the request, and from the last renewal
-        facts.setdefault("hold", monotonic() - (hold.held_at or grant.acquired_at))
+        facts.setdefault("hold", clock.now() - (hold.held_at or grant.acquired_at))
     send(signal, hold.backend, hold.key.name, hold.template, **facts)

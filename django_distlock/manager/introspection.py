@@ -15,7 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_distlock import signals
 from django_distlock.backends.query import Chosen, LockQuery, Mine, chosen
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.concurrency.text import one_line
 from django_distlock.exceptions import DistlockError
@@ -61,7 +61,7 @@ def ask(query: LockQuery, using: str | None = None) -> list[AliasAnswer]:
     for alias in aliases:
         _load(alias)
     looks = [_Look(alias, query) for alias in aliases]
-    until = monotonic() + PATIENCE
+    until = clock.now() + PATIENCE
     return [look.answer(until) for look in looks]
 
 
@@ -132,9 +132,9 @@ class _Look:
 
     def answer(self, until: float) -> AliasAnswer:
         """The answer, or a report of a timeout at the monotonic time ``until``."""
-        self._begin(max(0.0, until - monotonic()))
+        self._begin(max(0.0, until - clock.now()))
         if self._thread is not None:
-            self._thread.join(max(0.0, until - monotonic()))
+            self._thread.join(max(0.0, until - clock.now()))
         if isinstance(self._outcome, Exception):
             raise self._outcome
         if self._outcome is not None:
@@ -204,7 +204,7 @@ def _known(info: LockInfo, held: Mapping[tuple[str, str], Mine]) -> LockInfo:
     mine = held.get((info.key, info.details.get("connection", "")))
     if mine is None:
         return info
-    since, server = datetime.now(UTC) - timedelta(seconds=monotonic() - mine.held_at), info.holder or ""
+    since, server = datetime.now(UTC) - timedelta(seconds=clock.now() - mine.held_at), info.holder or ""
     for said in (mine.holder, this_process()):
         server = server.removeprefix(f"{said}, ")
     return replace(info, acquired_at=since, holder=f"{mine.holder}, {server}")

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from django_distlock.backends.base import IDLE
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.concurrency.text import one_line
 
@@ -65,7 +65,7 @@ class Keepalive:
     def ensure(self) -> None:
         """Start the thread if it does not run."""
         if self.thread is None:
-            self.wake_at(monotonic())
+            self.wake_at(clock.now())
 
     def wake_at(self, when: float) -> None:
         """Schedule the next tick for the monotonic time ``when`` at the latest; start the thread if it does not run.
@@ -96,10 +96,10 @@ class Keepalive:
             with self._condition:
                 self.next_tick = math.inf  # a request that comes during the tick may be too late for it
             try:
-                due = self._tick(monotonic())
+                due = self.tick(clock.now())
             except Exception:
                 logger.exception("The keepalive thread met an error and goes on.")
-                due = monotonic() + TICK
+                due = clock.now() + TICK
             with self._condition:
                 self.next_tick = min(self.next_tick, math.inf if due is None else due)
                 if self.next_tick == math.inf:
@@ -107,11 +107,11 @@ class Keepalive:
                     if lock_table.empty:
                         return
                     # a caller that saw the thread running has acquired in between
-                    self.thread, self.next_tick = thread, monotonic() + TICK
-                while (left := self.next_tick - monotonic()) > 0:
+                    self.thread, self.next_tick = thread, clock.now() + TICK
+                while (left := self.next_tick - clock.now()) > 0:
                     self._condition.wait(left)
 
-    def _tick(self, now: float) -> float | None:
+    def tick(self, now: float) -> float | None:
         """Do what is due. Returns the time of the next tick, or None if no lock and no session is left."""
         due: list[float] = []
         for backend in list(self.backends):

@@ -12,7 +12,7 @@ import threading
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.concurrency.origin import address
 from django_distlock.concurrency.parking import Parker
@@ -138,7 +138,7 @@ class Hold:
 
     def bounded(self, ttl: float) -> float:
         """``ttl``, but not beyond the end of ``max_hold``, which counts from the grant. It may be negative."""
-        return ttl if self.max_hold is None else min(ttl, self.held_at + self.max_hold - monotonic())
+        return ttl if self.max_hold is None else min(ttl, self.held_at + self.max_hold - clock.now())
 
     @property
     def scope(self) -> Scope:
@@ -344,7 +344,7 @@ class LockTable:
         Needs no mutex: only the claimant leaves the state CLAIMING, and does so last.
         """
         hold.grant = grant
-        hold.held_at = monotonic()
+        hold.held_at = clock.now()
         hold.leases.add(lease)
         hold.state = _HELD
 
@@ -507,7 +507,7 @@ class LockTable:
 
         A shorter lease counts from now on, even if the engine's answer never comes."""
         with self._mutex:
-            grant, until = hold.grant, monotonic() + ttl - drift(ttl)
+            grant, until = hold.grant, clock.now() + ttl - drift(ttl)
             if grant is not None and grant.valid_until is not None and until < grant.valid_until:
                 hold.grant = grant._replace(valid_until=until)
 

@@ -14,8 +14,7 @@ import socket
 import threading
 from typing import TYPE_CHECKING
 
-from django_distlock.concurrency import origin
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock, origin
 from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.records import Note, Noted
 
@@ -80,7 +79,7 @@ class NameBook:
         backend, grant = hold.backend, hold.grant
         if backend.keeps_notes and grant is not None:
             noted = [(hold, Note(hold.key, backend.server_session(grant), hold.held_at, describe_holder(hold)))]
-            done = functools.partial(self._done, backend, noted, monotonic())
+            done = functools.partial(self._done, backend, noted, clock.now())
             backend.write_notes([note for _, note in noted], done)
 
     def forget(self) -> None:

@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from django_distlock import signals
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.exceptions import DistlockError, LockLost
 
@@ -36,7 +36,7 @@ def lose_dead(hold: Hold, grant: Grant, reason: str, *, releasing: bool = False)
 
     The request may have been sent before the end of the lease and answered after it.
     """
-    expired = grant.valid_until is not None and monotonic() >= grant.valid_until
+    expired = grant.valid_until is not None and clock.now() >= grant.valid_until
     return lose(hold, "expired" if expired else reason, releasing=releasing)
 
 
@@ -45,7 +45,7 @@ def notice_loss(hold: Hold) -> bool:
     grant = hold.grant
     if hold.lost is not None or hold.state is State.ENDED or grant is None:
         return hold.lost is not None
-    if grant.valid_until is not None and monotonic() >= grant.valid_until:
+    if grant.valid_until is not None and clock.now() >= grant.valid_until:
         return lose(hold, "expired") or hold.lost is not None
     if not hold.backend.look(grant):
         return lose_dead(hold, grant, "session") or hold.lost is not None

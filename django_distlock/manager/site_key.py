@@ -17,8 +17,8 @@ from asgiref.sync import sync_to_async
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
 
 from django_distlock.backends.side_connection import PATIENCE, Silent, ask
+from django_distlock.concurrency import clock
 from django_distlock.concurrency.abandoned_calls import Background, CallTimeout, NotStarted
-from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Flow, Step, arun
 from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.concurrency.parking import FairLock
@@ -69,16 +69,16 @@ class SiteKeyHolder:
             if _in_memory():  # another thread would have another database, or wait for this one's transaction
                 self.pinned = await sync_to_async(self._find)(patience)
             else:
-                self.pinned = await arun(self._read(monotonic() + patience))
+                self.pinned = await arun(self._read(clock.now() + patience))
         return self.pinned
 
     def _read(self, until: float) -> Flow[str]:
         """Read the key in a thread, for one task at a time: those behind it find it."""
         turn = self._turns.turn()
         try:
-            if not (yield Step(turn.acquire, turn.aacquire, (until - monotonic(),))):
+            if not (yield Step(turn.acquire, turn.aacquire, (until - clock.now(),))):
                 raise CallTimeout
-            patience = until - monotonic()
+            patience = until - clock.now()
             return self._found or (yield from self._reads.call(until, self._find_in_thread, patience))
         except (CallTimeout, NotStarted) as error:
             raise BackendUnavailable("The site key of django-distlock was not read in time.") from error

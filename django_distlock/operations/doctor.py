@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from django.core.exceptions import ImproperlyConfigured
 
 from django_distlock.checks.servers import kept_out
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.conf import site_key_setting
 from django_distlock.exceptions import BackendUnavailable, DistlockError, LockNotAcquired
 from django_distlock.locks.lock import Lock
@@ -70,7 +70,7 @@ def _alias(entry: Entry, alias: str, keyless: bool) -> Iterator[Finding]:
 
 def _acquired(alias: str) -> Iterator[Finding]:
     """Acquire and release a lock."""
-    began = monotonic()
+    began = clock.now()
     try:
         Lock(DOCTOR, using=alias, timeout=PATIENCE).acquire().release()
     except LockNotAcquired:
@@ -80,7 +80,7 @@ def _acquired(alias: str) -> Iterator[Finding]:
     except (DistlockError, ImproperlyConfigured) as error:
         yield Finding("error", f"No lock can be acquired: {with_cause(error)}")
     else:
-        yield Finding("info", f"A lock was acquired and released in {(monotonic() - began) * 1000:.0f} ms.")
+        yield Finding("info", f"A lock was acquired and released in {(clock.now() - began) * 1000:.0f} ms.")
 
 
 def _collisions(alias: str) -> Iterator[Finding]:

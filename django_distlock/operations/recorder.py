@@ -22,7 +22,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import InterfaceError, OperationalError, connections
 
 from django_distlock import signals
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.concurrency.text import one_line
 from django_distlock.conf import history_days
@@ -66,7 +66,7 @@ class Recorder:
         self._hurry = threading.Event()
         self._thread: threading.Thread | None = None
         # processes that start together do not prune together
-        self._prune_at = monotonic() + random.random() * PRUNE_EVERY  # noqa: S311 - spreads work, guards no secret
+        self._prune_at = clock.now() + random.random() * PRUNE_EVERY  # noqa: S311 - spreads work, guards no secret
         self.dropped = 0
 
     def put(self, item: Any, *, rare: bool) -> None:
@@ -133,8 +133,8 @@ class Recorder:
         return None
 
     def _prune_if_due(self) -> None:
-        if monotonic() >= self._prune_at:
-            self._prune_at = monotonic() + PRUNE_EVERY
+        if clock.now() >= self._prune_at:
+            self._prune_at = clock.now() + PRUNE_EVERY
             try:
                 self._prune()
             except Exception as error:  # the events are written nevertheless

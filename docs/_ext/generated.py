@@ -1,4 +1,4 @@
-"""Directives for what is made from code and from runs: ``{backend-table}``, ``{bench-figures}``, ``{mutants}``."""
+"""Directives for what is made from code and from runs: ``{backend-table}`` and ``{bench-figures}``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from backend_flags import backends, table
 from bench_figures import figures
-from mutant_table import mutants
 from sphinx.ext.autodoc.mock import mock
 from sphinx.util.docutils import SphinxDirective
 
@@ -34,15 +33,7 @@ class BenchFigures(SphinxDirective):
         return self.parse_text_to_nodes(figures(path))
 
 
-class Mutants(SphinxDirective):
-    def run(self) -> list[Node]:
-        path = Path(self.env.srcdir) / "mutants.json"
-        self.env.note_dependency(str(path))
-        return self.parse_text_to_nodes(mutants(path))
-
-
 def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("backend-table", BackendTable)
     app.add_directive("bench-figures", BenchFigures)
-    app.add_directive("mutants", Mutants)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

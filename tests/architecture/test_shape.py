@@ -1,8 +1,7 @@
-"""The shape of the tree: sizes, public names, the matrix, and what importing the package touches."""
+"""The public names, the matrix of backends, and what importing the package touches."""
 
 from __future__ import annotations
 
-import ast
 import importlib
 import pkgutil
 import subprocess
@@ -14,9 +13,7 @@ import django_distlock
 import django_distlock.backends
 from django_distlock.backends.base import Backend
 from tests.matrix import MATRIX
-from tests.support.paths import PACKAGE, ROOT
-
-LONGEST_FILE, LONGEST_FUNCTION = 600, 50
+from tests.support.paths import ROOT
 
 PUBLIC = [
     "BackendReport",
@@ -48,37 +45,6 @@ PUBLIC = [
 def test_public_names() -> None:
     assert django_distlock.__all__ == PUBLIC == sorted(PUBLIC)
     assert all(hasattr(django_distlock, name) for name in PUBLIC)
-
-
-def test_no_file_and_no_function_is_too_long() -> None:
-    too_long = []
-    for folder in ("django_distlock", "tests", "testproject", "benchmarks", "docs"):
-        for path in (ROOT / folder).rglob("*.py"):
-            text = path.read_text()
-            if text.count("\n") > LONGEST_FILE:
-                too_long.append(f"{path.relative_to(ROOT)}: {text.count(chr(10))} lines")
-            if folder == "tests":
-                continue
-            for node in ast.walk(ast.parse(text)):
-                if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                    size = (node.end_lineno or 0) - node.lineno + 1
-                    if size > LONGEST_FUNCTION:
-                        too_long.append(f"{path.relative_to(ROOT)}: {node.name} has {size} lines")
-    assert not too_long
-
-
-# Modules beside __init__: in a package, and at the root.
-LONG, FULL_ROOT = 15, 13
-
-
-def test_no_room_is_too_full() -> None:
-    rooms: dict[str, int] = {}
-    for path in PACKAGE.rglob("*.py"):
-        if path.name != "__init__.py" and path.parent.name != "migrations":
-            room = str(path.parent.relative_to(PACKAGE))
-            rooms[room] = rooms.get(room, 0) + 1
-    full = {room: count for room, count in rooms.items() if count > (FULL_ROOT if room == "." else LONG)}
-    assert not full
 
 
 def concrete(base: type[Backend]) -> set[type[Backend]]:

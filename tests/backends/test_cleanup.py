@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock.backends import cleanup
 from django_distlock.backends.cleanup import UNDO_PAUSE, PendingCleanup
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
+from django_distlock.concurrency.clock import now as monotonic
 from tests.conftest import eventually
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Server:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     made = Server()
-    monkeypatch.setattr(cleanup, "monotonic", lambda: made.now)
+    monkeypatch.setattr(clock, "now", lambda: made.now)
     return made
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_distlock import DistlockError, LockLost, advisory_lock
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
 from tests.faults.history import Journal

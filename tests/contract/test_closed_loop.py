@@ -11,7 +11,7 @@ import pytest
 from django.utils.functional import SimpleLazyObject
 
 from django_distlock import advisory_lock, lock_all, semaphore
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.manager.keepalive import keepalive
 from tests.conftest import PATIENCE, eventually
 from tests.contract.actors import turns
@@ -165,7 +165,7 @@ def test_r16_event_loop_that_has_only_stopped_keeps_its_locks(lock: Lock, loop: 
             return lease.held
 
     task = stopped_inside(loop, block)
-    keepalive._tick(monotonic())  # the keepalive thread looks
+    keepalive.tick(clock.now())  # the keepalive thread looks
     assert lock.try_acquire() is None
     go_on.set()
     assert loop.run_until_complete(task)

@@ -13,7 +13,7 @@ from django.db import connections
 
 from django_distlock import advisory_lock
 from django_distlock.backends.sessions.pool import IDLE
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.manager.lock_table import lock_table
 from tests.conftest import eventually
 from tests.contract.actors import PATIENCE, ThreadActor, turns
@@ -78,13 +78,13 @@ def test_r23_idle_sessions_close_after_5_seconds(me: Actor, entry: Entry, using:
     assert IDLE == 5
     others = server_sessions(entry)  # what earlier tests left open in other threads
     lease = me.acquire(advisory_lock(name, using=using))
-    backend.tick(monotonic() + 60)
+    backend.tick(clock.now() + 60)
     assert lease.held
     me.release(lease)
-    backend.tick(monotonic() + 4.4)
+    backend.tick(clock.now() + 4.4)
     assert server_sessions(entry) - others == 1
     eventually(lambda: not backend.threads._running, "a statement is on its way")
-    backend.tick(monotonic() + 5.6)
+    backend.tick(clock.now() + 5.6)
     eventually(lambda: server_sessions(entry) <= others, "a session stays open")
 
 

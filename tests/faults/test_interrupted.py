@@ -37,8 +37,8 @@ from django_distlock.manager.lock_table import LockTable, interrupted_calls, loc
 from django_distlock.manager.registry import registry
 from tests.conftest import eventually
 from tests.faults.server import holders, lock_sessions
-from tests.manager.world import World
 from tests.support.interrupts import Interrupter, interrupted_everywhere
+from tests.unit.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Callable

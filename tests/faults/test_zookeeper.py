@@ -12,7 +12,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from django_distlock import BackendUnavailable, LockLost, LockNotAcquired, advisory_lock
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.registry import registry
 from tests.backends.actors import hold
 from tests.backends.zookeeper.server import SESSION, USING, address, behind, clerk, nodes, session_of

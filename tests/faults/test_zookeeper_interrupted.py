@@ -10,7 +10,7 @@ import pytest
 
 from django_distlock.backends.zookeeper import backend, handler, queue, session
 from django_distlock.backends.zookeeper.backend import IDLE_TIMEOUT
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
 from django_distlock.records import Claim

@@ -14,7 +14,7 @@ from kazoo.exceptions import NotEmptyError
 from django_distlock import BackendUnavailable, DistlockError, LockTimeout, advisory_lock
 from django_distlock.backends.zookeeper import handler, queue
 from django_distlock.backends.zookeeper.backend import IDLE_TIMEOUT
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
 from django_distlock.records import Claim

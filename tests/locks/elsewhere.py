@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from django_distlock import advisory_lock
+from tests.conftest import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from django_distlock import Lease
-
-PATIENCE = 10.0  # seconds
 
 
 def in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -23,45 +19,26 @@ def in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return pool.submit(function, *args, **kwargs).result(PATIENCE)
 
 
+def recipe(name: Any) -> Any:
+    return advisory_lock(name, using="memory") if isinstance(name, str) else name
+
+
 @contextlib.contextmanager
-def held_elsewhere(*names: str, using: str = "memory") -> Iterator[list[Lease]]:
-    """Another thread holds the locks during the block."""
+def held_elsewhere(*names: Any) -> Iterator[None]:
+    """Another thread holds the locks (names, or recipes) during the block."""
     with ThreadPoolExecutor(1) as pool:
-        leases = [pool.submit(advisory_lock(name, using=using).acquire, 0).result(PATIENCE) for name in names]
+        leases = [pool.submit(recipe(name).try_acquire).result(PATIENCE) for name in names]
+        assert all(leases)
         try:
-            yield leases
+            yield
         finally:
             for lease in leases:
                 lease.release()
 
 
-def is_free(name: str, using: str = "memory") -> bool:
+def is_free(name: Any) -> bool:
     """Does another thread get the lock at once?"""
-
-    def attempt() -> bool:
-        lease = advisory_lock(name, using=using).try_acquire()
-        if lease is not None:
-            lease.release()
-        return lease is not None
-
-    return bool(in_thread(attempt))
-
-
-class Crowd:
-    """How many are inside at the same time."""
-
-    def __init__(self) -> None:
-        self.inside = 0
-        self.most = 0
-        self.calls = 0
-        self._guard = threading.Lock()
-
-    def enter(self) -> None:
-        with self._guard:
-            self.calls += 1
-            self.inside += 1
-            self.most = max(self.most, self.inside)
-
-    def leave(self) -> None:
-        with self._guard:
-            self.inside -= 1
+    lease = in_thread(recipe(name).try_acquire)
+    if lease is not None:
+        lease.release()
+    return lease is not None

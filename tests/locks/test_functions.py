@@ -1,106 +1,68 @@
-"""A lock above functions, methods and async functions; and what it refuses to stand above."""
+"""A lock above functions, methods and async functions: it is held while the body runs, and however the call ends it is
+free afterwards."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from asgiref.sync import iscoroutinefunction, sync_to_async
+from asgiref.sync import sync_to_async
 
-from django_distlock import LockNotAcquired, advisory_lock, lock_all, semaphore
-from tests.locks.elsewhere import PATIENCE, Crowd, held_elsewhere, is_free
+from django_distlock import LockLost, LockNotAcquired, advisory_lock, lock_all, semaphore
+from django_distlock.manager.registry import registry
+from tests.conftest import PATIENCE
+from tests.locks.elsewhere import held_elsewhere, is_free
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-CALLS = 6
+TASKS = 6
 
 
-def by_threads(decorate: Callable[[Any], Any], meet: threading.Barrier, patience: float = 0.02) -> Crowd:
-    """CALLS threads call one function at once. The body meets the others, if they get in: for ``patience`` seconds the
-    first one waits for them."""
-    crowd = Crowd()
-
-    def body() -> None:
-        crowd.enter()
-        try:
-            meet.wait(patience)
-        except threading.BrokenBarrierError:
-            pass
-        finally:
-            crowd.leave()
-
-    function = decorate(body)
-    with ThreadPoolExecutor(CALLS) as pool:
-        for call in [pool.submit(function) for _ in range(CALLS)]:
-            call.result(PATIENCE)
-    return crowd
-
-
-def by_tasks(decorate: Callable[[Any], Any]) -> Crowd:
-    """CALLS tasks of one loop call one async function."""
-    crowd = Crowd()
+def together(decorate: Callable[[Any], Any]) -> int:
+    """TASKS tasks of one loop call one async function: how many are inside at once?"""
+    inside: list[int] = []
+    most: list[int] = []
 
     async def body() -> None:
-        crowd.enter()
-        for _ in range(10):
-            await asyncio.sleep(0)
-        crowd.leave()
-
-    function = decorate(body)
+        inside.append(1)
+        most.append(len(inside))
+        await asyncio.sleep(0)
+        inside.pop()
 
     async def everybody() -> None:
-        await asyncio.gather(*(function() for _ in range(CALLS)))
+        await asyncio.gather(*(function() for _ in range(TASKS)))
 
+    function = decorate(body)
     asyncio.run(everybody())
-    return crowd
+    assert len(most) == TASKS
+    return max(most)
 
 
-def test_r1_naive_function_lets_everybody_in() -> None:
-    """The fault, without a lock: else the tests below could not fail."""
-    assert by_threads(lambda function: function, threading.Barrier(CALLS), PATIENCE).most == CALLS
-    assert by_tasks(lambda function: function).most == CALLS
+def test_r1_how_many_tasks_are_inside(name: str) -> None:
+    """Without a lock all of them: else the others could not fail."""
+    assert together(lambda function: function) == TASKS
+    assert together(advisory_lock(name, using="memory", shared=True)) == TASKS
+    assert together(advisory_lock(name, using="memory")) == 1
+    assert together(lock_all([name, name + "2"], using="memory")) == 1
+    assert together(semaphore(name, 1, using="memory")) == 1
 
 
-RECIPES: list[Any] = [
-    lambda name: advisory_lock(name, using="memory"),
-    lambda name: lock_all([name, name + "2"], using="memory"),
-    lambda name: semaphore(name, 1, using="memory"),
-]
-every_recipe = pytest.mark.parametrize("recipe", RECIPES, ids=["advisory_lock", "lock_all", "semaphore"])
-
-
-@every_recipe
-def test_r1_one_thread_at_a_time(recipe: Any, name: str) -> None:
-    crowd = by_threads(recipe(name), threading.Barrier(CALLS))
-    assert (crowd.most, crowd.calls) == (1, CALLS)
-    assert is_free(name)
-
-
-@every_recipe
-def test_r1_one_task_at_a_time(recipe: Any, name: str) -> None:
-    crowd = by_tasks(recipe(name))
-    assert (crowd.most, crowd.calls) == (1, CALLS)
-    assert is_free(name)
-
-
-def test_shared_lock_lets_readers_in_together(name: str) -> None:
-    assert by_tasks(advisory_lock(name, using="memory", shared=True)).most == CALLS
-
-
-def test_r2_sync_function_that_an_async_one_awaits_is_the_same_context(name: str) -> None:
+def test_r2_the_same_context_comes_in_again(name: str) -> None:
+    """In a recursion, and in a sync function that an async one awaits."""
     lock = advisory_lock(name, using="memory", timeout=0)
-    inner = lock(lambda: "inner")
+
+    @lock
+    def countdown(number: int) -> int:
+        return 0 if number == 0 else 1 + countdown(number - 1)
 
     @lock
     async def outer() -> Any:
-        return await sync_to_async(inner)()
+        return await sync_to_async(countdown)(50)
 
-    assert asyncio.run(outer()) == "inner"
+    assert asyncio.run(outer()) == 50
     assert is_free(name)
 
 
@@ -110,10 +72,6 @@ class Account:
     @lock
     def method(self) -> str:
         return "method"
-
-    @lock
-    async def amethod(self) -> str:
-        return "amethod"
 
     @classmethod
     @lock
@@ -130,11 +88,6 @@ class Account:
     def value(self) -> str:
         return "value"
 
-    @functools.cached_property
-    @lock
-    def cached(self) -> str:
-        return "cached"
-
     @lock
     def __call__(self) -> str:
         return "called"
@@ -145,76 +98,142 @@ class Savings(Account):
         return "savings " + super().method()
 
 
-@pytest.mark.parametrize(
-    ("call", "result"),
-    [
-        (lambda: Account().method(), "method"),
-        (lambda: asyncio.run(Account().amethod()), "amethod"),
-        (lambda: Account.of_class(), "Account"),
-        (lambda: Savings.of_class(), "Savings"),
-        (lambda: Account().static(), "static"),
-        (lambda: Account().value, "value"),
-        (lambda: Account().cached, "cached"),
-        (lambda: Account()(), "called"),
-        (lambda: Savings().method(), "savings method"),
-    ],
-)
-def test_methods_of_every_kind(call: Callable[[], Any], result: str) -> None:
+CALLS: dict[str, Callable[[], Any]] = {
+    "savings method": lambda: Savings().method(),
+    "Savings": lambda: Savings.of_class(),
+    "static": lambda: Account().static(),
+    "value": lambda: Account().value,
+    "called": lambda: Account()(),
+    # callables that are no functions
+    "3": lambda: str(Account.lock(len)("abc")),
+    "cba": lambda: "".join(Account.lock(functools.partial(sorted, reverse=True))("abc")),
+}
+
+
+@pytest.mark.parametrize("result", CALLS)
+def test_methods_of_every_kind(result: str) -> None:
     with held_elsewhere("decorators:account"), pytest.raises(LockNotAcquired):
-        call()
-    assert call() == result
+        CALLS[result]()
+    assert CALLS[result]() == result
     assert is_free("decorators:account")
 
 
-class AsyncCallable:
-    async def __call__(self, number: int) -> int:
-        await asyncio.sleep(0)
-        return number
+def break_all(name: str) -> None:
+    backend: Any = registry.entry("memory").backend
+    for info in backend.inspect():
+        if info.name == name:
+            assert backend.break_lock(info)
 
 
-class Callable_:
-    def __call__(self, number: int) -> int:
-        return number
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, GeneratorExit])
+def test_r14_r16_exception_of_the_body_passes_and_the_lock_is_free(error: type[BaseException], name: str) -> None:
+    """Also if the lock was lost meanwhile."""
+
+    @advisory_lock(name, using="memory", timeout=0)
+    def fails(lose: bool) -> None:
+        if lose:
+            break_all(name)
+        raise error("the body's own")
+
+    for lose in (False, True):
+        with pytest.raises(error, match="the body's own"):
+            fails(lose)
+        assert is_free(name)
 
 
-async def double(number: int) -> int:
-    return number
+def in_except_block(call: Callable[[], Any]) -> Any:
+    try:
+        raise KeyError("earlier")
+    except KeyError:
+        return call()
 
 
-def gives_coroutine(number: int) -> Any:
-    return double(number)
+def test_r17_lost_lock_is_told_instead_of_the_result(name: str) -> None:
+    """Also when the call comes from an except block: that exception is none of the lock's."""
+    lock = advisory_lock(name, using="memory", timeout=0)
+    works = lock(lambda: break_all(name))
+
+    @lock
+    async def aworks() -> None:
+        break_all(name)
+
+    for call in (works, lambda: asyncio.run(aworks()), lambda: in_except_block(works)):
+        with pytest.raises(LockLost):
+            call()
 
 
-@pytest.mark.parametrize(
-    ("function", "asynchronous"),
-    [
-        (AsyncCallable(), True),
-        (Callable_(), False),
-        (functools.partial(double), True),
-        (functools.partial(Callable_(), 3), False),
-        (functools.lru_cache(Callable_()), False),
-        (len, False),
-        (double, True),
-    ],
-)
-def test_callables_that_are_no_functions(function: Any, asynchronous: bool, name: str) -> None:
-    locked = advisory_lock(name, using="memory", timeout=0)(function)
-    args: tuple[Any, ...] = ([1, 2, 3],) if function is len else () if getattr(function, "args", ()) else (3,)
-    assert iscoroutinefunction(locked) == asynchronous
+def test_r7_cancelled_function_leaves_nothing(name: str) -> None:
+    """In its body, also where a plain function gives the awaitable; and while it waits for the lock."""
+    lock = advisory_lock(name, using="memory")
 
-    def call() -> Any:
-        return asyncio.run(locked(*args)) if asynchronous else locked(*args)
+    async def cancel(call: Callable[[Any], Any], busy: bool = False) -> None:
+        entered = asyncio.Event()
 
-    with held_elsewhere(name), pytest.raises(LockNotAcquired):
-        call()
-    assert call() == 3
+        async def body() -> None:
+            entered.set()
+            await asyncio.Event().wait()
+
+        task = asyncio.ensure_future(await call(body))
+        await (asyncio.sleep(0) if busy else asyncio.wait_for(entered.wait(), PATIENCE))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    async def by_async(body: Any) -> Any:
+        return lock(body)()
+
+    asyncio.run(cancel(by_async))
+    assert is_free(name)
+    asyncio.run(cancel(lambda body: sync_to_async(lock(lambda: body()))()))
+    assert is_free(name)
+    with held_elsewhere(name):
+        asyncio.run(cancel(by_async, busy=True))
     assert is_free(name)
 
 
-def test_awaitable_of_a_plain_function_is_awaited_inside_the_lock(name: str) -> None:
-    async def work() -> bool:
+# An awaitable that a plain function gave: its lock is taken by the call, and held until it has been awaited.
+
+
+def plain(name: str, result: Any = None) -> Callable[[], Any]:
+    async def work() -> Any:
         await asyncio.sleep(0)
+        if isinstance(result, Exception):
+            raise result
         return is_free(name)
 
-    assert asyncio.run(advisory_lock(name, using="memory", timeout=0)(lambda: work())()) is False
+    return advisory_lock(name, using="memory", timeout=0)(lambda: work())
+
+
+def test_awaitable_of_a_plain_function_is_awaited_inside_the_lock(name: str) -> None:
+    """Its result and its error come through."""
+    call = sync_to_async(plain(name))
+
+    async def everything() -> None:
+        assert await (await call()) is False
+        assert await asyncio.gather(await call()) == [False]
+        with pytest.raises(KeyError, match="its own"):
+            await (await sync_to_async(plain(name, KeyError("its own")))())
+
+    asyncio.run(everything())
+    assert asyncio.run(plain(name)()) is False
+    assert is_free(name)
+
+
+def test_r7_awaitable_that_nobody_awaits_leaves_nothing_held(name: str) -> None:
+    """Python says so, as for any coroutine; it says nothing of one that is closed, as asyncio does at its end."""
+    with pytest.warns(RuntimeWarning, match=r"^coroutine '.*work' was never awaited$"):
+        plain(name)()
+    assert is_free(name)
+    plain(name)().close()
+    assert is_free(name)
+
+
+def test_r7_awaitable_that_is_cancelled_before_it_begins_leaves_nothing_held(name: str) -> None:
+    async def cancel() -> None:
+        task = asyncio.ensure_future(await sync_to_async(plain(name))())
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancel())
     assert is_free(name)

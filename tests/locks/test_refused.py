@@ -1,33 +1,35 @@
-"""What a lock refuses to stand above, because it could not protect it."""
+"""What a lock refuses to stand above, because it could not protect it; and how it tells an async function from a plain
+one, whose wait for the lock would stop an event loop."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from django.core.exceptions import SynchronousOnlyOperation
 
-from django_distlock import advisory_lock, lock_all, semaphore
+from django_distlock import LockNotAcquired, advisory_lock, lock_all, semaphore
+from tests.locks.elsewhere import is_free
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-RECIPES: list[Any] = [
-    lambda name: advisory_lock(name, using="memory"),
-    lambda name: lock_all([name, name + "2"], using="memory"),
-    lambda name: semaphore(name, 1, using="memory"),
-]
-every_recipe = pytest.mark.parametrize("recipe", RECIPES, ids=["advisory_lock", "lock_all", "semaphore"])
+RECIPES: dict[str, Any] = {
+    "advisory_lock": advisory_lock("x", using="memory"),
+    "lock_all": lock_all(["x", "y"], using="memory"),
+    "semaphore": semaphore("x", 1, using="memory"),
+}
+every_recipe = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 
 
 @every_recipe
-@pytest.mark.parametrize(
-    ("kind", "name_of_kind"), [(classmethod, "classmethod"), (staticmethod, "staticmethod"), (property, "property")]
-)
-def test_wrong_order_is_refused(recipe: Any, kind: Any, name_of_kind: str) -> None:
-    with pytest.raises(TypeError) as refused:
-        recipe("x")(kind(lambda *args: None))
-    assert str(refused.value) == f"Put @{name_of_kind} above the lock, not below it."
+def test_wrong_order_is_refused(recipe: Any) -> None:
+    for kind in (classmethod, staticmethod, property):
+        with pytest.raises(TypeError, match=f"^Put @{kind.__name__} above the lock, not below it.$"):
+            recipe(kind(lambda *args: None))
 
 
 def generator() -> Iterator[int]:
@@ -49,41 +51,109 @@ class AGenerating:
 
 
 @every_recipe
-@pytest.mark.parametrize(
-    "function",
-    [
-        generator,
-        agenerator,
-        functools.partial(generator),
-        functools.partial(agenerator),
-        Generating().__call__,
-        Generating(),
-        AGenerating(),
-    ],
-    ids=["generator", "async generator", "partial", "async partial", "bound", "callable", "async callable"],
-)
-def test_generators_are_refused(recipe: Any, function: Any) -> None:
-    with pytest.raises(TypeError, match=r"is a generator: it would run after the lock is released\. Use `with`"):
-        recipe("x")(function)
+def test_generators_are_refused(recipe: Any) -> None:
+    partials = functools.partial(generator), functools.partial(agenerator)
+    for function in (generator, agenerator, *partials, Generating(), Generating().__call__, AGenerating()):
+        with pytest.raises(TypeError, match=r"is a generator: it would run after the lock is released\. Use `with`"):
+            recipe(function)
 
 
 @every_recipe
-def test_class_is_refused(recipe: Any) -> None:
-    with pytest.raises(TypeError) as refused:
-        recipe("x")(AGenerating)
-    assert str(refused.value) == (
-        "AGenerating is a class; use @method_decorator(advisory_lock(...), name='dispatch') on a class-based view."
-    )
-
-
-@every_recipe
-@pytest.mark.parametrize("thing", [None, 7, "name", [], functools.cached_property(lambda self: 1)])
-def test_what_cannot_be_called_is_refused(recipe: Any, thing: Any) -> None:
-    with pytest.raises(TypeError, match=rf"^A lock decorates a callable, not {type(thing).__name__}; did you mean"):
-        recipe("x")(thing)
-
-
-def test_forgotten_parentheses() -> None:
-    """@advisory_lock without a name."""
+def test_what_is_no_function_is_refused(recipe: Any) -> None:
+    with pytest.raises(TypeError, match=r"^AGenerating is a class; use @method_decorator\(advisory_lock"):
+        recipe(AGenerating)
+    for thing in (None, 7, "name", functools.cached_property(lambda self: 1)):
+        with pytest.raises(TypeError, match=rf"^A lock decorates a callable, not {type(thing).__name__}; did you mean"):
+            recipe(thing)
     with pytest.raises(TypeError, match=r"^name must be a str, not function\.$"):
-        advisory_lock(generator)  # type: ignore[arg-type]
+        advisory_lock(generator)  # type: ignore[arg-type] - parentheses forgotten
+
+
+class AsyncCallable:
+    async def __call__(self, name: str) -> bool:
+        return await work(name)
+
+
+async def work(name: str) -> bool:
+    """Is the lock held while it runs?"""
+    await asyncio.sleep(0)
+    return not is_free(name)
+
+
+def gives_coroutine(name: str) -> Any:
+    return work(name)
+
+
+@functools.wraps(work)
+def wrapper(name: str) -> Any:
+    """A decorator that forgot about async: asgiref's async_to_sync looks the same from outside."""
+    return work(name)
+
+
+MARKED = markcoroutinefunction(functools.partial(gives_coroutine))
+ASYNC: dict[str, Any] = {
+    "async def": work,
+    "bound method": AsyncCallable().__call__,
+    "partial of a partial of an object": functools.partial(functools.partial(AsyncCallable())),
+    "marked": MARKED,
+    "partial of a marked one": functools.partial(MARKED),
+    "partial of a decorated one": functools.partial(advisory_lock("decorators:loop", using="memory")(work)),
+}
+PLAIN: dict[str, Any] = {
+    "plain": gives_coroutine,
+    "wrapper": wrapper,
+    "no awaitable at all": is_free,
+}
+
+
+@pytest.mark.parametrize("kind", ASYNC)
+def test_async_is_seen_at_decoration(kind: str, name: str) -> None:
+    lock = advisory_lock(name, using="memory", timeout=0)
+    locked = lock(ASYNC[kind])
+    assert iscoroutinefunction(locked)
+
+    async def call() -> Any:
+        held = await lock.aacquire()
+        busy = asyncio.create_task(locked(name))  # another context of this very loop
+        with pytest.raises(LockNotAcquired):
+            await busy
+        await held.arelease()
+        return await locked(name)
+
+    assert asyncio.run(call()) is True
+    assert is_free(name)
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_plain_function_is_refused_on_the_loop_and_told_the_cure(kind: str, name: str) -> None:
+    """Waited for there, a lock that another task of the loop holds would never come."""
+    locked = advisory_lock(name, using="memory", timeout=None)(PLAIN[kind])
+
+    async def as_task() -> Any:
+        return locked(name)
+
+    async def call() -> None:
+        async with advisory_lock(name, using="memory"):
+            with pytest.raises(SynchronousOnlyOperation) as refused:
+                await asyncio.create_task(as_task())
+        for part in ("would block the event loop", "sync_to_async", "async def", "markcoroutinefunction"):
+            assert part in str(refused.value)
+        assert getattr(PLAIN[kind], "__qualname__", "partial") in str(refused.value)
+
+    asyncio.run(call())
+    assert is_free(name)
+
+
+@every_recipe
+def test_other_recipes_are_refused_too_and_a_notebook_may_ask_for_it(
+    recipe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked = recipe(gives_coroutine)
+
+    async def call() -> Any:
+        with pytest.raises(SynchronousOnlyOperation, match="markcoroutinefunction"):
+            locked("x")
+        monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
+        return await locked("decorators:another")
+
+    assert asyncio.run(call()) is False

@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import json
-from collections import UserDict, defaultdict
-from datetime import date
+from collections import defaultdict
 from decimal import Decimal
-from types import MappingProxyType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
 from uuid import UUID
 
 import pytest
 from django.contrib.auth.models import AnonymousUser, Group, User
 from django.http import QueryDict
 from django.test import RequestFactory
-from django.utils.decorators import method_decorator
 from django.utils.functional import SimpleLazyObject
 from django.utils.translation import gettext_lazy
 
-from django_distlock import LockNotAcquired, advisory_lock, lock_all, row_lock, semaphore
+from django_distlock import LockNotAcquired, advisory_lock, row_lock
 from django_distlock.browser import requires_lock
 from tests.locks.elsewhere import held_elsewhere, is_free
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-RECIPES: dict[str, Callable[[str], Any]] = {
-    "advisory_lock": lambda name: advisory_lock(name, using="memory", timeout=0),
-    "lock_all": lambda name: lock_all(["other", name], using="memory", timeout=0),
-    "semaphore": lambda name: semaphore(name, 1, using="memory", timeout=0),
-}
-every_recipe = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 
 
 class Plain:
@@ -58,17 +44,11 @@ def settle(account: Any) -> str:
 ANOTHER_FOR_EACH: dict[str, Any] = {
     "object": Plain(),
     "function": settle,
-    "lambda": lambda: None,
     "method": Plain().__init__,
-    "builtin": {}.items,
-    "partial": functools.partial(settle),
     "generator": (number for number in range(1)),
-    "memoryview": memoryview(b"x"),
     "inside a list": [Plain()],
     "inside an object": Lines(Plain()),
     "set": {"a", "b"},
-    "frozenset": frozenset({"a", "b"}),
-    "keys": {"a": 1}.keys(),
     "dict": {"a": 1, "b": 2},
     "query": QueryDict("a=1"),
     "of a language": gettext_lazy("Save"),
@@ -83,20 +63,22 @@ SHARED_BY_ALL: dict[str, Any] = {
 }
 
 
-@every_recipe
-@pytest.mark.parametrize("value", [*ANOTHER_FOR_EACH.values()], ids=[*ANOTHER_FOR_EACH])
-def test_a_text_that_differs_between_callers_is_refused(recipe: Any, value: Any) -> None:
+def refused(value: Any) -> None:
+    message = r"^The lock name 'a:\{account\}' cannot be made from \{account\}: .* `with`"
+    with pytest.raises(TypeError, match=message):
+        at("a:{account}")(settle)(value)
+
+
+@pytest.mark.parametrize("value", ANOTHER_FOR_EACH.values(), ids=ANOTHER_FOR_EACH)
+def test_a_text_that_differs_between_callers_is_refused(value: Any) -> None:
     """With it two callers who mean one account would be inside at once."""
-    with pytest.raises(TypeError, match=r"^The lock name 'a:\{account\}' cannot be made from \{account\}: .* `with`"):
-        recipe("a:{account}")(settle)(value)
+    refused(value)
 
 
-@every_recipe
-@pytest.mark.parametrize("value", [*SHARED_BY_ALL.values()], ids=[*SHARED_BY_ALL])
-def test_a_text_that_all_callers_share_is_refused(recipe: Any, value: Any) -> None:
+@pytest.mark.parametrize("value", SHARED_BY_ALL.values(), ids=SHARED_BY_ALL)
+def test_a_text_that_all_callers_share_is_refused(value: Any) -> None:
     """With it strangers would wait for each other."""
-    with pytest.raises(TypeError, match=r"^The lock name 'a:\{account\}' cannot be made from \{account\}: .* `with`"):
-        recipe("a:{account}")(settle)(value)
+    refused(value)
 
 
 def test_the_message_names_the_field_and_what_to_do() -> None:
@@ -114,20 +96,14 @@ def test_the_message_names_the_field_and_what_to_do() -> None:
     ("value", "text"),
     [
         ("", ""),
-        ("None", "None"),
         ("meet at 0x7f", "meet at 0x7f"),
         (0, "0"),
-        (False, "False"),
-        (7.5, "7.5"),
         (Decimal("7.50"), "7.50"),
-        (date(2026, 1, 2), "2026-01-02"),
         (UUID(int=7), str(UUID(int=7))),
         ((1, "a"), "(1, 'a')"),
-        ([1, 2], "[1, 2]"),
         (Lines(7), "Lines(7,)"),
         (User, "<class 'django.contrib.auth.models.User'>"),
         (User(pk=7, username="ann"), "ann"),
-        (User(username="ann"), "ann"),
         (Group.permissions.through(pk=7), "Group_permissions object (7)"),
         (SimpleLazyObject(lambda: User(pk=7, username="ann")), "ann"),
     ],
@@ -138,49 +114,18 @@ def test_every_other_text_is_a_name(value: Any, text: str) -> None:
     assert at("a:{account}")(settle)(value) == "done"
 
 
-@pytest.mark.parametrize(
-    "payload",
-    [
-        {"items": "seven"},
-        MappingProxyType({"items": "seven"}),
-        UserDict(items="seven"),
-        defaultdict(list, items="seven"),
-        QueryDict("items=six&items=seven"),
-    ],
-    ids=lambda payload: type(payload).__name__,
-)
-def test_a_key_of_a_mapping_comes_before_its_attribute(payload: Any) -> None:
-    with held_elsewhere("a:seven"), pytest.raises(LockNotAcquired):
-        at("a:{account.items}")(settle)(payload)
-
-
-def test_a_mapping_still_has_attributes() -> None:
+def test_a_key_of_a_mapping_comes_before_its_attribute() -> None:
     class Payload(dict[str, Any]):
         owner = "ann"
 
-    assert at("a:{account.owner}")(lambda account: is_free("a:ann"))(Payload()) is False
+    held = at("a:{account.items}")(lambda account: not is_free("a:seven"))
+    for payload in ({"items": "seven"}, defaultdict(list, items="seven"), QueryDict("items=six&items=seven")):
+        assert held(payload) is True
+    assert at("a:{account.owner}")(lambda account: not is_free("a:ann"))(Payload()) is True
     untouched: defaultdict[str, list[int]] = defaultdict(list)
     with pytest.raises(TypeError, match=r"cannot be made from \{account\.items\}"):
         at("a:{account.items}")(settle)(untouched)
     assert not untouched
-
-
-def test_methods_and_async_functions() -> None:
-    class Account:
-        pk = None
-
-        @at("a:{self.pk}")
-        def settle(self) -> None: ...
-
-        @at("a:{self.pk}")
-        async def asettle(self) -> None: ...
-
-        @method_decorator(at("a:{pk}"))
-        def hidden(self, pk: Any) -> None: ...
-
-    for call in (Account().settle, lambda: asyncio.run(Account().asettle()), lambda: Account().hidden(None)):
-        with pytest.raises(TypeError, match="it is None"):
-            call()
 
 
 def test_browser_locks() -> None:
@@ -193,8 +138,6 @@ def test_browser_locks() -> None:
 
 
 def test_row_locks() -> None:
-    settled = row_lock(User, pk="account.pk")(settle)
-    with pytest.raises(ValueError, match="pk must not be None"):
-        settled(User())
-    with pytest.raises(ValueError, match="pk must not be None"):
-        settled({"pk": None})
+    for account in (User(), {"pk": None}):
+        with pytest.raises(ValueError, match="pk must not be None"):
+            row_lock(User, pk="account.pk")(settle)(account)

@@ -2,7 +2,6 @@
 
     make mutants                     # all of them
     make mutants ARGS="-k redis"     # those whose title, rule or file has the word
-    make mutants ARGS="--record"     # and write the results where the documentation shows them
 
 Each fault is one small replacement in a file of the package, made in a temporary copy of the tree. The tests that are
 named with it then run there, on the servers of this checkout. A fault that no test notices is a missing test.

@@ -1,4 +1,4 @@
-"""``python -m tests.mutants [-k WORDS] [--list] [--record]``: exit status 1 if a fault survives, or cannot be made."""
+"""``python -m tests.mutants [-k WORDS] [--list]``: exit status 1 if a fault survives, or cannot be made."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import sys
 import time
 
-from . import results
 from .catalog import MUTANTS
 from .runner import Outcome, run
 
@@ -17,7 +16,6 @@ def main() -> int:
         "-k", metavar="WORDS", default="", help='only those whose title, rule or file has them; "a or b"'
     )
     parser.add_argument("--list", action="store_true", help="show them, and run nothing")
-    parser.add_argument("--record", action="store_true", help=f"write the results to {results.PATH.name}")
     wanted = parser.parse_args()
     chosen = [mutant for mutant in MUTANTS if mutant.matches(wanted.k)]
     if not chosen:
@@ -29,8 +27,6 @@ def main() -> int:
         return 0
     began = time.monotonic()
     outcomes = run(chosen, lambda outcome: print(line_of(outcome), flush=True))
-    if wanted.record:
-        results.record(outcomes)
     missed = [outcome for outcome in outcomes if not outcome.caught_by]
     seconds = time.monotonic() - began
     print(f"{len(outcomes)} faults, {len(outcomes) - len(missed)} noticed, {len(missed)} not, in {seconds:.0f} s.")

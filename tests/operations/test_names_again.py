@@ -11,7 +11,7 @@ import pytest
 from django_distlock import advisory_lock
 from django_distlock.backends.sessions import names as notes
 from django_distlock.backends.sessions.names import TABLE
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.name_log import HELD_AGAIN
 from django_distlock.manager.registry import registry
 from django_distlock.operations.pruning import prune

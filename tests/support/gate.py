@@ -1,8 +1,9 @@
 """Runs the suite and judges it: ``make test``.
 
 Most tests share the machine, in several processes. Those marked ``alone`` follow in one process, with nothing beside
-them. What has failed runs once more by itself: a test that fails again is a failure, one that passes is reported as
-flaky, with its first traceback. With more than MOST_FAILURES nothing runs again.
+them. In the first tier a failure is a failure. In the second one what has failed runs once more by itself: a test that
+fails again is a failure, one that passes is reported as flaky, with its first traceback. More than MOST_FLAKY fail the
+run; with more than MOST_FAILURES nothing runs again.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-MOST_FAILURES = 8
+MOST_FAILURES, MOST_FLAKY = 8, 5
 FOLDER = ROOT / "build" / "gate"
 REPORT = FOLDER / "report.txt"
 PLUGINS = ("-p", "tests.support.workers", "-p", "tests.support.outcomes")
 TIERS = {"1": "not chaos and not tier2", "2": "not chaos and tier2", "all": "not chaos"}
-PROCESSES = ("-n", "auto", "--dist", "worksteal")
+PROCESSES = ("-n", "auto", "--dist", "loadfile")
 # Exit codes of pytest.
 OK, TESTS_FAILED, NO_TESTS = 0, 1, 5
 
@@ -36,7 +37,7 @@ OK, TESTS_FAILED, NO_TESTS = 0, 1, 5
 @dataclass
 class Gate:
     """``arguments`` go to each pytest; ``marks`` chooses the tests, as pytest's ``-m`` does; ``processes``: xdist's
-    options, none for one process.
+    options, none for one process. ``again``: what has failed runs once more. ``measured``: what stands before pytest.
 
     ``root`` is the folder of pytest's configuration: the names of tests are relative to it.
     """
@@ -44,6 +45,8 @@ class Gate:
     arguments: Sequence[str]
     marks: str
     processes: Sequence[str]
+    again: bool = True
+    measured: Sequence[str] = ()
     root: Path = ROOT
     first: Outcomes = field(default_factory=Outcomes)  # of the first run of each test
     second: Outcomes = field(default_factory=Outcomes)  # of those that ran again
@@ -59,24 +62,24 @@ class Gate:
 
     def run(self) -> int:
         """Run everything; print the report, which ends with the numbers. The exit status."""
-        together = [*self.processes, *self.arguments, "-m", f"({self.marks}) and not alone"]
-        self._pytest("together", together, self.first)
+        marks = f"({self.marks}) and " if self.marks else ""
+        self._pytest("together", [*self.processes, *self.arguments, "-m", f"{marks}not alone"], self.first)
         if not self.broken:
-            self._pytest("alone", [*self.arguments, "-m", f"({self.marks}) and alone"], self.first)
-        if not self.broken and 0 < len(self.first.failed) <= MOST_FAILURES:
+            self._pytest("alone", [*self.arguments, "-m", f"{marks}alone"], self.first)
+        if not self.broken and self.again and 0 < len(self.first.failed) <= MOST_FAILURES:
             again = FOLDER / "again.txt"
             again.write_text("".join(f"{test}\n" for test in sorted(self.first.failed)))
             self._pytest("again", ["-p", "no:randomly", "-m", self.marks, f"@{again}"], self.second)
         text = self.report().encode(errors="backslashreplace").decode()
         REPORT.write_text(text)
         print(text, end="", flush=True)
-        return int(bool(self.broken or self.failed or not (self.first.passed or self.second.passed)))
+        return int(bool(self.red or not (self.first.passed or self.second.passed)))
 
     def _pytest(self, step: str, arguments: Sequence[str], found: Outcomes) -> None:
         print(f"\n=== {step}", flush=True)
         file = FOLDER / f"{step}.json"
         file.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "pytest", *PLUGINS, *arguments]
+        command = [sys.executable, *self.measured, "-m", "pytest", *PLUGINS, *arguments]
         environment = {**os.environ, outcomes.FILE: str(file)}
         with subprocess.Popen(command, cwd=self.root, env=environment) as self.child:
             code = self.child.wait()
@@ -102,6 +105,12 @@ class Gate:
     def failed(self) -> list[str]:
         return sorted(self.first.failed.keys() - set(self.flaky))
 
+    @property
+    def red(self) -> list[str]:
+        """What makes the run fail: tests, and what else."""
+        too_many = [f"{len(self.flaky)} tests are flaky, and {MOST_FLAKY} may be"] * (len(self.flaky) > MOST_FLAKY)
+        return [*self.failed, *self.broken, *too_many]
+
     def report(self) -> str:
         """What to read, and last of all the numbers."""
         first, quarantined = self.first, {**self.first.quarantined, **self.second.quarantined}
@@ -111,10 +120,8 @@ class Gate:
         for title, test, text in named:
             lines += ["", f"{title} {test}", *(f"    {line}" for line in text.splitlines())]
         lines += ["", *(f"{title} {test}" for title, test, _ in named), *(f"FAILED {test}" for test in self.failed)]
-        if len(first.failed) > MOST_FAILURES:
-            lines.append(f"With more than {MOST_FAILURES} failures none runs again.")
-        lines += self.broken
-        failed, skipped = len(self.failed) + len(self.broken), len(first.skipped) + len(quarantined)
+        lines += self.red[len(self.failed) :]
+        failed, skipped = len(self.red), len(first.skipped) + len(quarantined)
         lines.append(f"{len(first.passed) + len(self.flaky)} passed, {failed} failed, {skipped} skipped")
         return "\n".join(lines) + "\n"
 
@@ -126,9 +133,12 @@ def main() -> int:
     parser.add_argument("--tier", choices=TIERS, default="1")
     parser.add_argument("-m", dest="marks", help="as pytest has it, in place of a tier")
     parser.add_argument("--one-process", action="store_true", help="without xdist")
+    parser.add_argument("--coverage", action="store_true", help="measure what is run")
     options, arguments = parser.parse_known_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
-    gate = Gate(arguments, options.marks or TIERS[options.tier], () if options.one_process else PROCESSES)
+    marks, processes = options.marks or TIERS[options.tier], () if options.one_process else PROCESSES
+    measured = ("-m", "coverage", "run") if options.coverage else ()
+    gate = Gate(arguments, marks, processes, again=options.tier != "1", measured=measured)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, gate.signalled)
     return gate.run()

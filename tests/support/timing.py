@@ -12,14 +12,9 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from types import CodeType, FunctionType
-from typing import TYPE_CHECKING
 
 from tests.support.services.files import processes_path, read_json
 from tests.support.services.process import process_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PROC = Path("/proc")
 MOST_OFF = 0.25  # seconds; how long a thread of a crowd of ten waits for its turn on two busy processors
@@ -32,32 +27,10 @@ class TooSlow(AssertionError):
     """It took longer than it may, or the machine was too busy to show anything."""
 
 
-def start(test: FunctionType | None) -> None:
+def start(measures: bool) -> None:
     """A test begins; looking costs ten milliseconds, which those without a bound are spared."""
     global _at_start
-    _at_start = waits() if test is not None and calls_within(test, set()) else None
-
-
-def calls_within(function: FunctionType, seen: set[CodeType]) -> bool:
-    """Whether it names :func:`within`, itself or in a function or a method that it names. Of methods those count whose
-    class its module has imported."""
-    codes = [function.__code__]
-    for code in codes:
-        if code in seen:
-            continue
-        seen.add(code)
-        codes.extend(part for part in code.co_consts if isinstance(part, CodeType))
-        for named in _named(code, function.__globals__):
-            if named is within or (isinstance(named, FunctionType) and calls_within(named, seen)):
-                return True
-    return False
-
-
-def _named(code: CodeType, module: dict[str, object]) -> Iterator[object]:
-    classes = [each for each in list(module.values()) if isinstance(each, type)]
-    for name in code.co_names:
-        yield module.get(name)
-        yield from (vars(each).get(name) for each in classes)
+    _at_start = waits() if measures else None
 
 
 def within(seconds: float, most: float, *, least: float = -math.inf, what: object = "it") -> None:

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -20,19 +20,12 @@ from tests.support import services
 from tests.support.services.files import state_path
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
-
-T = TypeVar("T")
+    from collections.abc import Generator
 
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")  # gw0, gw1, ...; empty without xdist
 # Most of a run is waiting, not computing: two processors are enough for four. Beside the second tier's browsers, web
 # servers and kill storms they are not: replies came later than the milliseconds that the tests allow them.
 WORKERS, WORKERS_OF_BOTH_TIERS = 4, 3
-COUNT = "PYTEST_XDIST_WORKER_COUNT"  # in the environment of each
-
-# So many processes begin with the tests in browsers, which are many programs each; the others take some at the end.
-BROWSERS = 2
-WITH_BROWSERS = {"people", "browsers"}  # the parameters of such tests
 
 # Linux shares the processors out by session first (sched_autogroup), and each server and each browser has one of its
 # own: four test processes in one session had all together what one browser has, and timed out in tests of milliseconds.
@@ -55,66 +48,6 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     if services.is_external():
         return 1
     return WORKERS if "not tier2" in config.option.markexpr else WORKERS_OF_BOTH_TIERS
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that take many seconds come in the middle of what each process but the first gets, so that none is left for
-    the end, and those that share something dear side by side: no process makes it again, or waits until another one has
-    made it. Those in browsers are the first that the last two processes get.
-    """
-    together: dict[str, list[pytest.Item]] = {}
-    browsers: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        if WITH_BROWSERS & parameters(item).keys():
-            browsers.setdefault(str(item.path.parent), []).append(item)
-        elif (group := group_of(item)) is not None:
-            together.setdefault(group, []).append(item)
-    workers = int(os.environ.get(COUNT, "1"))
-    groups = [together[group] for group in sorted(together)]
-    items[:] = spread(items, groups, workers, first=halves(list(browsers.values())))
-
-
-def group_of(item: pytest.Item) -> str | None:
-    """What it shares: the replays of one engine, or what its module sets up."""
-    if "replayed" in getattr(item, "fixturenames", ()):
-        return str(parameters(item).get("engine", "sqlite"))
-    return None if item.get_closest_marker("long") is None else str(item.path)
-
-
-def parameters(item: pytest.Item) -> dict[str, object]:
-    return item.callspec.params if hasattr(item, "callspec") else {}
-
-
-def halves(packages: list[list[T]]) -> list[list[T]]:
-    """Each package's tests with a browser in as many parts as may run at a time."""
-    parts: list[list[T]] = [[] for _ in range(BROWSERS)]
-    for tests in packages:
-        for number, part in enumerate(parts):
-            part += tests[len(tests) * number // BROWSERS : len(tests) * (number + 1) // BROWSERS]
-    return parts
-
-
-def spread(items: list[T], groups: list[list[T]], workers: int, first: Sequence[list[T]] = ()) -> list[T]:
-    """The items with each of the groups together, in the middle of what a worker but the first begins with, and
-    ``first`` at the beginnings of the last workers' pieces, one for each.
-
-    xdist deals out the items in order, one piece for each worker, and who has none left takes from the end of another's
-    piece.
-    """
-    if workers < 2 or workers <= len(first):
-        return items
-    taken = {id(item) for group in (*groups, *first) for item in group}
-    order = [item for item in items if id(item) not in taken]
-    piece = len(items) // workers
-    for number in range(1, workers):
-        begin = number * piece
-        if number >= workers - len(first):
-            order[begin:begin] = first[number - workers]
-        share = [item for group in groups[number - 1 :: workers - 1] for item in group]
-        middle = max(0, number * piece + piece // 2 - len(share) // 2)
-        order[middle:middle] = share
-    return order
 
 
 @pytest.hookimpl(wrapper=True)

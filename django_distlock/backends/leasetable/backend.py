@@ -14,7 +14,7 @@ from django.db import DEFAULT_DB_ALIAS, connections
 
 from django_distlock.backends.base import IDLE, TICK, Backend
 from django_distlock.backends.cleanup import PendingCleanup
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.concurrency.deadline import LEAST_ANSWER, LEAST_PATIENCE
 from django_distlock.concurrency.flow import Flow, arun, run
 from django_distlock.records import Claim, Finding, Grant, LockInfo, drift
@@ -85,7 +85,7 @@ class LeaseTableBackend(Backend):
         store = self._embedded
         if store is None or self._cleanup.requests or store.statements.expects_queue(claim):
             return None
-        asked = monotonic()
+        asked = clock.now()
         self._claims[claim.token] = ASKING
         try:
             fence = store.statements.take(store.file(), claim, self._holder.text())
@@ -103,7 +103,7 @@ class LeaseTableBackend(Backend):
         store, waiter = self._embedded, self._claims.get(claim.token)
         if store is None or self._cleanup.requests or (waiter is not None and wait < LAST_LOOK):
             return run(self._acquire(claim, wait))
-        asked = monotonic()
+        asked = clock.now()
         try:
             if isinstance(waiter, TicketHolder):
                 fence = waiter.ask(store.file(), store.statements, claim, self._holder.text())
@@ -124,7 +124,7 @@ class LeaseTableBackend(Backend):
         return await arun(self._acquire(claim, wait))
 
     def _acquire(self, claim: Claim, wait: float) -> Flow[Grant | None]:
-        asked = monotonic()
+        asked = clock.now()
         waiter = self._claims.get(claim.token)
         try:
             if not isinstance(waiter, TicketHolder):
@@ -210,7 +210,7 @@ class LeaseTableBackend(Backend):
         """Leave the queue, and free a lease whose caller was interrupted before it had it."""
         if claim.token not in self._claims:
             return
-        waiter, now = self._claims.pop(claim.token), monotonic()
+        waiter, now = self._claims.pop(claim.token), clock.now()
         until = now + LEAST_PATIENCE
         if isinstance(waiter, TicketHolder):
             if self._embedded is None and now > waiter.deadline - LAST_LOOK:
@@ -227,7 +227,7 @@ class LeaseTableBackend(Backend):
         """Have the claim undone in the background."""
         self._claims.pop(claim.token, None)
         self._cleanup.add(claim.token, claim, claim.ttl or 0.0, uncertain)
-        self.wake_at(monotonic())
+        self.wake_at(clock.now())
 
     def _undo_claim(self, claim: Claim, until: float, asking: bool = True) -> Flow[None]:
         if asking:
@@ -258,7 +258,7 @@ class LeaseTableBackend(Backend):
         claim = grant.claim
         self._claims.pop(claim.token, None)
         try:
-            given = yield from self.store.run(monotonic() + PATIENCE, self._sql.release, grant)
+            given = yield from self.store.run(clock.now() + PATIENCE, self._sql.release, grant)
         except StoreError as error:
             self._leave_behind(claim, error.uncertain)
             raise
@@ -266,7 +266,7 @@ class LeaseTableBackend(Backend):
             self._leave_behind(claim, True)
             raise
         if given is None:  # it was repeated: the first statement freed the lease, unless that had ended
-            return grant.valid_until is not None and monotonic() < grant.valid_until
+            return grant.valid_until is not None and clock.now() < grant.valid_until
         return bool(given)
 
     def verify(self, grant: Grant) -> bool:
@@ -276,7 +276,7 @@ class LeaseTableBackend(Backend):
         return await arun(self._verify(grant))
 
     def _verify(self, grant: Grant) -> Flow[bool]:
-        return bool((yield from self.store.run(monotonic() + PATIENCE, self._sql.holds, grant.claim)))
+        return bool((yield from self.store.run(clock.now() + PATIENCE, self._sql.holds, grant.claim)))
 
     def extend(self, grant: Grant, ttl: float) -> Grant | None:
         return run(self._extend(grant, ttl))
@@ -285,8 +285,8 @@ class LeaseTableBackend(Backend):
         return await arun(self._extend(grant, ttl))
 
     def _extend(self, grant: Grant, ttl: float) -> Flow[Grant | None]:
-        asked = monotonic()
-        if not (yield from self.store.run(monotonic() + RENEWAL_PATIENCE, self._sql.extend, grant.claim, ttl)):
+        asked = clock.now()
+        if not (yield from self.store.run(clock.now() + RENEWAL_PATIENCE, self._sql.extend, grant.claim, ttl)):
             return None
         valid_until = asked + ttl - drift(ttl)
         return Grant(claim=grant.claim, fence=grant.fence, acquired_at=grant.acquired_at, valid_until=valid_until)
@@ -298,10 +298,10 @@ class LeaseTableBackend(Backend):
         return doctor.check(self.alias, self.database) if self._embedded is not None else []
 
     def inspect(self) -> Iterable[LockInfo]:
-        return [row.info(self.alias) for row in run(self.store.run(monotonic() + PATIENCE, self._sql.rows))]
+        return [row.info(self.alias) for row in run(self.store.run(clock.now() + PATIENCE, self._sql.rows))]
 
     def break_lock(self, info: LockInfo) -> bool:
-        return bool(run(self.store.run(monotonic() + PATIENCE, self._sql.break_lease, info.key, info.fence or 0)))
+        return bool(run(self.store.run(clock.now() + PATIENCE, self._sql.break_lease, info.key, info.fence or 0)))
 
     def prune(self) -> int:
         """Delete the leases that ended more than 24 hours ago; how many. Fences follow the clock and go on rising."""

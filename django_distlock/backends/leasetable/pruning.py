@@ -8,7 +8,7 @@ import random
 import threading
 from typing import TYPE_CHECKING
 
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.text import one_line
 
@@ -34,7 +34,7 @@ class Pruning:
     def __init__(self, store: Store, alias: str) -> None:
         self._store = store
         self._name = f"distlock-{alias}-prune"
-        self._due = monotonic() + self._interval()
+        self._due = clock.now() + self._interval()
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
 
@@ -48,7 +48,7 @@ class Pruning:
         total = 0
         last = None
         while True:
-            deleted, last = run(self._store.run(monotonic() + PATIENCE, self._store.statements.prune, last, batch))
+            deleted, last = run(self._store.run(clock.now() + PATIENCE, self._store.statements.prune, last, batch))
             total += int(deleted)
             if last is None or self._stop.wait(breath):
                 return total

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from django.db import DEFAULT_DB_ALIAS, InterfaceError, InternalError, OperationalError, connections
 
 from django_distlock.backends.side_connection import SideConnection
-from django_distlock.concurrency import sockets
+from django_distlock.concurrency import clock, sockets
 from django_distlock.concurrency.abandoned_calls import Background, CallTimeout
-from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.deadline import PAUSE
 from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.concurrency.parking import FairLock
@@ -53,7 +52,7 @@ class LeaseSession(SideConnection):
             self.options["server_side_binding"] = True  # without it statements cannot be prepared
         elif self.wrapper.vendor == "mysql":
             self.options["isolation_level"] = "read committed"  # the server's default would lock gaps of the queue
-        self.used_at = monotonic()
+        self.used_at = clock.now()
         self.cursor: Any = None
 
     @classmethod
@@ -135,7 +134,7 @@ class ServerStore(Store):
         the first one may have done it."""
         lost = 0
         while True:
-            left = until - monotonic()
+            left = until - clock.now()
             turn = self._turn.turn()
             try:
                 if left <= 0 or not (yield Step(turn.acquire, turn.aacquire, (left,))):
@@ -154,16 +153,16 @@ class ServerStore(Store):
     def attempt(
         self, session: LeaseSession, operation: Callable[..., Any], args: tuple[Any, ...], until: float
     ) -> tuple[Exception | None, Any]:
-        now = monotonic()
+        now = clock.now()
         limit = self._limit = max(min(until, now + STATEMENT_LIMIT), now + LEAST_LIMIT)
         self._wake_at(limit)
         try:
             with session.wrapper.wrap_database_errors:
                 value = operation(session, *args)
-            self._replied_at = monotonic()
+            self._replied_at = clock.now()
             return None, value
         except Exception as error:
-            if monotonic() >= limit:
+            if clock.now() >= limit:
                 return Hung(), None
             return error, None
         except BaseException:  # the driver is in the middle of something
@@ -171,7 +170,7 @@ class ServerStore(Store):
             raise
         finally:
             self._limit = None
-            session.used_at = monotonic()
+            session.used_at = clock.now()
 
     def _usable(self) -> LeaseSession | None:
         """The session, unless the alias has another database by now: test runners change its NAME."""
@@ -210,7 +209,7 @@ class ServerStore(Store):
         raise StoreError(self._failed(error)) from error
 
     def _no_time(self, uncertain: bool) -> StoreError:
-        if monotonic() - self._replied_at < SILENCE:
+        if clock.now() - self._replied_at < SILENCE:
             return StoreOverloaded(
                 f"The lock session of alias {self._alias!r} is overloaded: the statement could not be sent in time.",
                 uncertain=uncertain,

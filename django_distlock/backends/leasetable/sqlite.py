@@ -23,7 +23,7 @@ from urllib.parse import unquote, urlsplit
 
 from django.db import connections
 
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.concurrency.deadline import PAUSE
 from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.concurrency.fork import Order, at_fork
@@ -152,12 +152,12 @@ class SqliteStatements(Statements):
     def expects_queue(self, claim: Claim) -> bool:
         """Did callers wait for the lease a moment ago?"""
         found = self._queues.get(claim.key.digest)
-        return found is not None and monotonic() - found[0] < HOT
+        return found is not None and clock.now() - found[0] < HOT
 
     def _note_queue(self, claim: Claim, address: str | None = None) -> None:
         if len(self._queues) >= 1000:
             self._queues.clear()
-        self._queues[claim.key.digest] = (monotonic(), address)
+        self._queues[claim.key.digest] = (clock.now(), address)
 
     def enter(
         self, session: Executor, claim: Claim, holder: str, queue: bool, address: str | None = None
@@ -210,7 +210,7 @@ class SqliteStatements(Statements):
 
     def _wake_next(self, session: Executor, grant: Grant) -> None:
         """Wake the first waiter. A short hold that did not wait itself is not expected to have one."""
-        held = monotonic() - grant.acquired_at
+        held = clock.now() - grant.acquired_at
         noted, address = self._queues.get(grant.claim.key.digest, (0.0, None))
         waited = noted > grant.acquired_at
         if not waited and held < SHORT_HOLD:
@@ -427,7 +427,7 @@ class SqliteStore(Store):
     def attempt(
         self, operation: Callable[..., Any], args: tuple[Any, ...], begin_by: float | None
     ) -> tuple[Exception | None, Any]:
-        if begin_by is not None and monotonic() > begin_by:
+        if begin_by is not None and clock.now() > begin_by:
             return StoreOverloaded(f"{self._name} is overloaded: the statement could not be executed in time."), None
         try:
             return None, operation(self.file(), *args)
@@ -439,7 +439,7 @@ class SqliteStore(Store):
         if isinstance(error, StoreError):
             raise error
         busy = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-        if busy and monotonic() < until:
+        if busy and clock.now() < until:
             longest = min(SHORTEST * 2**retries, LONGEST) if retries < 10 else LONGEST
             return random.uniform(SHORTEST, longest)  # noqa: S311 - spreads retries
         if not busy:
@@ -456,7 +456,7 @@ class SqliteStore(Store):
                 file.close()
             file = self.session = open_lease_file(name)
             self._name = name
-        file.used_at = monotonic()
+        file.used_at = clock.now()
         return file
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 
 from .records import SIGN_OF_LIFE, StoreOverloaded, Ticket
 from .sqlite import FILE_ERRORS
@@ -55,7 +55,7 @@ class TicketHolder:
         self._socket = socket
         # the fence of the lease and the waiters ahead, as they were at the last look, and since when
         self._scene: tuple[int | None, int] = (None, 0)
-        self._since = self._seen_at = monotonic()
+        self._since = self._seen_at = clock.now()
         self._took = 0.0
         # whether the last look found the lease free for this waiter
         self._turn = False
@@ -67,12 +67,12 @@ class TicketHolder:
     def pause(self) -> float:
         """Seconds until the next look."""
         next_one, per_place = max(NEXT, self._took), max(PER_PLACE, self._took * STATEMENTS_PER_TURN)
-        steady = min((monotonic() - self._since) * SHARE_OF_HOLD, LONGEST_OF_NEXT)
+        steady = min((clock.now() - self._since) * SHARE_OF_HOLD, LONGEST_OF_NEXT)
         return min(max(next_one + per_place * self._ahead, steady), LONGEST_PAUSE)
 
     def look(self, store: Store, claim: Claim, holder: str) -> Flow[int | None]:
         """:meth:`ask` the store; None as well if other callers of this process had its session."""
-        asked = monotonic()
+        asked = clock.now()
         try:
             fence: int | None = yield from store.run(self.until, self.ask, store.statements, claim, holder)
         except StoreOverloaded as error:
@@ -84,7 +84,7 @@ class TicketHolder:
 
     def ask(self, session: Executor, sql: Statements, claim: Claim, holder: str) -> int | None:
         """Read the lease, and take it if it is this waiter's turn; its fence, or None."""
-        now = monotonic()
+        now = clock.now()
         if self._turn:  # it was just read
             self._turn = False
             return self._take(session, sql, claim, holder)
@@ -118,11 +118,11 @@ class TicketHolder:
 
         A process that wakes up finds nothing of itself in the processor's caches, so what it executes then is short.
         """
-        now, sql, woken = monotonic(), store.statements, False
+        now, sql, woken = clock.now(), store.statements, False
         until = min(now + longest, self._seen_at + SIGN_OF_LIFE)
         while True:
             woken = self._sleep(min(self.pause(), until - now), until - now, sql.wakes)
-            now = monotonic()
+            now = clock.now()
             if woken and not self._woken:  # once: datagrams may be of anybody
                 self._woken = self._turn = sql.wakes.work = True
                 return
@@ -147,4 +147,4 @@ class TicketHolder:
 
     def took(self, asked: float) -> None:
         """Note how long a look took that began at the monotonic time ``asked``."""
-        self._took = min(monotonic() - asked, LONGEST_OF_NEXT)
+        self._took = min(clock.now() - asked, LONGEST_OF_NEXT)

@@ -15,7 +15,7 @@ from django.db import connections
 
 from django_distlock.backends.sessions.backend import SessionLockBackend
 from django_distlock.backends.sessions.session import STATEMENT_LIMIT, ServerError, SessionDead, unavailable
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.concurrency.flow import Flow, run
 from django_distlock.exceptions import UnsupportedOperation
 
@@ -61,7 +61,7 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
         return doctor.findings(self._ask, int(self.options.get("wait_sessions", 8)))
 
     def _listed(self, session: MySQLSession) -> Flow[list[Any]]:
-        until = monotonic() + STATEMENT_LIMIT
+        until = clock.now() + STATEMENT_LIMIT
         for named in (True, False):  # the names' table may not be there yet, or not be readable
             try:
                 rows: list[Any] = yield from session.query(introspection.listing(session.mariadb, named), until)
@@ -92,7 +92,7 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
         return introspection.blocking(self.alias, run(self._aside(self._blocking)))
 
     def _blocking(self, session: MySQLSession) -> Flow[list[list[str]]]:
-        until = monotonic() + STATEMENT_LIMIT
+        until = clock.now() + STATEMENT_LIMIT
         rows = yield from self._rows(session, introspection.PERFORMANCE_SCHEMA, until)
         if not rows and session.mariadb:
             rows = yield from self._rows(session, introspection.PLUGIN, until)
@@ -114,7 +114,7 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
     def _break(self, session: MySQLSession, connection: int, holds: str, noted: str) -> Flow[bool]:
         """End the connection in one statement. MySQL checks the note of the hold in a statement before, since its KILL
         may read no table."""
-        until = monotonic() + STATEMENT_LIMIT
+        until = clock.now() + STATEMENT_LIMIT
         try:
             if session.mariadb:
                 sql = introspection.COMPARE_AND.format(ours=holds + noted, then=f"KILL CONNECTION {connection}")

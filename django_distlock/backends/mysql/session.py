@@ -25,8 +25,8 @@ from django_distlock.backends.sessions.session import (
     SessionDead,
     StatementTimeout,
 )
+from django_distlock.concurrency import clock
 from django_distlock.concurrency.abandoned_calls import Background, CallTimeout, NotStarted
-from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Flow, Step, run
 from django_distlock.concurrency.sockets import Replies, keep_alive, readable
 from django_distlock.exceptions import DeadlockDetected, UnsupportedOperation
@@ -56,7 +56,7 @@ def _at_once(statement: bytes) -> Callable[[MySQLSession, LockKey, bool], bool]:
     watchdog ends it if it hangs."""
 
     def ask(session: MySQLSession, key: LockKey, shared: bool) -> bool:
-        session.started = session.replied_at = monotonic()
+        session.started = session.replied_at = clock.now()
         conn = session.conn
         try:
             _query(conn, statement % key.text_bytes)
@@ -135,11 +135,11 @@ class MySQLSession(Session):
             raise self._sorted(error) from error
 
     def _receive(self) -> Any:
-        self.started = monotonic()  # the watchdog ends it if the reply breaks off in the middle
+        self.started = clock.now()  # the watchdog ends it if the reply breaks off in the middle
         try:
             self.conn.read_query_result()
             result = self.conn.store_result()
-            self.replied_at = monotonic()
+            self.replied_at = clock.now()
             return () if result is None else result.fetch_row(0)
         except MySQLdb.Error as error:
             raise self._sorted(error) from error
@@ -160,7 +160,7 @@ class MySQLSession(Session):
 
     def _orphan(self, undo: bytes | None) -> None:
         self._undo = undo
-        self.orphaned_at = monotonic()
+        self.orphaned_at = clock.now()
 
     def _clean_up(self) -> None:
         """The reply of an orphaned statement has come. A grant in it is taken back, by another orphan."""
@@ -203,7 +203,7 @@ class MySQLSession(Session):
                 )
                 nulls += got is None
             except ServerError as error:
-                if error.code not in INTERRUPTIONS or monotonic() >= until:
+                if error.code not in INTERRUPTIONS or clock.now() >= until:
                     raise
                 got = None
             if got is not None:
@@ -214,7 +214,7 @@ class MySQLSession(Session):
     lock_fast = _at_once(b"SELECT GET_LOCK('%s', 0)")
 
     def unlock(self, key: LockKey, shared: bool) -> Flow[bool]:
-        return (yield from self._free(key.text_bytes, monotonic() + STATEMENT_LIMIT))
+        return (yield from self._free(key.text_bytes, clock.now() + STATEMENT_LIMIT))
 
     unlock_fast = _at_once(b"SELECT RELEASE_LOCK('%s')")
 
@@ -227,14 +227,14 @@ class MySQLSession(Session):
                 freed = yield from self.execute(b"SELECT RELEASE_LOCK('%s')" % name, until)
                 return bool(freed == 1) or interrupted
             except ServerError as error:
-                if error.code not in INTERRUPTIONS or monotonic() >= until:
+                if error.code not in INTERRUPTIONS or clock.now() >= until:
                     raise
                 interrupted = True
 
     def wait(self, key: LockKey, shared: bool, until: float) -> Flow[bool]:
         name = key.text_bytes
         got = None
-        until = min(until, monotonic() + LONGEST_WAIT)
+        until = min(until, clock.now() + LONGEST_WAIT)
         try:
             got = yield from self.execute(
                 self._waiting(name, until), until + GRACE, b"SELECT RELEASE_LOCK('%s')" % name
@@ -245,18 +245,18 @@ class MySQLSession(Session):
             if error.code not in INTERRUPTIONS:
                 raise
         if got is None:
-            yield from self._free(name, max(until, monotonic()) + GRACE)
+            yield from self._free(name, max(until, clock.now()) + GRACE)
         return bool(got == 1)
 
     def wait_fast(self, key: LockKey, shared: bool, until: float) -> bool:
         conn = self.conn
-        until = min(until, monotonic() + LONGEST_WAIT)
+        until = min(until, clock.now() + LONGEST_WAIT)
         try:
             conn.send_query(self._waiting(key.text_bytes, until))
-            self.orphaned_at = monotonic()  # until the reply is here, an exception leaves the statement behind
-            while not readable(self._fd, self.look_at(until + GRACE) - monotonic()):
+            self.orphaned_at = clock.now()  # until the reply is here, an exception leaves the statement behind
+            while not readable(self._fd, self.look_at(until + GRACE) - clock.now()):
                 self.look(until + GRACE)
-            self.started = self.replied_at = monotonic()  # the watchdog ends it if the reply breaks off in the middle
+            self.started = self.replied_at = clock.now()  # the watchdog ends it if the reply breaks off in the middle
             self.orphaned_at = None
             conn.read_query_result()
             got = conn.store_result().fetch_row()[0][0]
@@ -274,7 +274,7 @@ class MySQLSession(Session):
     def _waiting(self, name: bytes, until: float) -> bytes:
         """The statement that waits. MySQL rounds to whole seconds, but counts the time of a statement in milliseconds:
         that limit ends the wait there. If it has no effect, the session is dropped at the deadline."""
-        seconds = max(0.0, until - monotonic())
+        seconds = max(0.0, until - clock.now())
         if self.mariadb:
             return b"SELECT GET_LOCK('%s', %.4f)" % (name, seconds)
         limit = math.ceil(seconds * 1000)
@@ -299,7 +299,7 @@ def open_session(alias: str, parameters: dict[str, Any], waits: bool, until: flo
     """Connect by the monotonic time ``until``. SessionDead with the server's message, StatementTimeout,
     UnsupportedOperation for servers on which GET_LOCK does not work."""
     ours = {key: value for key, value in parameters.items() if key not in ("read_timeout", "write_timeout")}
-    limit = math.ceil(min(max(0.0, until - monotonic()), LONGEST_WAIT)) + 1
+    limit = math.ceil(min(max(0.0, until - clock.now()), LONGEST_WAIT)) + 1
     ours = {"connect_timeout": limit, **ours, "autocommit": True}
     try:
         # the client's connect has no deadline below a second, and no asyncio

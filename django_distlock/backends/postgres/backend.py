@@ -15,7 +15,7 @@ from django.db import connections
 from django_distlock.backends.query import LockQuery
 from django_distlock.backends.sessions.backend import SessionLockBackend
 from django_distlock.backends.sessions.session import STATEMENT_LIMIT, ServerError, SessionDead, unavailable
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.concurrency.flow import Flow, arun, run
 from django_distlock.exceptions import UnsupportedOperation
 
@@ -120,7 +120,7 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
 
     def select(self, query: LockQuery, mine: Sequence[Mine] = (), known: Sequence[str] = ()) -> Chosen:
         def rows(session: PostgresSession) -> Flow[list[Any]]:
-            until = monotonic() + STATEMENT_LIMIT
+            until = clock.now() + STATEMENT_LIMIT
             try:
                 return (yield from session.query(introspection.listing(query, mine, known), until))
             except ServerError as error:
@@ -144,7 +144,7 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
 
     def _break(self, session: PostgresSession, statement: bytes) -> Flow[bool]:
         try:
-            rows = yield from session.query(statement, monotonic() + STATEMENT_LIMIT)
+            rows = yield from session.query(statement, clock.now() + STATEMENT_LIMIT)
         except ServerError as error:
             if error.code != introspection.INSUFFICIENT_PRIVILEGE:
                 raise unavailable(self.alias, error) from error

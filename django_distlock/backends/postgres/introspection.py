@@ -15,7 +15,7 @@ from django_distlock.backends.query import Chosen
 from django_distlock.backends.sessions.names import BATCH, TABLE, NotesSQL
 from django_distlock.backends.sessions.session import STATEMENT_LIMIT
 from django_distlock.backends.text import MOST_NAMED, others_of, printable, readable
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.keys import MAX_NAME_LENGTH
 from django_distlock.records import MOST_WAITING, LockInfo
 from django_distlock.schema import NOW
@@ -209,7 +209,7 @@ def listing(query: LockQuery, mine: Sequence[Mine] = (), known: Sequence[str] = 
 
 def _in_ages(mine: Iterable[Mine]) -> str:
     """As JSON, with ages instead of times: clocks of hosts differ."""
-    now = monotonic()
+    now = clock.now()
     return json.dumps(
         [
             {

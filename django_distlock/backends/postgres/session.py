@@ -21,7 +21,7 @@ from django_distlock.backends.sessions.session import (
     SessionDead,
     StatementTimeout,
 )
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.concurrency.flow import Flow, Step, run
 from django_distlock.concurrency.sockets import READY, readable
 from django_distlock.exceptions import DeadlockDetected, UnsupportedOperation
@@ -61,7 +61,7 @@ def lock_timeout(until: float) -> int:
     setting allows is made in pieces."""
     if until == math.inf:
         return 0
-    return max(1, math.ceil(min(until - monotonic(), LONGEST_WAIT) * 1000))
+    return max(1, math.ceil(min(until - clock.now(), LONGEST_WAIT) * 1000))
 
 
 class PostgresSession(Session):
@@ -122,7 +122,7 @@ class PostgresSession(Session):
     def _execute_fast(self, statement: bytes, value: bytes) -> bytes:
         """:meth:`execute` by one blocking call of libpq; the watchdog ends it if it hangs."""
         conn = self.conn
-        self.started = self.replied_at = monotonic()
+        self.started = self.replied_at = clock.now()
         try:
             if statement not in self._prepared:
                 self._read(conn.prepare(statement, STATEMENTS[statement]))
@@ -190,7 +190,7 @@ class PostgresSession(Session):
     def _read(self, result: Any) -> bytes:
         status = result.status if result is not None else pq.ExecStatus.FATAL_ERROR
         if status == _TUPLES_OK:
-            self.replied_at = monotonic()
+            self.replied_at = clock.now()
             return result.get_value(0, 0) or b"" if result.ntuples else b""
         if status == _COMMAND_OK:
             return b""
@@ -208,7 +208,7 @@ class PostgresSession(Session):
 
     def _orphan(self, undo: tuple[bytes, bytes] | None) -> None:
         self._undo = undo
-        self.orphaned_at = monotonic()
+        self.orphaned_at = clock.now()
 
     def _clean_up(self) -> None:
         """The reply of an orphaned statement is complete. A grant in it is taken back, by another orphan."""
@@ -261,7 +261,7 @@ class PostgresSession(Session):
 
     def unlock(self, key: LockKey, shared: bool) -> Flow[bool]:
         name = b"free_s" if shared else b"free_x"
-        return (yield from self.execute(name, key.number_bytes, monotonic() + STATEMENT_LIMIT)) == b"t"
+        return (yield from self.execute(name, key.number_bytes, clock.now() + STATEMENT_LIMIT)) == b"t"
 
     def unlock_fast(self, key: LockKey, shared: bool) -> bool:
         return self._execute_fast(b"free_s" if shared else b"free_x", key.number_bytes) == b"t"
@@ -278,7 +278,7 @@ class PostgresSession(Session):
             yield from self.execute(name, value, until + GRACE, undo)
         except ServerError as error:
             # lock_timeout can fire after the grant (826 of 30,298 in a race with it): release it in any case
-            yield from self.clear(max(until, monotonic()) + GRACE)
+            yield from self.clear(max(until, clock.now()) + GRACE)
             if error.code == DEADLOCK_DETECTED:
                 raise DeadlockDetected from error
             if error.code not in (LOCK_NOT_AVAILABLE, QUERY_CANCELED):
@@ -305,7 +305,7 @@ class PostgresSession(Session):
         except OperationalError as error:
             raise self._died(error) from error
         except ServerError:  # lock_timeout, which can fire after the grant
-            run(self.clear(max(until, monotonic()) + GRACE))
+            run(self.clear(max(until, clock.now()) + GRACE))
             return False
         return True
 
@@ -357,7 +357,7 @@ class PostgresSession(Session):
         payload = secrets.token_hex(16).encode()
         yield from self.query(b"LISTEN " + CHANNEL, until)
         yield from second.query(b"SELECT pg_notify('%s', '%s')" % (CHANNEL, payload), until)
-        until = min(until, monotonic() + COMES_WITHIN)
+        until = min(until, clock.now() + COMES_WITHIN)
         heard = False
         while not heard and (yield Step(READY.poll, READY.apoll, (self.fd, False, until))):
             heard = self._was_notified(payload)

@@ -18,8 +18,7 @@ from psycopg.errors import error_from_result
 from psycopg.generators import execute
 from psycopg.waiting import WAIT_R, wait
 
-from django_distlock.concurrency import sockets
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock, sockets
 from django_distlock.concurrency.sockets import READY
 
 # The connection is ended when its socket stays silent for SILENT after the deadline and this thread notices it not more
@@ -86,7 +85,7 @@ def directly(connection: Any, statement: bytes, bounded: Bounded) -> Row:
                 results = bounded.results(pgconn)
             except BaseException:  # an interrupt, after which psycopg's cursors cancel the statement too
                 if pgconn.transaction_status == _ACTIVE:
-                    bounded.until = min(bounded.until, monotonic() + PATIENCE)
+                    bounded.until = min(bounded.until, clock.now() + PATIENCE)
                     with contextlib.suppress(Error):
                         raw.cancel_safe(timeout=PATIENCE)
                         bounded.results(pgconn)
@@ -173,11 +172,11 @@ class Bounded:
 
     def __next__(self) -> Any:
         wanted = next(self._generator)
-        return wanted if monotonic() < self.until - LAST_STRETCH else self._answered(wanted)
+        return wanted if clock.now() < self.until - LAST_STRETCH else self._answered(wanted)
 
     def send(self, ready: Any) -> Any:
         wanted = self._generator.send(ready)
-        return wanted if monotonic() < self.until - LAST_STRETCH else self._answered(wanted)
+        return wanted if clock.now() < self.until - LAST_STRETCH else self._answered(wanted)
 
     def _answered(self, wanted: Any) -> Any:
         """Wait until the socket is ready for what psycopg wants, or end the connection."""
@@ -189,10 +188,10 @@ class Bounded:
     def _insist(self, fd: int, write: bool) -> None:
         """Wait a little longer, and end the connection if the server remains silent."""
         late = math.inf
-        while late > LATE and monotonic() < self.until + PATIENCE:
-            limit = monotonic() + SILENT
+        while late > LATE and clock.now() < self.until + PATIENCE:
+            limit = clock.now() + SILENT
             if READY.poll(fd, write, limit):
                 return
-            late = monotonic() - limit
+            late = clock.now() - limit
         self.ended = True
         sockets.shut(fd)

@@ -22,7 +22,7 @@ from django_distlock.backends.sessions.session import (
     locked,
     unavailable,
 )
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.concurrency.deadline import LEAST_PATIENCE
 from django_distlock.concurrency.flow import Flow, run
 from django_distlock.concurrency.parking import FairLock
@@ -107,7 +107,7 @@ class TransactionLocks:
 
     def acquire(self, connection: Any, claim: Claim, wait: float) -> Grant | None:
         """Take the lock on the caller's connection. Wrappers and debugging of the caller see the statements."""
-        asked = monotonic()
+        asked = clock.now()
         until = max(claim.answer_by or asked + max(wait, LEAST_PATIENCE), asked + GRACE)
         bounded: Bounded | None = None
         try:
@@ -158,7 +158,7 @@ class TransactionLocks:
         except BaseException as error:  # KeyboardInterrupt too: the driver cancels the statement
             code = getattr(error.__cause__, "sqlstate", None)
             if pgconn.transaction_status == _FAILED or (alone and pgconn.transaction_status == _INSIDE):
-                bounded.until = monotonic() + RETREAT
+                bounded.until = clock.now() + RETREAT
                 ask(connection, b"ROLLBACK" if alone else TO_SAVEPOINT, bounded)
             if code == DEADLOCK_DETECTED:
                 raise DeadlockDetected from error
@@ -175,7 +175,7 @@ class TransactionLocks:
         others for ever.
         """
         with contextlib.suppress(StatementTimeout):  # another thread proves it, for all
-            yield from locked(self._proving, until - monotonic(), self._proof(claim, until))
+            yield from locked(self._proving, until - clock.now(), self._proof(claim, until))
 
     def _proof(self, claim: Claim, until: float) -> Flow[None]:
         if self._proven:
@@ -192,7 +192,7 @@ class TransactionLocks:
                 second.close()
             self._proven = True
         except (BackendUnavailable, ServerError, SessionDead, StatementTimeout) as error:
-            self._prove_from = monotonic() + PROVE_AGAIN
+            self._prove_from = clock.now() + PROVE_AGAIN
             logger.warning("%s It is asked again in %g s.", exclusion.unproven(self.alias, error), PROVE_AGAIN)
 
     def still_held(self, connection: BaseDatabaseWrapper, keys: Iterable[LockKey]) -> set[LockKey]:

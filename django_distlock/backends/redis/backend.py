@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django_distlock.backends.base import TICK, Backend
 from django_distlock.backends.cleanup import UNDO_WINDOW, PendingCleanup
 from django_distlock.backends.query import Chosen, LockQuery, Mine, chosen
-from django_distlock.concurrency import finalizers
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock, finalizers
 from django_distlock.concurrency.deadline import LEAST_ANSWER
 from django_distlock.concurrency.flow import Flow, both, run
 from django_distlock.concurrency.places import LOOK_EVERY, TURN, Place, Places
@@ -100,7 +99,7 @@ class RedisBackend(Backend):
     def _acquire(self, claim: Claim, wait: float = 0) -> Flow[Grant | None]:
         if self._cleanup.requests and not self._cleanup.discard(claim.token):
             return None
-        deadline = monotonic() + wait
+        deadline = clock.now() + wait
         attempt = RedisAttempt(self.pool, claim, self._holder_info.facts(claim.key), deadline)
         self._claims[claim.token] = None
         try:
@@ -112,7 +111,7 @@ class RedisBackend(Backend):
             try:
                 if attempt.sent and isinstance(error, asyncio.CancelledError):
                     with contextlib.suppress(ConnectionFailed):
-                        yield from attempt.leave(monotonic() + LEAST_PATIENCE)
+                        yield from attempt.leave(clock.now() + LEAST_PATIENCE)
             finally:  # the end of asyncio.run cancels what cleans up, too
                 self._forsake(attempt, claim, True)
             raise
@@ -152,14 +151,14 @@ class RedisBackend(Backend):
             while True:
                 if not taken:
                     grant = yield from self._asked(attempt)
-                    left = deadline - monotonic()
+                    left = deadline - clock.now()
                     if grant is not None or left <= 0:
                         break
                     taken = yield from self._places.enter(place, min(left, ASK_EVERY))
                 if taken:
-                    grant = yield from self._waited(attempt, deadline, monotonic() + seconds)
+                    grant = yield from self._waited(attempt, deadline, clock.now() + seconds)
                     self._places.leave(place)
-                    if grant is not None or attempt.sent or monotonic() >= deadline:
+                    if grant is not None or attempt.sent or clock.now() >= deadline:
                         break  # also if it could not leave the queue: then that is undone later
                     taken, seconds = False, 2 * seconds
             self._places.leave(place)
@@ -173,12 +172,12 @@ class RedisBackend(Backend):
         while True:
             grant, again_at = yield from attempt.ask(queue=True)
             until, look_at = min(again_at, deadline), 0.0
-            while grant is None and look_at <= (now := monotonic()) < until and not self._over(turn_ends, now):
+            while grant is None and look_at <= (now := clock.now()) < until and not self._over(turn_ends, now):
                 look_at = min(until, now + LOOK_EVERY)
                 grant = yield from attempt.hear(look_at)  # before that time: None says that it must ask again
             if grant is not None:
                 return grant
-            now = monotonic()
+            now = clock.now()
             if now >= deadline or self._over(turn_ends, now):
                 with contextlib.suppress(ConnectionFailed):  # then it is undone later
                     yield from attempt.leave(now + LEAVE_TIMEOUT)
@@ -196,7 +195,7 @@ class RedisBackend(Backend):
 
     def _leave_behind(self, claim: Claim, uncertain: bool) -> None:
         self._cleanup.add(claim.token, claim, claim.ttl or 0.0, uncertain)
-        self.wake_at(monotonic())
+        self.wake_at(clock.now())
 
     def _undo_claim(self, claim: Claim, until: float) -> Flow[None]:
         yield from evaluate(self.pool, until, LEAVE, claim)
@@ -207,7 +206,7 @@ class RedisBackend(Backend):
             return
         del self._claims[claim.token]
         try:
-            yield from evaluate(self.pool, monotonic() + LEAST_PATIENCE, LEAVE, claim)
+            yield from evaluate(self.pool, clock.now() + LEAST_PATIENCE, LEAVE, claim)
         except BaseException as error:
             self._leave_behind(claim, True)
             if not isinstance(error, ConnectionFailed):
@@ -223,7 +222,7 @@ class RedisBackend(Backend):
             return False
         try:
             connection.send(RELEASE.by_hash(keys_of(claim.key), holder_of(claim)))
-            given = connection.receive(monotonic() + RELEASE_FAST)
+            given = connection.receive(clock.now() + RELEASE_FAST)
         except ConnectionFailed as error:
             self.pool.discard(connection)
             if error.uncertain:
@@ -243,7 +242,7 @@ class RedisBackend(Backend):
         self._claims.pop(claim.token, None)
         try:
             with self._wrapped():
-                given, again = yield from evaluate(self.pool, monotonic() + PATIENCE, RELEASE, claim)
+                given, again = yield from evaluate(self.pool, clock.now() + PATIENCE, RELEASE, claim)
         except BaseException:
             self._leave_behind(claim, False)  # a late release does no harm
             raise
@@ -252,7 +251,7 @@ class RedisBackend(Backend):
         if self._echoes.pop(claim.token, None) is not None:
             self._leave_behind(claim, True)
         if not given and again:  # sent twice: the first one did it, unless the lease had ended
-            return grant.valid_until is not None and monotonic() < grant.valid_until
+            return grant.valid_until is not None and clock.now() < grant.valid_until
         return bool(given)
 
     release, arelease = both(_release)
@@ -263,7 +262,7 @@ class RedisBackend(Backend):
     verify, averify = both(_verify)
 
     def _extend(self, grant: Grant, ttl: float) -> Flow[Grant | None]:
-        asked = monotonic()
+        asked = clock.now()
         if not (yield from self._tried(RENEWAL_PATIENCE, EXTEND, grant.claim, milliseconds(ttl), int(asked * 1e6))):
             return None
         return grant._replace(valid_until=asked + ttl - drift(ttl))
@@ -272,7 +271,7 @@ class RedisBackend(Backend):
 
     def _tried(self, patience: float, script: Script, claim: Claim, *args: Any) -> Flow[Any]:
         with self._wrapped():
-            reply, _ = yield from evaluate(self.pool, monotonic() + patience, script, claim, *args)
+            reply, _ = yield from evaluate(self.pool, clock.now() + patience, script, claim, *args)
         return reply
 
     def check(self) -> list[CheckMessage]:
@@ -294,7 +293,7 @@ class RedisBackend(Backend):
 
     def break_lock(self, info: LockInfo) -> bool:
         with self._wrapped():
-            return run(broken(self.pool, info, monotonic() + PATIENCE))
+            return run(broken(self.pool, info, clock.now() + PATIENCE))
 
     @contextlib.contextmanager
     def _wrapped(self) -> Iterator[None]:
@@ -303,7 +302,7 @@ class RedisBackend(Backend):
         except ConnectionFailed as error:
             raise self._unavailable(error) from (error.__cause__ or error)
         finally:
-            self.wake_at(monotonic() + TICK)  # closes the connection of a process that only lists locks
+            self.wake_at(clock.now() + TICK)  # closes the connection of a process that only lists locks
 
     def _refused(self, error: ConnectionFailed) -> DistlockError:
         """What an acquire raises."""

@@ -26,7 +26,7 @@ from importlib.resources import files
 from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING, Any, Final
 
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.concurrency.flow import Step
 from django_distlock.concurrency.origin import describe_caller
 from django_distlock.records import Claim, Grant, drift
@@ -196,7 +196,7 @@ class Exchange:
                 connection = self._connection = (
                     self._connection or self._pool.take() or (yield from self._pool.get(until))
                 )
-                self._asked = monotonic()
+                self._asked = clock.now()
                 self.sent = True
                 call = (self._who, *args(connection))
                 return (yield from converse(connection, script, self._keys, call, min(until, self._asked + REPLY)))
@@ -210,7 +210,7 @@ class Exchange:
                 if isinstance(error, Demoted):
                     self._pool.discard_idle()
                 lost += not error.timed_out
-                if unreachable or lost > LOST_CONNECTIONS or monotonic() >= until:
+                if unreachable or lost > LOST_CONNECTIONS or clock.now() >= until:
                     error.uncertain = self.sent
                     raise
 
@@ -241,7 +241,7 @@ def evaluate(pool: Pool, until: float, script: Script, claim: Claim, *args: Any)
         exchange.give_back()
     except asyncio.CancelledError:
         with contextlib.suppress(ConnectionFailed):
-            yield from exchange.settle(monotonic() + LAST_REPLY)
+            yield from exchange.settle(clock.now() + LAST_REPLY)
         exchange.give_back()
         raise
     finally:
@@ -278,7 +278,7 @@ class RedisAttempt(Exchange):
         """Return the grant, or None and the monotonic time at which to ask again. ``queue``: join the queue if busy."""
         claim = self._claim
         answer_by = max(
-            claim.answer_by, self._deadline, self._pool.ready_at + LEAST_PATIENCE, monotonic() + LEAVE_TIMEOUT
+            claim.answer_by, self._deadline, self._pool.ready_at + LEAST_PATIENCE, clock.now() + LEAVE_TIMEOUT
         )
         about = (min(claim.limit, MAX_LIMIT), milliseconds(claim.ttl))
         reply = yield from self.request(
@@ -296,7 +296,7 @@ class RedisAttempt(Exchange):
             return self._grant(fence, self._asked, 0.0), 0.0
         taken, place = reply[2], reply[3]
         wait = max(taken / 1000, LEAST_WAIT) + min(place * LATER, LATEST)
-        return None, monotonic() + wait
+        return None, clock.now() + wait
 
     def _grant(self, fence: int, start: float, waited: float) -> Grant:
         ttl = self._claim.ttl or 0.0
@@ -333,22 +333,22 @@ class RedisAttempt(Exchange):
             return None
         who, _, rest = push[2].partition(b" ")
         try:
-            fence, clock = map(int, rest.split())
+            fence, at = map(int, rest.split())
         except ValueError:  # not from our scripts
             return None
-        return (fence, clock) if who == self._who else None
+        return (fence, at) if who == self._who else None
 
-    def _handed(self, fence: int, clock: int) -> Grant | None:
-        """The grant of a hand-over; None if the message is none, or belongs to an earlier grant.
+    def _handed(self, fence: int, at: int) -> Grant | None:
+        """The grant of a hand-over at the server's time ``at`` (µs); None if it is none, or of an earlier grant.
 
         The lease began when the lock was handed over. The server dates that by the clock that it sent in its reply to
         the request, so it was not before ``_asked`` plus the difference of the two, and a process that sleeps over the
         message knows it. A message from before that reply says nothing of the time after it.
         """
-        if not fence or clock < self._server:
+        if not fence or at < self._server:
             return None
-        waited = (clock - self._server) / 1e6
-        return self._grant(fence, min(self._asked + waited, monotonic()), waited)
+        waited = (at - self._server) / 1e6
+        return self._grant(fence, min(self._asked + waited, clock.now()), waited)
 
     def _worn(self, grant: Grant) -> bool:
         """Has the allowance for the drift of the clocks during a long wait become larger than that for the lease? Then

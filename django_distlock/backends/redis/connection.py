@@ -24,9 +24,8 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final
 
 from django_distlock.backends.base import IDLE
-from django_distlock.concurrency import finalizers
+from django_distlock.concurrency import clock, finalizers
 from django_distlock.concurrency.abandoned_calls import Background, CallTimeout, NotStarted
-from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.concurrency.parking import Parker
 from django_distlock.concurrency.sockets import LONGEST_POLL, READY, shut
@@ -132,7 +131,7 @@ class Connection:
         # the channel on which a waiter with this connection is handed the lock
         self.channel = b"distlock:" + uuid.uuid4().hex.encode()
         self.subscribed = self._joining = False
-        self.used_at = monotonic()
+        self.used_at = clock.now()
 
     def fileno(self) -> int:
         return self.fd
@@ -230,7 +229,7 @@ class Connection:
         return True
 
     def _wait(self, until: float) -> bool:
-        left = until - monotonic()
+        left = until - clock.now()
         if left > LONGEST_POLL:
             return bool(self._poll.poll(None))
         # rounded up: a poll that comes back early would be taken for the deadline
@@ -299,7 +298,7 @@ class Pool:
                 connection = self._idle.pop()
             except IndexError:
                 return None
-            if monotonic() - connection.used_at < FRESH or not connection.stale():
+            if clock.now() - connection.used_at < FRESH or not connection.stale():
                 return connection
             self.discard(connection)
 
@@ -320,7 +319,7 @@ class Pool:
         if waiter is None:
             return (yield from self._opened(until))
         try:
-            if not (yield Step(waiter.parker.park, waiter.parker.apark, (until - monotonic(),))):
+            if not (yield Step(waiter.parker.park, waiter.parker.apark, (until - clock.now(),))):
                 raise ConnectionFailed("All connections to Redis are in use.", timed_out=True)
         except BaseException:
             finalizers.now_or_later(self._desert, waiter)
@@ -350,7 +349,7 @@ class Pool:
 
     def _opened(self, until: float) -> Flow[Connection]:
         """A new connection, in the place that the caller has reserved."""
-        left = max(0.01, min(until - monotonic(), IDLE))
+        left = max(0.01, min(until - clock.now(), IDLE))
         try:
             try:
                 connection = yield from self._background.call(until, self._connect, left, dispose=Connection.close)
@@ -381,7 +380,7 @@ class Pool:
         if not connection.clean or connection not in self._connections:  # the pool has closed it
             self.discard(connection)
             return
-        connection.used_at = monotonic()
+        connection.used_at = clock.now()
         connection.pushes.clear()
         self._idle.append(connection)
         if self._queue:

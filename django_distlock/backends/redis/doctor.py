@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.core.checks import CheckMessage, Error
 
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.records import Finding
 
 from .connection import Connection, pack
@@ -52,13 +52,13 @@ def facts(target: Target) -> RedisFacts:
     """The facts, over a new connection. ConnectionFailed, or what redis-py raises, if there is no answer."""
     connection = Connection(target.connect(PATIENCE))
     try:
-        until, began = monotonic() + PATIENCE, time.time()
+        until, began = clock.now() + PATIENCE, time.time()
         connection.send(pack("TIME"), pack("INFO"))
-        clock, info = connection.receive(until), connection.receive(until)
+        time_there, info = connection.receive(until), connection.receive(until)
         here = (began + time.time()) / 2
     finally:
         connection.close()
-    skew = 0.0 if isinstance(clock, Exception) else int(clock[0]) + int(clock[1]) / 1e6 - here
+    skew = 0.0 if isinstance(time_there, Exception) else int(time_there[0]) + int(time_there[1]) / 1e6 - here
     return RedisFacts(_parsed(info), skew)
 
 

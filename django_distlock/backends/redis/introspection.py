@@ -6,7 +6,7 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.concurrency.flow import Step
 from django_distlock.records import MOST_WAITING, LockInfo
 
@@ -92,7 +92,7 @@ def moment_of(microseconds: object) -> datetime | None:
 def listed(pool: Pool, alias: str, patience: float, wanted: Iterable[str] | None = None) -> Flow[list[LockInfo]]:
     """The locks that are held on the server of ``pool``, or those of the ``wanted`` keys. ConnectionFailed if a reply
     takes ``patience`` seconds."""
-    connection = yield from pool.get(monotonic() + patience)
+    connection = yield from pool.get(clock.now() + patience)
     found: list[LockInfo] = []
     try:
         if wanted is None:
@@ -113,7 +113,7 @@ def _scanned(connection: Connection, patience: float) -> Flow[set[bytes]]:
     cursor, texts = b"0", set[bytes]()
     while True:
         connection.send(pack("SCAN", cursor, "MATCH", PREFIX + b"*" + HELD, "COUNT", _SCANNED))
-        reply = yield Step(connection.receive, connection.areceive, (monotonic() + patience,))
+        reply = yield Step(connection.receive, connection.areceive, (clock.now() + patience,))
         if isinstance(reply, Exception):
             raise Refused(f"Redis refused: {reply}") from reply
         cursor = reply[0]
@@ -127,12 +127,12 @@ def _looked(alias: str, connection: Connection, texts: list[bytes], patience: fl
     connection.send(*(LOOK.by_hash(keys_named(text), *_LOOKED_FOR) for text in texts))
     replies = []
     for _ in texts:
-        replies.append((yield Step(connection.receive, connection.areceive, (monotonic() + patience,))))
+        replies.append((yield Step(connection.receive, connection.areceive, (clock.now() + patience,))))
     found: list[LockInfo] = []
     for text, reply in zip(texts, replies, strict=True):
         try:
             if unknown_script(reply):
-                reply = yield from converse(connection, LOOK, keys_named(text), _LOOKED_FOR, monotonic() + patience)
+                reply = yield from converse(connection, LOOK, keys_named(text), _LOOKED_FOR, clock.now() + patience)
             if isinstance(reply, Exception):
                 raise Refused(str(reply))
         except Refused:  # the key is of another type

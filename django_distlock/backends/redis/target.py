@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 
 INSTALL = 'pip install "django-distlock[redis]"'
 
@@ -79,7 +79,7 @@ class Target:
         if self._found is None:
             pool = self._of_cache(self.cache) if self.url is None else self._of_url(self.url)
             self._found = pool.connection_class, pool.connection_kwargs
-            self.resolved_at = monotonic()
+            self.resolved_at = clock.now()
         return self._found
 
     @staticmethod

@@ -8,8 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from django_distlock.backends.redis.commands import milliseconds
-from django_distlock.concurrency import finalizers
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock, finalizers
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import Grant, drift
 
@@ -69,7 +68,7 @@ class RedlockAttempt:
 
     def until(self, wait: float) -> float:
         """The monotonic time at which an attempt ends that begins now."""
-        now = monotonic()
+        now = clock.now()
         return min(self.claim.answer_by or now + max(wait, LEAST_PATIENCE), now + LONGEST)
 
     def once(self, until: float) -> Flow[Grant | None]:
@@ -121,7 +120,7 @@ class RedlockAttempt:
                 judge, least = _by_majority(ballot, lead, self.ttl), majority(len(requests))
                 verdict = yield from ballot.ask(judge, self.patience, until, least=least)
                 if mode == JOIN and verdict is Verdict.GRANTED:
-                    yield from ballot.settle(min(until, monotonic() + LEAD), lead)
+                    yield from ballot.settle(min(until, clock.now() + LEAD), lead)
             if verdict is Verdict.UNAVAILABLE:
                 raise ballot.error()
             grant = self._grant(ballot, vote, holder) if verdict is Verdict.GRANTED else None

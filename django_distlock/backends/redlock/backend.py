@@ -11,8 +11,7 @@ from django_distlock.backends.base import Backend
 from django_distlock.backends.cleanup import PendingCleanup
 from django_distlock.backends.redis.commands import HolderInfo, milliseconds
 from django_distlock.backends.redis.connection import PENDING
-from django_distlock.concurrency import finalizers
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock, finalizers
 from django_distlock.concurrency.flow import Flow, both, run
 from django_distlock.concurrency.places import Places
 from django_distlock.exceptions import BackendUnavailable
@@ -85,7 +84,7 @@ class RedlockBackend(Backend):
     # acquire
 
     def _acquire(self, claim: Claim, wait: float = 0) -> Flow[Grant | None]:
-        now = monotonic()
+        now = clock.now()
         attempt = RedlockAttempt(self._nodes, claim, self._holder.facts(claim.key), self._patience(claim.ttl or 0.0))
         self._claims[claim.token] = (attempt,)
         try:
@@ -95,7 +94,7 @@ class RedlockBackend(Backend):
                 try:
                     grant = yield from attempt.once(attempt.until(wait))
                 except BackendUnavailable as error:
-                    if monotonic() >= now + wait:
+                    if clock.now() >= now + wait:
                         raise
                     failed = error
             if grant is None and wait > 0:
@@ -108,7 +107,7 @@ class RedlockBackend(Backend):
         if grant is None:
             self._note_busy(claim.key)
             self._claims.pop(claim.token, None)
-            self.wake_at(monotonic() + TICK)  # for the connections; a grant is looked after for its renewal
+            self.wake_at(clock.now() + TICK)  # for the connections; a grant is looked after for its renewal
         else:
             self._claims[claim.token] = grant
             attempt.keep()
@@ -119,7 +118,7 @@ class RedlockBackend(Backend):
     def _note_busy(self, key: LockKey) -> None:
         if len(self._busy) >= CACHED_NAMES:
             self._busy.clear()
-        self._busy[key.digest] = monotonic()
+        self._busy[key.digest] = clock.now()
 
     def withdraw(self, claim: Claim) -> None:
         left = self._claims.get(claim.token)
@@ -157,7 +156,7 @@ class RedlockBackend(Backend):
             if vote is not None and (sent is None or first):
                 self._nodes.undo_later(index, undo, uncertain=first)
         if verdict is Verdict.UNAVAILABLE:
-            in_time = grant.valid_until is not None and monotonic() < grant.valid_until
+            in_time = grant.valid_until is not None and clock.now() < grant.valid_until
             if in_time and ballot.repeated_in_vain():
                 return True  # sent twice: the first one did it, unless the lease had ended
             raise ballot.error()
@@ -166,7 +165,7 @@ class RedlockBackend(Backend):
     release, arelease = both(_release)
 
     def _extend(self, grant: Grant, ttl: float) -> Flow[Grant | None]:
-        asked = monotonic()
+        asked = clock.now()
         requests = [self._extension(grant, ttl)] * len(self._targets)
         ballot = self._round(grant, requests)
         verdict = yield from self._confirmed(ballot, grant, ttl, RENEWAL_PATIENCE)
@@ -222,7 +221,7 @@ class RedlockBackend(Backend):
             return confirm(counted, elapsed=elapsed, patience=patience)
 
         try:
-            patience, until = self._patience(ttl), monotonic() + longest
+            patience, until = self._patience(ttl), clock.now() + longest
             verdict = yield from ballot.ask(judge, patience, until, settle=SETTLE)
             if verdict is Verdict.UNAVAILABLE and not ballot.complete:
                 verdict = yield from ballot.ask(judge, patience, until, rest=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_distlock.backends.redis.connection import PENDING, pack
 from django_distlock.backends.redis.introspection import facts_of, moment_of, who_of
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.records import LockInfo
 
 from .nodes import BREAK, DESCRIBE, PREFIX, NodeRequest, keys_of
@@ -33,7 +33,7 @@ def _replies(ballot: Round) -> dict[int, Any]:
 
 def listing(alias: str, nodes: Nodes, patience: float) -> Flow[list[LockInfo]]:
     """Every lock that any node knows. BackendUnavailable if too few nodes answer."""
-    until, count = monotonic() + patience, len(nodes.all)
+    until, count = clock.now() + patience, len(nodes.all)
     cursors: dict[int, bytes] = dict.fromkeys(range(count), b"0")
     keys: dict[int, set[bytes]] = {index: set() for index in cursors}
     while cursors:
@@ -80,7 +80,7 @@ def break_everywhere(nodes: Nodes, info: LockInfo, patience: float) -> Flow[bool
     if len(token) != DIGEST:  # a part of it could mean other votes as well
         return False
     request = NodeRequest(BREAK, keys_of(info.key), token, repeat=True)
-    until, requests = monotonic() + patience, dict.fromkeys(range(len(nodes.all)), request)
+    until, requests = clock.now() + patience, dict.fromkeys(range(len(nodes.all)), request)
     ballot = yield from ask_all(nodes, requests, until)
     replies = _replies(ballot)
     if len(replies) < majority(len(nodes.all)):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_distlock.backends.redis.commands import milliseconds, scripts, unknown_script
 from django_distlock.backends.redis.connection import PENDING, Connection, ConnectionFailed, Pool, pack
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.concurrency.deadline import PAUSE
 from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.concurrency.places import Places
@@ -221,7 +221,7 @@ class Node:
     def trouble(self) -> bool:
         """Has it failed, or does an attempt to connect take long? Callers do not wait for such a node."""
         began = self.connecting  # read once: the thread that connects changes it
-        return self._failed or (began > 0 and monotonic() - began >= HELD_UP)
+        return self._failed or (began > 0 and clock.now() - began >= HELD_UP)
 
     def take(self, prefer: Pipeline | None = None, *, clean: bool = False) -> Pipeline | None:
         """A connection at hand: ``prefer`` if it is free, else one without replies due. ``clean``: only such a one.
@@ -244,7 +244,7 @@ class Node:
             except IndexError:
                 break
             pipeline.hear()
-            if pipeline.overdue(monotonic()):
+            if pipeline.overdue(clock.now()):
                 self.silence(pipeline)
             if pipeline.link is not None:
                 return pipeline
@@ -255,7 +255,7 @@ class Node:
         """Give a connection back."""
         if pipeline.link is None:
             return
-        if pipeline.overdue(monotonic()):
+        if pipeline.overdue(clock.now()):
             self.silence(pipeline)
         elif pipeline.due:
             self._late.append(pipeline)
@@ -290,7 +290,7 @@ class Node:
 
     def open(self) -> None:
         """Open a connection, in a thread that may wait."""
-        self.connecting = monotonic()
+        self.connecting = clock.now()
         try:
             self.pool.open(CONNECT_TIMEOUT)
             self._failed, self.error = False, None
@@ -301,7 +301,7 @@ class Node:
 
     def failed(self, error: Exception) -> None:
         """The attempt to connect has failed."""
-        self._failed, self.error, self.retry_at, self.connecting = True, error, monotonic() + RETRY, 0.0
+        self._failed, self.error, self.retry_at, self.connecting = True, error, clock.now() + RETRY, 0.0
 
     def tick(self, now: float) -> bool:
         """Close what is idle or silent. True if a connection is open."""
@@ -359,7 +359,7 @@ class Nodes:
         One thread connects to one after the other. If a node does not answer, another thread takes over those behind
         it. So no more threads are stuck than nodes.
         """
-        now, begun = monotonic(), False
+        now, begun = clock.now(), False
         for node in nodes:
             if node.connecting:
                 begun = True
@@ -383,14 +383,14 @@ class Nodes:
                 node = self._wanted.popleft()
             except IndexError:
                 break
-            self._moved_at = monotonic()
+            self._moved_at = clock.now()
             node.open()
         self._moved_at = -inf
 
     def connected(self, node: Node, until: float) -> Flow[Pipeline | None]:
         """A connection without replies due, None if there is none by the monotonic time ``until``."""
         while (pipeline := node.take(clean=True)) is None:
-            if not self.connect([node]) or monotonic() >= until:
+            if not self.connect([node]) or clock.now() >= until:
                 return None
             yield Step(PAUSE.sleep, PAUSE.asleep, (CONNECT_PAUSE,))
         return pipeline
@@ -398,7 +398,7 @@ class Nodes:
     def undo_later(self, index: int, undo: Undo, *, uncertain: bool = True) -> None:
         """Undo a request at a node behind the back of its caller. ``uncertain``: it may be executed later."""
         self._cleanup.add(_token(index, undo.vote, undo.member), (index, undo), undo.ttl, uncertain, lane=index)
-        self._wake_at(monotonic())
+        self._wake_at(clock.now())
 
     def undoing(self, index: int, vote: str) -> bool:
         """Is this vote being taken back at the node ``index``?"""

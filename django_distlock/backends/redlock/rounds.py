@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from django_distlock.backends.redis.connection import PENDING
 from django_distlock.backends.redis.target import ClusterNode, timed_out
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.concurrency.deadline import PAUSE
 from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.concurrency.places import Place
@@ -166,14 +166,14 @@ class Round:
         yield from self._connect(until, patience if rest else HELD_UP, rest)
         if sum(self._connected(index) for index in range(len(self.pipelines))) < least:
             return Verdict.UNAVAILABLE
-        now = monotonic()
+        now = clock.now()
         end = min(until, now + patience)
         self.asked_at = self.asked_at or now
         for index, request in enumerate(self.requests):
             if request is not None and self.sent[index] is None:
                 self._send(index, request, now + max(patience, SILENT))
         while True:
-            now = monotonic()
+            now = clock.now()
             if now >= end and NodeAnswer.PENDING in self.answers:
                 self._listen(now)  # replies that have come count: this process may be late itself
             verdict, self.over = judge(self.answers, now - self.asked_at, end - self.asked_at), now >= end
@@ -182,16 +182,16 @@ class Round:
                     return verdict
                 end, settle = min(end, now + settle), 0.0
                 yield from self.settle(end)
-                return judge(self.answers, monotonic() - self.asked_at, end - self.asked_at)
+                return judge(self.answers, clock.now() - self.asked_at, end - self.asked_at)
             if not self._lost:
                 yield Step(self._listen, self._alisten, (end,))
             if self._lost:
                 yield from self._repeat(until, patience)
-                end = min(until, monotonic() + patience)
+                end = min(until, clock.now() + patience)
 
     def settle(self, end: float, index: int | None = None) -> Flow[None]:
         """Listen until all nodes have answered, or the one with that index. At most until ``end`` (monotonic)."""
-        while monotonic() < end:
+        while clock.now() < end:
             if NodeAnswer.PENDING not in (self.answers if index is None else self.answers[index : index + 1]):
                 return
             yield Step(self._listen, self._alisten, (end,))
@@ -204,7 +204,7 @@ class Round:
         for index in lost:
             request = self.requests[index]
             if request is not None:
-                self._send(index, request, monotonic() + max(patience, SILENT))
+                self._send(index, request, clock.now() + max(patience, SILENT))
 
     # connections
 
@@ -215,18 +215,18 @@ class Round:
         Crowded if other callers use all connections.
         """
         places = self.nodes.places
-        if not places.take(self._place) and not (yield from places.enter(self._place, until - monotonic())):
+        if not places.take(self._place) and not (yield from places.enter(self._place, until - clock.now())):
             raise Crowded("The connections to the Redis nodes are busy.")
         missing = self._take()
         if not missing:
             return
         wanted = sum(request is not None for request in self.requests)
-        nodes, now = self.nodes.all, monotonic()
+        nodes, now = self.nodes.all, clock.now()
         fresh = also_troubled or any(not nodes[index].trouble for index in missing)
         until, soon = min(until, now + CONNECT_TIMEOUT), now + longer if fresh else now
         while missing and self.nodes.connect([nodes[index] for index in missing]):
             enough = wanted - len(missing) >= min(wanted, majority(len(self.requests)))
-            if monotonic() >= (min(until, soon) if enough else until):
+            if clock.now() >= (min(until, soon) if enough else until):
                 return
             yield Step(PAUSE.sleep, PAUSE.asleep, (CONNECT_PAUSE,))
             missing = self._take()
@@ -269,14 +269,14 @@ class Round:
             self._lost.append(index)
 
     def _listen(self, until: float) -> None:
-        left = until - monotonic()
+        left = until - clock.now()
         for fd, _ in self._poll.poll(math.ceil(left * 1000) if left > 0 else 0):
             self._hear(fd)
 
     async def _alisten(self, until: float) -> None:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
-        timer = loop.call_later(max(0.0, until - monotonic()), _settle, future)
+        timer = loop.call_later(max(0.0, until - clock.now()), _settle, future)
         fds = list(self._by_fd)
         try:
             for fd in fds:
@@ -317,7 +317,7 @@ class Round:
         """Send a request behind the others and do not wait for its reply. If that fails, it is done later."""
         pipeline = self.pipelines[index]
         if pipeline is not None:
-            return pipeline.send(request, monotonic() + LATE_REPLY)
+            return pipeline.send(request, clock.now() + LATE_REPLY)
         if request.undo is not None:
             self.nodes.undo_later(index, request.undo)
         return None
@@ -350,7 +350,7 @@ class Round:
     def error(self) -> RedlockBackendUnavailable:
         """The error for too few answers. Connections on which the nodes are silent are lost with it."""
         for pipeline in self.pipelines:
-            if pipeline is not None and pipeline.overdue(monotonic()):
+            if pipeline is not None and pipeline.overdue(clock.now()):
                 pipeline.node.silence(pipeline)
         # a node that is connected and was not asked has nothing to answer
         asked = [
@@ -416,7 +416,7 @@ def ask_all(nodes: Nodes, requests: Mapping[int, NodeRequest], until: float) -> 
     """One request to each of some nodes, by index. Those that do not answer soon do not count."""
     ballot = Round(nodes, [requests.get(index) for index in range(len(nodes.all))])
     try:
-        yield from ballot.ask(heard, until - monotonic(), until)
+        yield from ballot.ask(heard, until - clock.now(), until)
     finally:
         ballot.close()
     return ballot

@@ -6,8 +6,7 @@ import random
 from typing import TYPE_CHECKING
 
 from django_distlock.backends.redis.connection import PENDING, ConnectionFailed, pack
-from django_distlock.concurrency import finalizers
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock, finalizers
 from django_distlock.concurrency.deadline import PAUSE
 from django_distlock.concurrency.flow import Step
 from django_distlock.concurrency.places import TURN, Place
@@ -105,7 +104,7 @@ class RedlockWaiter:
         self._places, self._place = places, Place()
         # how long it keeps the place while others of this process want it
         self._turn = TURN
-        self._turn_ends = monotonic() + TURN
+        self._turn_ends = clock.now() + TURN
         self._pace = Pace()
         # its name in the queue, the node that keeps the queue, and since when it waits by the clock of that node
         self._member = f"{attempt.claim.token}-{next(numbers)}"
@@ -127,19 +126,19 @@ class RedlockWaiter:
         """
         everyone = failed is not None
         if not isinstance(failed, Crowded):
-            self._error, self._disturbed_at = failed, monotonic()
+            self._error, self._disturbed_at = failed, clock.now()
         try:
             queued = self._places.take(self._place)
             while True:
                 grant = yield from self._ask(queued, everyone)
                 if grant is not None:
                     return grant
-                if monotonic() < self._deadline:
+                if clock.now() < self._deadline:
                     had = queued and not self._gave_up()
                     queued, everyone = yield from self._rest(had)
                     if queued and not had:
-                        self._turn_ends = monotonic() + self._turn
-                if (left := self._deadline - monotonic()) <= LAST_LOOK:
+                        self._turn_ends = clock.now() + self._turn
+                if (left := self._deadline - clock.now()) <= LAST_LOOK:
                     # a caller whose time is not over would ask once more, at the same time as all the others
                     yield Step(PAUSE.sleep, PAUSE.asleep, (max(left, 0.0),))
                     break
@@ -151,7 +150,7 @@ class RedlockWaiter:
 
     def _gave_up(self) -> bool:
         """Has its turn ended, with others waiting for the place? It keeps its age in the queue of the node."""
-        if monotonic() < self._turn_ends or not self._places.wanted():
+        if clock.now() < self._turn_ends or not self._places.wanted():
             return False
         self._leave()
         self._places.leave(self._place)
@@ -160,7 +159,7 @@ class RedlockWaiter:
         return True
 
     def _ask(self, queued: bool, everyone: bool) -> Flow[Grant | None]:
-        now = monotonic()
+        now = clock.now()
         until = self._attempt.until(self._deadline - now)
         try:
             if self._own is not None and self._own.overdue(now):
@@ -198,7 +197,7 @@ class RedlockWaiter:
         if own is not None and own.link is not None:
             return
         self._own = None
-        now = monotonic()
+        now = clock.now()
         if now < node.deaf_until:
             return
         own = self._own = yield from self._nodes.connected(node, min(until, now + CONNECT_TIMEOUT))
@@ -228,7 +227,7 @@ class RedlockWaiter:
 
     def _note(self, sent: Sent | None) -> None:
         """Learn from the answer of the node that keeps the queue."""
-        self._error, self._refused, now = None, True, monotonic()
+        self._error, self._refused, now = None, True, clock.now()
         reply = None if sent is None else sent.reply
         if isinstance(reply, int) and reply < 0:
             self._pace.queued(reply, now)
@@ -242,7 +241,7 @@ class RedlockWaiter:
         """Too few nodes answered. Raise ``error`` unless that may pass, and there is time to see."""
         if isinstance(error, Crowded):
             return
-        now = monotonic()
+        now = clock.now()
         least = self._attempt.patience if self._refused or self._error is not None else LEAST_TIME
         if until - asked < least and now >= until:
             return  # the nodes had no time, so the outcome before counts
@@ -256,7 +255,7 @@ class RedlockWaiter:
 
     def _rest(self, queued: bool) -> Flow[tuple[bool, bool]]:
         """Sleep until it is called, or should ask. Is it in the queue, and should it ask all nodes at once?"""
-        left = self._deadline - monotonic()
+        left = self._deadline - clock.now()
         if delay := self._pace.delay():
             yield Step(PAUSE.sleep, PAUSE.asleep, (min(delay, left),))
             return queued or self._places.take(self._place), self._error is not None
@@ -265,7 +264,7 @@ class RedlockWaiter:
             if not queued:
                 queued = yield from self._places.enter(self._place, min(LOOK_EVERY, left))
             return queued, False
-        own, now = self._own, monotonic()
+        own, now = self._own, clock.now()
         if own is None or own.link is None:
             yield Step(PAUSE.sleep, PAUSE.asleep, (min(self._pace.pause(), left),))
             return True, self._pace.ahead == 0
@@ -282,7 +281,7 @@ class RedlockWaiter:
             for index in self._doubtful | (set() if alive or not self._joined else {self._lead}):
                 self._nodes.undo_later(index, undo)
             if self._joined and own is not None and alive:
-                own.send(undo_request(undo), monotonic() + LATE_REPLY)
+                own.send(undo_request(undo), clock.now() + LATE_REPLY)
             self._joined = False
             self._doubtful.clear()
         self._own = None

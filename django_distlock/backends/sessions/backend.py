@@ -16,8 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from django_distlock.backends.base import TICK, Backend
-from django_distlock.concurrency import finalizers
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock, finalizers
 from django_distlock.concurrency.deadline import LEAST_PATIENCE
 from django_distlock.concurrency.flow import Flow, Step, arun, finished, run
 from django_distlock.concurrency.parking import Turn
@@ -111,7 +110,7 @@ class SessionLockBackend(Backend, Generic[S]):
             wait_sessions = count("wait_sessions", options.get("wait_sessions", WAIT_SESSIONS))
         except (TypeError, ValueError) as error:
             raise ImproperlyConfigured(f"DISTLOCK[{alias!r}]: {error}") from error
-        self.sessions: Sessions[S] = Sessions(self._connect, lambda: self.wake_at(monotonic() + TICK))
+        self.sessions: Sessions[S] = Sessions(self._connect, lambda: self.wake_at(clock.now() + TICK))
         self._places = Places(wait_sessions)
         self._notes = Notes(alias, self.sessions, self.notes_sql)
         self._busy = BusyKeys()
@@ -127,7 +126,7 @@ class SessionLockBackend(Backend, Generic[S]):
     def _connect(self, waits: bool, until: float) -> Flow[S]:
         """:meth:`_open`; the first session of a process proves that the server excludes (R22b):
         UnsupportedOperation."""
-        until = min(until, monotonic() + CONNECT_LIMIT)
+        until = min(until, clock.now() + CONNECT_LIMIT)
         session = yield from self._open(waits, until)
         if not self._proven_at:
             try:
@@ -137,7 +136,7 @@ class SessionLockBackend(Backend, Generic[S]):
             except BaseException:
                 session.close()
                 raise
-            self._proven_at = monotonic()
+            self._proven_at = clock.now()
         return session
 
     def tick(self, now: float) -> float | None:
@@ -161,7 +160,7 @@ class SessionLockBackend(Backend, Generic[S]):
     # acquiring
 
     def acquire_fast(self, claim: Claim, wait: float) -> Grant | None:
-        key, shared, asked = claim.key, claim.shared, monotonic()
+        key, shared, asked = claim.key, claim.shared, clock.now()
         if self._busy.until and self._busy.until.get(key.digest, 0.0) >= asked:  # lately(), without its call
             return self._wait_fast(claim, wait, asked)
         session = self.sessions.open_shared
@@ -237,7 +236,7 @@ class SessionLockBackend(Backend, Generic[S]):
         digest = claim.key.digest
         for session in self.sessions.all():
             if session.held.get(digest, 0) > sum(grant.session is session for grant in known):
-                return Grant(claim=claim, acquired_at=monotonic(), session=session)
+                return Grant(claim=claim, acquired_at=clock.now(), session=session)
         return None
 
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
@@ -247,7 +246,7 @@ class SessionLockBackend(Backend, Generic[S]):
         return await arun(self._acquire(claim, wait))
 
     def _acquire(self, claim: Claim, wait: float) -> Flow[Grant | None]:
-        now = monotonic()
+        now = clock.now()
         until = max(claim.answer_by or now + max(wait, LEAST_PATIENCE), now + GRACE)
         digest = claim.key.digest
         try:
@@ -258,9 +257,9 @@ class SessionLockBackend(Backend, Generic[S]):
                 self._busy.add(digest, now)
             return (yield from self._queue(claim, now + wait, until))
         except StatementTimeout as error:
-            if self.sessions.heard_since(monotonic() - SILENCE):
+            if self.sessions.heard_since(clock.now() - SILENCE):
                 return None  # the server is well: all the time was spent behind others of this process
-            seconds = monotonic() - now
+            seconds = clock.now() - now
             raise BackendUnavailable(
                 f"The server of alias {self.alias!r} did not answer within {seconds:.2f} s."
             ) from error
@@ -275,9 +274,9 @@ class SessionLockBackend(Backend, Generic[S]):
             proven_at = self._proven_at
             session = self.sessions.usable() or (yield from self.sessions.shared(until))
             if self._proven_at != proven_at:  # the proof may have taken the caller's time
-                until = max(until, monotonic() + LEAST_PATIENCE)
+                until = max(until, clock.now() + LEAST_PATIENCE)
             try:
-                return (yield from locked(session.mutex, until - monotonic(), self._try_on(session, claim, until)))
+                return (yield from locked(session.mutex, until - clock.now(), self._try_on(session, claim, until)))
             except SessionDead:
                 if not attempts:
                     raise
@@ -285,7 +284,7 @@ class SessionLockBackend(Backend, Generic[S]):
     def _try_on(self, session: S, claim: Claim, until: float) -> Flow[Grant | None]:
         if session.dead is not None:
             raise SessionDead(session.dead)
-        asked = monotonic()
+        asked = clock.now()
         try:
             granted = yield from session.lock(claim.key, claim.shared, min(until, asked + STATEMENT_LIMIT))
             if not granted:
@@ -314,13 +313,13 @@ class SessionLockBackend(Backend, Generic[S]):
         place, seconds = Place(), TURN
         try:
             grant, taken = None, self._places.take(place)
-            while grant is None and (taken or monotonic() < until):
+            while grant is None and (taken or clock.now() < until):
                 if not taken:
-                    taken = yield from self._places.enter(place, min(until - monotonic(), ASK_EVERY))
+                    taken = yield from self._places.enter(place, min(until - clock.now(), ASK_EVERY))
                     grant = yield from self._try(claim, answer_by)
                 if taken and grant is None:
                     try:
-                        grant = yield from self._wait(claim, until, monotonic() + seconds)
+                        grant = yield from self._wait(claim, until, clock.now() + seconds)
                         break
                     except TurnOver:
                         self._places.leave(place)
@@ -335,13 +334,13 @@ class SessionLockBackend(Backend, Generic[S]):
         """Wait on a session that is lent for it; None at the deadline. TurnOver: others want the place."""
         try:
             # a wait of a millisecond is too short to connect in: let the session come for the next one
-            session = yield from self.sessions.lend(max(until, monotonic() + GRACE))
+            session = yield from self.sessions.lend(max(until, clock.now() + GRACE))
         except StatementTimeout:
             return None
         session.wanted, session.turn_ends = self._places.wanted, turn_ends
         grant: Grant | None = None
         try:
-            if monotonic() < until:
+            if clock.now() < until:
                 grant = yield from locked(session.mutex, math.inf, self._wait_on(session, claim, until))
             return grant
         finally:
@@ -352,7 +351,7 @@ class SessionLockBackend(Backend, Generic[S]):
                 self.sessions.give_back(session)
 
     def _wait_on(self, session: S, claim: Claim, until: float) -> Flow[Grant | None]:
-        asked = monotonic()
+        asked = clock.now()
         try:
             if not (yield from session.wait(claim.key, claim.shared, until)):
                 return None
@@ -375,18 +374,18 @@ class SessionLockBackend(Backend, Generic[S]):
         """Have the server end an interrupted wait. If the socket were closed instead, the waiter would stay in the
         queue for a while, and might get the lock."""
         session.turn_ends = math.inf
-        until = monotonic() + STATEMENT_LIMIT / 2
+        until = clock.now() + STATEMENT_LIMIT / 2
         try:
             while True:
-                other = yield from self.sessions.shared(monotonic() + STATEMENT_LIMIT / 2)
+                other = yield from self.sessions.shared(clock.now() + STATEMENT_LIMIT / 2)
                 yield from locked(
-                    other.mutex, STATEMENT_LIMIT / 2, other.cancel(session, monotonic() + STATEMENT_LIMIT / 2)
+                    other.mutex, STATEMENT_LIMIT / 2, other.cancel(session, clock.now() + STATEMENT_LIMIT / 2)
                 )
                 try:
-                    yield from session.settle(min(until, monotonic() + CANCEL_AGAIN))
+                    yield from session.settle(min(until, clock.now() + CANCEL_AGAIN))
                     break
                 except StatementTimeout:  # the server had not begun to wait when it was cancelled
-                    if monotonic() >= until:
+                    if clock.now() >= until:
                         raise
             yield from session.clear(until)
         except BaseException as error:
@@ -496,7 +495,7 @@ class SessionLockBackend(Backend, Generic[S]):
     def _verify(self, grant: Grant) -> Flow[bool]:
         session: S = grant.session
         try:
-            yield from locked(session.mutex, STATEMENT_LIMIT, self._ping(session, monotonic() + STATEMENT_LIMIT))
+            yield from locked(session.mutex, STATEMENT_LIMIT, self._ping(session, clock.now() + STATEMENT_LIMIT))
         except StatementTimeout as error:
             raise BackendUnavailable(f"The server of alias {self.alias!r} did not answer.") from error
         return session.dead is None
@@ -550,11 +549,11 @@ class SessionLockBackend(Backend, Generic[S]):
     def _aside(self, work: Callable[[S], Flow[T]]) -> Flow[T]:
         """Do ``work`` for an operator, on a session without locks. ServerError if the server refuses."""
         try:
-            return (yield from self.sessions.aside(work, monotonic() + STATEMENT_LIMIT))
+            return (yield from self.sessions.aside(work, clock.now() + STATEMENT_LIMIT))
         except (SessionDead, StatementTimeout) as error:
             raise unavailable(self.alias, error) from error
 
     def _ask(self, sql: bytes) -> list[Any]:
         """The rows of one statement, for an operator."""
-        rows: list[Any] = run(self._aside(lambda session: session.query(sql, monotonic() + STATEMENT_LIMIT)))
+        rows: list[Any] = run(self._aside(lambda session: session.query(sql, clock.now() + STATEMENT_LIMIT)))
         return rows

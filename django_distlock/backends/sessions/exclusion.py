@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.concurrency.deadline import LEAST_PATIENCE
 from django_distlock.exceptions import BackendUnavailable, UnsupportedOperation
 from django_distlock.keys import LockKey
@@ -34,7 +34,7 @@ def limit(until: float, most: float = STATEMENT_LIMIT) -> float:
     The proof takes some fifteen round trips. One that is cut short begins again at the next lock, so with the caller's
     deadline alone a distant server would never be proven. The watchdog does not know these sessions yet.
     """
-    now = monotonic()
+    now = clock.now()
     return max(min(until, now + most), now + LEAST_PATIENCE)
 
 

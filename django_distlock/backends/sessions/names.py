@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from django_distlock.backends.text import printable, readable, short
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.concurrency.flow import run
 from django_distlock.exceptions import BackendUnavailable, UnsupportedOperation
 from django_distlock.records import Noted
@@ -108,7 +108,7 @@ class Notes(Generic[S]):
     def write(self, notes: Sequence[Note], done: Callable[[list[Noted]], object]) -> bool:
         """Start to write, and call ``done`` after it. False if the last batch is still being written, or has just
         failed."""
-        if self._thread is not None or monotonic() < self._rests_until:
+        if self._thread is not None or clock.now() < self._rests_until:
             return False
         self._thread = threading.Thread(
             target=self._run, args=(notes, done), name=f"distlock-{self._alias}-names", daemon=True
@@ -133,12 +133,12 @@ class Notes(Generic[S]):
             self._rest(REFUSED, logging.INFO, error)
         except Exception:
             logger.exception("The names of the locks of alias %r could not be kept.", self._alias)
-            self._rests_until = monotonic() + REFUSED
+            self._rests_until = clock.now() + REFUSED
         finally:
             self._thread = None
 
     def _rest(self, most: float, level: int, error: Exception) -> None:
-        self._rests_until = monotonic() + min(most, FIRST * 2 ** min(self._failures, 16))
+        self._rests_until = clock.now() + min(most, FIRST * 2 ** min(self._failures, 16))
         self._failures += 1
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if reason not in self._said:
@@ -155,7 +155,7 @@ class Notes(Generic[S]):
     def _write(self, notes: dict[str, Note]) -> list[Noted]:
         def statements() -> list[bytes]:
             """The statements contain ages, so they are made when they can be sent."""
-            now = monotonic()
+            now = clock.now()
             # in one order everywhere, so that two processes that write the same names do not deadlock
             return self._sql.write(", ".join(self._sql.row(notes[key], now) for key in sorted(notes)))
 
@@ -166,7 +166,7 @@ class Notes(Generic[S]):
 
     def run(self, statements: Callable[[], Sequence[bytes]]) -> list[Any]:
         """Run ``statements``, made once there is a session; the rows of the last one."""
-        until = monotonic() + STATEMENT_LIMIT
+        until = clock.now() + STATEMENT_LIMIT
 
         def ask(session: S) -> Flow[list[Any]]:
             rows: list[Any] = []

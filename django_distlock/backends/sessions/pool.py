@@ -14,7 +14,7 @@ import threading
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from django_distlock.backends.base import IDLE, TICK
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.concurrency.parking import FairLock
 
 from .session import STATEMENT_LIMIT, Session, StatementTimeout, locked
@@ -66,7 +66,7 @@ class Sessions(Generic[S]):
 
     def _lend(self, session: S) -> None:
         # before it leaves _idle, and back in the other order: an interrupt between the two must not lose its place
-        session.used_at = monotonic()
+        session.used_at = clock.now()
         self._lent.add(session)
 
     def usable(self) -> S | None:
@@ -84,7 +84,7 @@ class Sessions(Generic[S]):
             return session
         if full is not None and full.dead is None:
             self.retire(full)
-        return (yield from locked(self._opening, until - monotonic(), self._open_shared(until)))
+        return (yield from locked(self._opening, until - clock.now(), self._open_shared(until)))
 
     def _open_shared(self, until: float) -> Flow[S]:
         session = self.open_shared
@@ -117,7 +117,7 @@ class Sessions(Generic[S]):
 
     def give_back(self, session: S) -> None:
         """Take back a session that holds no lock. It is closed if it is dead or retired."""
-        session.used_at = monotonic()
+        session.used_at = clock.now()
         with self._mutex:
             if session in self._lent and session.dead is None:
                 self._idle.append(session)
@@ -129,7 +129,7 @@ class Sessions(Generic[S]):
         """Do ``work`` on a session that holds nothing: a statement that takes long, or hangs, costs no lock."""
         session = yield from self.lend(until)
         try:
-            return (yield from locked(session.mutex, until - monotonic(), work(session)))
+            return (yield from locked(session.mutex, until - clock.now(), work(session)))
         except StatementTimeout:
             session.kill("a statement hung")
             raise
@@ -164,7 +164,7 @@ class Sessions(Generic[S]):
                     session.close()
                 finally:
                     turn.release()
-            elif monotonic() < session.dead_at + STATEMENT_LIMIT:
+            elif clock.now() < session.dead_at + STATEMENT_LIMIT:
                 continue
             # else an interrupt has lost the mutex: the connection closes when no thread refers to it
             with self._mutex:

@@ -11,8 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from django_distlock.concurrency import sockets
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock, sockets
 from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.concurrency.parking import FairLock
 from django_distlock.concurrency.places import LOOK_EVERY
@@ -90,7 +89,7 @@ class Session(ABC):
         self.retired = False
         # how often each lock is held, by digest
         self.held: defaultdict[bytes, int] = defaultdict(int)
-        self.used_at = self.replied_at = monotonic()
+        self.used_at = self.replied_at = clock.now()
         # when the statement was sent that a thread is blocked on, for the watchdog
         self.started: float | None = None
         # while a wait runs: when others of this process may have its place, and whether any want it
@@ -175,11 +174,11 @@ class Session(ABC):
 
     def look_at(self, until: float) -> float:
         """When to look up from waiting for a reply by ``until``."""
-        return until if self.turn_ends == math.inf else min(until, monotonic() + LOOK_EVERY)
+        return until if self.turn_ends == math.inf else min(until, clock.now() + LOOK_EVERY)
 
     def look(self, until: float) -> None:
         """Nothing has come: wait on, or raise StatementTimeout or TurnOver."""
-        now = monotonic()
+        now = clock.now()
         if now >= until:
             raise StatementTimeout
         if now >= self.turn_ends and self.wanted():
@@ -195,7 +194,7 @@ class Session(ABC):
         with self._end:
             if self.dead is None:
                 self.dead = reason
-            self.dead_at = min(self.dead_at, monotonic())
+            self.dead_at = min(self.dead_at, clock.now())
             if not self._closed:
                 sockets.shut(self.fd)
 

@@ -12,7 +12,7 @@ from kazoo.exceptions import ZookeeperError
 
 from django_distlock.backends.base import Backend
 from django_distlock.backends.query import Chosen, LockQuery, Mine, chosen
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.concurrency.flow import Flow, arun, run
 from django_distlock.records import Claim, Finding, Grant, LockInfo
 
@@ -83,7 +83,7 @@ class ZooKeeperBackend(Backend):
                 )
                 self._start(session)
             session.used_by.add(work)
-            session.used_at = monotonic()
+            session.used_at = clock.now()
         return session
 
     def _start(self, session: ZooKeeperSession) -> None:
@@ -100,7 +100,7 @@ class ZooKeeperBackend(Backend):
     def _leave(self, session: ZooKeeperSession, work: object) -> None:
         with self._guard:
             session.used_by.discard(work)
-            session.used_at = monotonic()
+            session.used_at = clock.now()
 
     # acquire and release
 
@@ -113,7 +113,7 @@ class ZooKeeperBackend(Backend):
     def _acquire(self, claim: Claim, wait: float) -> Flow[Grant | None]:
         if claim.limit and not self._settings.writable:
             raise self.unsupported("have a semaphore whose nodes nobody may write to: OPTIONS['acl'] must allow it")
-        asked = monotonic()
+        asked = clock.now()
         until = asked + wait
         answer_by = max(until, claim.answer_by or asked + MIN_ANSWER_TIMEOUT)
         contender: Contender | None = None
@@ -128,7 +128,7 @@ class ZooKeeperBackend(Backend):
                 if wait > 0 and answer_by - asked < MIN_TIME_TO_JUDGE and not session.in_doubt():
                     return None
                 raise
-            self._parents[contender.parent] = monotonic()
+            self._parents[contender.parent] = clock.now()
             return Grant(claim=claim, acquired_at=asked, fence=contender.czxid, session=contender)
 
         try:
@@ -150,7 +150,7 @@ class ZooKeeperBackend(Backend):
             except ConnectionBroken:
                 continue
             except SessionEnded:
-                if not session.reached or monotonic() >= until:
+                if not session.reached or clock.now() >= until:
                     raise
             finally:
                 self._leave(session, work)
@@ -164,9 +164,9 @@ class ZooKeeperBackend(Backend):
     def _release(self, grant: Grant) -> Flow[bool]:
         contender: Contender = grant.session
         session, path = contender.session, contender.path
-        until, sent_before = monotonic() + REQUEST_TIMEOUT, False
+        until, sent_before = clock.now() + REQUEST_TIMEOUT, False
         try:
-            session.used_at = monotonic()  # first: unused for long, it would be closed before the answer comes
+            session.used_at = clock.now()  # first: unused for long, it would be closed before the answer comes
             session.held.discard(contender)
             if path is None or not session.lives():
                 return False
@@ -213,7 +213,7 @@ class ZooKeeperBackend(Backend):
 
     def _verify(self, grant: Grant) -> Flow[bool]:
         contender: Contender = grant.session
-        path, until = contender.path, monotonic() + REQUEST_TIMEOUT
+        path, until = contender.path, clock.now() + REQUEST_TIMEOUT
         while path is not None and self.alive(grant):
             try:
                 (stat,) = yield from contender.session.ask(until, lambda kazoo: kazoo.exists_async(path))
@@ -244,7 +244,7 @@ class ZooKeeperBackend(Backend):
         return self._look(lambda session, until: delete_holder(session, until, info.key, info.fence))
 
     def _look(self, work: Callable[[ZooKeeperSession, float], Flow[T]]) -> T:
-        until = monotonic() + REQUEST_TIMEOUT
+        until = clock.now() + REQUEST_TIMEOUT
         return run(self._on_session(lambda session: work(session, until), until))
 
     # the keepalive thread
@@ -276,7 +276,7 @@ class ZooKeeperBackend(Backend):
     def _watch_held(self, session: ZooKeeperSession) -> None:
         if session.state is not ZooKeeperSession.CONNECTED:
             return
-        long_ago = monotonic() - WATCH_AFTER
+        long_ago = clock.now() - WATCH_AFTER
         for contender in list(session.held):
             if not contender.watched and contender.since < long_ago:
                 contender.watch()
@@ -298,7 +298,7 @@ class ZooKeeperBackend(Backend):
         with self._guard:
             session, self._session = self._session, None
         if session is not None:
-            self._delete_parents(session, monotonic())
+            self._delete_parents(session, clock.now())
             session.end()
             session.close(wait=True)
         super().close()

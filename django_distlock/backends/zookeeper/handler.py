@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from kazoo.handlers.threading import SequentialThreadingHandler
 
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -121,18 +121,18 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
             poll.register(each, select.POLLOUT)
         # the rest of a message can nearly always be read or written at once
         ready = poll.poll(0) if len(readers) + len(writers) == 1 else []
-        until = math.inf if timeout is None else monotonic() + timeout
+        until = math.inf if timeout is None else clock.now() + timeout
         while not ready:
-            left = min(until, self._look_after()) - monotonic()
+            left = min(until, self._look_after()) - clock.now()
             ready = poll.poll(max(left, 0.0) * 1000)
-            if monotonic() >= until:
+            if clock.now() >= until:
                 break
         found = {fd for fd, _ in ready}
         return *([each for each in group if each.fileno() in found] for group in (readers, writers)), []
 
     def _look_after(self) -> float:
         """Do what is due while the thread waits. Returns the monotonic time of the next check."""
-        now = monotonic()
+        now = clock.now()
         limits = [each for each in (self.answer_by, self.closed_by) if each is not None]
         if limits and now >= min(limits):
             self.drop()

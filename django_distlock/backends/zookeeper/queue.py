@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kazoo.exceptions import NoNodeError
 from kazoo.protocol.states import EventType
 
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.concurrency.parking import Parker
 from django_distlock.concurrency.tokens import new_token
@@ -63,11 +63,11 @@ class Contender:
         The first answer has time until ``answer_by``. Raises BackendUnavailable. A node that is not granted is deleted
         in every case.
         """
-        waits = until > monotonic()
+        waits = until > clock.now()
         try:
             nodes = yield from self._join(answer_by)
             while not (yield from self._in_turn(nodes, until)):
-                now = monotonic()
+                now = clock.now()
                 if now >= until:
                     if waits and self.session.in_doubt():
                         raise NoAnswer(self.session.failure(None))
@@ -78,13 +78,13 @@ class Contender:
                     nodes = yield from self._join(max(until, now + LEAVE_TIMEOUT))
             if not self.session.lives():  # the answer was read late, and others may hold the lock by now
                 raise SessionEnded(self.session.failure(None))
-            self.since = monotonic()
+            self.since = clock.now()
             self.session.held.add(self)
         except (GeneratorExit, BackendUnavailable):
             self.abandon()
             raise
         except BaseException:
-            now = monotonic()
+            now = clock.now()
             deadline = max(until if waits else answer_by, now + LEAVE_TIMEOUT)
             yield from self.leave(min(now + INTERRUPTED_LEAVE_TIMEOUT, deadline))
             raise
@@ -98,7 +98,7 @@ class Contender:
         need not read the queue again. A node that is deleted without the mark may have been a waiter's, with others
         ahead of it. After a longer wait the queue is read in any case: an operator may have deleted this node.
         """
-        listed_at = monotonic()
+        listed_at = clock.now()
         place = place_of(nodes, self._token)
         if place is None:  # another client has deleted the node
             self.path = None
@@ -108,11 +108,11 @@ class Contender:
             if self._limit and place + 1 < len(nodes):
                 self._announce_grant()
             return True
-        if monotonic() < until:
+        if clock.now() < until:
             self.marks = self._exclusive
             with contextlib.suppress(ConnectionBroken):  # the queue is read again on the next connection
                 released = yield from self._changed(behind, until)
-                return released and monotonic() - listed_at < TRUST and not self.session.in_doubt()
+                return released and clock.now() - listed_at < TRUST and not self.session.in_doubt()
         return False
 
     def _changed(self, behind: str | None, until: float) -> Flow[bool]:
@@ -139,7 +139,7 @@ class Contender:
                 there = None not in answers
                 waits = there and not (self._limit and answers[0][1].version)  # else it was granted already
             if waits:
-                yield Step(parker.park, parker.apark, (until - monotonic(),))
+                yield Step(parker.park, parker.apark, (until - clock.now(),))
                 return behind is not None and is_exclusive(behind) and (yield from watch.marked(until))
         except NoAnswer:
             pass  # the caller's time is over
@@ -209,7 +209,7 @@ class Contender:
         """Delete the node. Returns True if the server has confirmed it by the monotonic time ``until``."""
         parker = Parker()
         self.abandon(parker.wake)
-        return bool((yield Step(parker.park, parker.apark, (until - monotonic(),))))
+        return bool((yield Step(parker.park, parker.apark, (until - clock.now(),))))
 
     def abandon(self, gone: Callable[[], object] = bool) -> None:
         """Delete the node without waiting, even if its creation was not answered yet. Calls ``gone`` once it
@@ -260,4 +260,4 @@ class Contender:
         if self in self.session.held:
             self.session.held.discard(self)
             self.broken = True
-            self.session.wake_at(monotonic())
+            self.session.wake_at(clock.now())

@@ -33,7 +33,7 @@ from kazoo.protocol.serialization import Create2, Delete, SetData, Transaction
 from kazoo.protocol.states import EventType
 from kazoo.retry import KazooRetry
 
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.concurrency.parking import Parker
 from django_distlock.exceptions import BackendUnavailable
@@ -135,9 +135,9 @@ class NodeWatch(Waiters):
     def __call__(self, event: Any) -> None:
         self.forget()
         if event.type == EventType.CHANGED:
-            self._changed_at = monotonic()
+            self._changed_at = clock.now()
         elif event.type == EventType.DELETED and self._changed_at is not None:
-            self.released = monotonic() - self._changed_at < MARK_TIMEOUT
+            self.released = clock.now() - self._changed_at < MARK_TIMEOUT
         self.wake_all()
 
     def marked(self, until: float) -> Flow[bool]:
@@ -149,7 +149,7 @@ class NodeWatch(Waiters):
         self.add(parker)
         try:
             if self._changed_at is not None and not self.released:
-                yield Step(parker.park, parker.apark, (min(MARK_TIMEOUT, until - monotonic()),))
+                yield Step(parker.park, parker.apark, (min(MARK_TIMEOUT, until - clock.now()),))
         finally:
             self.remove(parker)
         return self.released
@@ -167,7 +167,7 @@ class ZooKeeperSession:
     def __init__(self, alias: str, settings: Mapping[str, Any], path: str, wake_at: Callable[[float], None]) -> None:
         self.path = path
         self.timeout: float = settings["timeout"]
-        self.heard_at = self.used_at = monotonic()
+        self.heard_at = self.used_at = clock.now()
         self.state = self.CONNECTING
         # whether there ever was a connection; if not, the end means that no server could be reached
         self.reached = False
@@ -220,7 +220,7 @@ class ZooKeeperSession:
     def _connecting(self, *args: Any) -> Any:
         """Connect to one host, in the place of kazoo's own method."""
         # kazoo would wait for an answer until the session times out; a server that just starts may never give one
-        began = monotonic()
+        began = clock.now()
         self._handler.answer_by = began + self._answer_timeout
         try:
             read_timeout, connect_timeout = self._connect(*args)
@@ -255,7 +255,7 @@ class ZooKeeperSession:
         self.waiters.wake_all()
         for token in list(self._repeated):
             self._send_again(token)
-        self.wake_at(monotonic())
+        self.wake_at(clock.now())
 
     def _changed(self, state: str) -> None:
         if state == "LOST":
@@ -267,7 +267,7 @@ class ZooKeeperSession:
                 self.state = self.SUSPENDED
             self._watches.clear()  # kazoo has called them all
             self.waiters.wake_all()
-            self.wake_at(monotonic())
+            self.wake_at(clock.now())
 
     # its state
 
@@ -281,7 +281,7 @@ class ZooKeeperSession:
             self._finish(token, None)
         self.waiters.wake_all()
         self.asking.wake_all()
-        self.wake_at(monotonic())
+        self.wake_at(clock.now())
 
     @property
     def lost_at(self) -> float:
@@ -292,14 +292,14 @@ class ZooKeeperSession:
         """False, for good, once the session has ended or may have ended."""
         if self.state is self.ENDED:
             return False
-        if monotonic() >= self.lost_at and self.state is not self.CONNECTING:
+        if clock.now() >= self.lost_at and self.state is not self.CONNECTING:
             self.end()
             return False
         return True
 
     def in_doubt(self) -> bool:
         """Is there no connection at present, or has the server been silent for DOUBT of the session timeout?"""
-        return self.state is not self.CONNECTED or monotonic() >= self.heard_at + self.timeout * DOUBT
+        return self.state is not self.CONNECTED or clock.now() >= self.heard_at + self.timeout * DOUBT
 
     @property
     def idle(self) -> bool:
@@ -314,7 +314,7 @@ class ZooKeeperSession:
         """
         if self.state is not self.CONNECTED:
             return math.inf
-        now = monotonic()
+        now = clock.now()
         if self._asked_at is not None:
             dead = self._asked_at + self.timeout * (DOUBT - ASK)
             if now >= dead:
@@ -337,7 +337,7 @@ class ZooKeeperSession:
         An interrupt between kazoo's queue of requests and the wake-up of its thread would leave that one request
         behind for good, and kazoo swallows some interrupts: so the thread is woken once more after any failure.
         """
-        sent = monotonic()
+        sent = clock.now()
         try:
             result = request(self.kazoo)
         except BaseException:
@@ -366,7 +366,7 @@ class ZooKeeperSession:
             results = [self.send(request) for request in requests]
             # the server answers in order, so that the last answer is the last
             results[-1].rawlink(lambda result: parker.wake())
-            if not (yield Step(parker.park, parker.apark, (until - monotonic(),))):
+            if not (yield Step(parker.park, parker.apark, (until - clock.now(),))):
                 raise NoAnswer(self.failure(None))
         finally:
             self.asking.remove(parker)
@@ -406,11 +406,11 @@ class ZooKeeperSession:
                     return
                 if not self.lives():
                     raise SessionEnded(self.failure(self._error)) from self._error
-                left = min(until, self.lost_at if self.state is self.SUSPENDED else until) - monotonic()
+                left = min(until, self.lost_at if self.state is self.SUSPENDED else until) - clock.now()
                 woken = yield Step(parker.park, parker.apark, (left,))
             finally:
                 self.waiters.remove(parker)
-            if not woken and monotonic() >= until:
+            if not woken and clock.now() >= until:
                 raise NoAnswer(self.failure(None))
 
     def watch(self, path: str) -> NodeWatch:
@@ -498,7 +498,7 @@ class ZooKeeperSession:
             return
         with self._closing:
             atexit.unregister(self._close)
-            self._handler.closed_by = monotonic() + CLOSE_TIMEOUT
+            self._handler.closed_by = clock.now() + CLOSE_TIMEOUT
             if self._handler.spawned:
                 self.kazoo.stop()
             self.kazoo.close()

@@ -17,7 +17,7 @@ from django.http import HttpResponse, StreamingHttpResponse
 from django_distlock import BackendUnavailable
 from django_distlock.browser import store
 from django_distlock.browser.conf import config
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.http.bodies import private, private_json
 from django_distlock.http.transactions import outside_transactions
 from django_distlock.http.visitors import leave_session_alone, visitor_of
@@ -90,10 +90,10 @@ def _opened(request: HttpRequest, ids: list[str]) -> tuple[Any, ...] | HttpRespo
 async def _frames(alias: str, principal: str, names: dict[str, tuple[str, bool]]) -> AsyncIterator[bytes]:
     watch = Watch(alias, principal, names)
     watcher.add(watch)
-    end = monotonic() + LIFETIME
+    end = clock.now() + LIFETIME
     try:
         yield f"retry: {RECONNECT}\n: {len(names)} watched\n\n".encode()
-        while (left := end - monotonic()) > 0:
+        while (left := end - clock.now()) > 0:
             news = await watch.next(min(HEARTBEAT, left))
             yield b"".join(_frame(*event) for event in news) or b": alive\n\n"
     finally:

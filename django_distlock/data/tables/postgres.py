@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
 
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.data.errors import lock_errors
 from django_distlock.data.timeouts import run, wait_limit
 from django_distlock.manager.isolation import configured_level, warn_of_stale_snapshot
@@ -36,12 +36,12 @@ def lock(stack: ExitStack, connection: Any, tables: Sequence[Table], timeout: fl
         # The first statement would be fine: LOCK TABLE takes no snapshot. The level is that of the settings: asking the
         # server would cost a statement.
         warn_of_stale_snapshot(described(tables), "transaction", configured_level(connection), [connection])
-    until = None if timeout is None else monotonic() + timeout
+    until = None if timeout is None else clock.now() + timeout
     with lock_errors(connection, described(tables), timeout):
         for mode, group in groupby(tables, key=lambda table: table.mode):
             sql = f"LOCK TABLE {', '.join(table.name for table in group)} IN {mode.upper()} MODE"
             if timeout == 0:
                 run(connection, f"{sql} NOWAIT")
                 continue
-            with wait_limit(connection, None if until is None else until - monotonic()):
+            with wait_limit(connection, None if until is None else until - clock.now()):
                 run(connection, sql)

@@ -19,7 +19,7 @@ from django.urls import get_script_prefix, resolve
 from django.utils import translation
 
 from django_distlock import BackendUnavailable
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.editing.conf import config
 from django_distlock.editing.resources import pk_of
 from django_distlock.http.transactions import transactions_of_request
@@ -108,13 +108,13 @@ class Gate:
     def access(self, permission: str, resource: Resource, *, again: bool = False) -> Access:
         """What the visitor may do with the object; ``again``: ask even if the answer is remembered."""
         key = (self._signer, permission, resource.digest)
-        if not again and self._remembered.get(key, 0) > monotonic():
+        if not again and self._remembered.get(key, 0) > clock.now():
             return Access(True)
         found = self._ask(permission, lambda page, request: page.access(request, resource))
         if found.edit:
             if len(self._remembered) >= MOST_REMEMBERED:
                 self._remembered.clear()
-            self._remembered[key] = monotonic() + self._beat
+            self._remembered[key] = clock.now() + self._beat
         else:
             self._remembered.pop(key, None)
         return found
@@ -171,11 +171,11 @@ class Gate:
         """Should the page offer a takeover? The answer is remembered for one beat."""
         key = (self._signer, permission, resource.digest, "" if holder is None else holder.lease)
         until, answer = self._takeovers.get(key, (0.0, False))
-        if until <= monotonic():
+        if until <= clock.now():
             answer = self.may_take_over(permission, resource, holder)
             if len(self._takeovers) >= MOST_REMEMBERED:
                 self._takeovers.clear()
-            self._takeovers[key] = (monotonic() + self._beat, answer)
+            self._takeovers[key] = (clock.now() + self._beat, answer)
         return answer
 
     def may_take_over(

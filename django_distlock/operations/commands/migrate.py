@@ -9,7 +9,7 @@ from django.core.management import get_commands, load_command_class
 from django.core.management.base import BaseCommand
 
 from django_distlock import BackendUnavailable, LockLost, held_locks
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.concurrency.text import one_line
 from django_distlock.operations.migration_lock import migration_lock
 
@@ -77,9 +77,9 @@ class Migrate(Subcommand):
         self.stderr.write("The lock was lost: another process may run migrate at the same time.")
 
     def _acquire(self, lock: Lock, timeout: float | None) -> Lease | None:
-        began = news_at = monotonic()
+        began = news_at = clock.now()
         while (lease := self._try(lock)) is None:
-            now = monotonic()
+            now = clock.now()
             if timeout is not None and now - began >= timeout:
                 self.stderr.write(f"Another process is still running migrate after {timeout:g} s; nothing was done.")
                 return None
@@ -91,7 +91,7 @@ class Migrate(Subcommand):
 
     @staticmethod
     def _try(lock: Lock) -> Lease | None:
-        until = monotonic() + SILENCE
+        until = clock.now() + SILENCE
         while True:
             try:
                 return lock.try_acquire()
@@ -101,7 +101,7 @@ class Migrate(Subcommand):
                         f"{error} Before the first migrate the tables of this backend are missing: leave out --using, "
                         "or name an alias with another backend."
                     ) from error.__cause__
-                if monotonic() >= until:
+                if clock.now() >= until:
                     raise
             time.sleep(PAUSE)
 

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django_distlock import DistlockError, LockNotAcquired, advisory_lock
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency import clock
 from django_distlock.operations.lookup import show_name
 
 from .base import EX_TEMPFAIL, EX_UNAVAILABLE, Subcommand, number
@@ -101,7 +101,7 @@ class Run(Subcommand):
             return self._watch(program, lease, grace)
 
     def _watch(self, program: Program, lease: Lease, grace: float) -> int:
-        margin = 0.0 if lease.valid_until is None else MARGIN * (lease.valid_until - monotonic())
+        margin = 0.0 if lease.valid_until is None else MARGIN * (lease.valid_until - clock.now())
         try:
             while (status := program.wait(CHECK_EVERY)) is None:
                 if not lease.held_for(margin):
@@ -116,7 +116,7 @@ class Run(Subcommand):
         why = "was lost"
         if lease.held and lease.valid_until is not None:
             why = "could not be renewed"
-            grace = min(grace, max(0.0, lease.valid_until - monotonic()))
+            grace = min(grace, max(0.0, lease.valid_until - clock.now()))
         self.stderr.write(f"The lock {lease.name!r} {why}: ending the command.")
         return program.end(grace)
 
@@ -200,8 +200,8 @@ class Program:
     def end(self, grace: float) -> int:
         """Send TERM, and KILL after ``grace`` seconds; return the exit status."""
         self.send(signal.SIGTERM)
-        until = monotonic() + grace
-        while not self._gone() and (left := until - monotonic()) > 0:
+        until = clock.now() + grace
+        while not self._gone() and (left := until - clock.now()) > 0:
             time.sleep(min(left, CHECK_EVERY / 4))
         if not self._gone() and not self.send(signal.SIGKILL):
             self._warn("Processes that run as another user could not be ended.")

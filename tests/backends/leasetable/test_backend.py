@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock.backends.leasetable.records import KEPT
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.records import Claim, drift
 from tests.backends.leasetable.stores import SERVERS, SQLITE, STORES, TTL, Stores
 from tests.support.unhurried import give_time

@@ -19,7 +19,7 @@ from django_distlock.backends.leasetable import pruning
 from django_distlock.backends.leasetable.backend import LeaseTableBackend
 from django_distlock.backends.leasetable.records import KEPT, StoreError
 from django_distlock.backends.leasetable.sqlite import lease_path
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from tests.backends.leasetable.stores import SERVERS, STORES, Stores
 from tests.conftest import eventually
 from tests.support.unhurried import give_time

@@ -16,7 +16,7 @@ from django_distlock.backends.leasetable import sqlite, wakeups
 from django_distlock.backends.leasetable.statements import PLACE
 from django_distlock.backends.leasetable.waiter import LONGEST_OF_NEXT, LONGEST_PAUSE, SIGN_OF_LIFE, TicketHolder
 from django_distlock.backends.leasetable.wakeups import PREFIX, WakeSockets
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.exceptions import BackendUnavailable
 from tests.backends.leasetable.stores import Stores
 

@@ -12,7 +12,7 @@ from django_distlock import UnsupportedOperation
 from django_distlock.backends.mysql.session import MySQLSession
 from django_distlock.backends.mysql.session import prepare as prepare_session
 from django_distlock.backends.sessions.session import ServerError
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.concurrency.flow import run
 from tests.faults.server import is_mariadb
 

@@ -18,7 +18,7 @@ from django.db import connections, transaction
 from django_distlock import BackendUnavailable, LockTimeout, advisory_lock, held_locks
 from django_distlock.backends.postgres.session import STATEMENTS
 from django_distlock.backends.sessions.session import ServerError
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.concurrency.flow import run
 from django_distlock.manager.registry import registry
 from tests.backends.actors import hold, share_and_write

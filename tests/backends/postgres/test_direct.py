@@ -26,7 +26,7 @@ from django_distlock import advisory_lock
 from django_distlock.backends.postgres import statements, transaction
 from django_distlock.backends.postgres.statements import Bounded, nobody_looks
 from django_distlock.concurrency import sockets
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager import acquire, interrupted, lock_table, transactions
 from django_distlock.manager.registry import registry
 from tests.conftest import eventually

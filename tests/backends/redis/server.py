@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 
 from django_distlock import held_locks
 from django_distlock.backends.redis.backend import RedisBackend
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.concurrency.tokens import new_token
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import LockLost, advisory_lock, held_locks, semaphore
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.concurrency.deadline import Deadline
 from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.tokens import new_token
@@ -88,7 +88,7 @@ def test_wait_and_hand_over(account: str, name: str) -> None:
     other = type(entry.backend)(account, entry.backend.options)
     claim = Claim(key=entry.key(name), ttl=30.0, token=new_token(), answer_by=monotonic() + 10)
     hold = Hold(other, claim.key, "another process", False)
-    flow = ask_engine(hold, claim, Deadline(10, monotonic), monotonic)
+    flow = ask_engine(hold, claim, Deadline(10))
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(run, flow)
         eventually(

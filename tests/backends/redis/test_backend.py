@@ -18,7 +18,7 @@ from redis.crc import key_slot
 from django_distlock import advisory_lock, held_locks, semaphore
 from django_distlock.backends.redis import backend as engine
 from django_distlock.backends.redis.commands import ACQUIRE, keys_of
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.concurrency.tokens import new_token
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key

@@ -28,7 +28,7 @@ from django_distlock.backends.redis.connection import (
     reply_code,
 )
 from django_distlock.backends.redis.target import Target
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,7 +16,7 @@ from redis.exceptions import ConnectionError as DriverError
 from django_distlock import BackendUnavailable, LockTimeout, advisory_lock, held_locks
 from django_distlock.backends.redis import backend as engine
 from django_distlock.backends.redis import commands
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.registry import registry
 from django_distlock.records import drift
 from tests.backends.redis.server import BACKEND, free, url, waiters

@@ -17,7 +17,7 @@ from django_distlock.backends.redis.backend import RedisBackend
 from django_distlock.backends.redis.commands import ACQUIRE, RELEASE, RedisAttempt, holder_of, keys_of
 from django_distlock.records import Claim
 from tests.backends.redis.lua_redis import World, texts_of
-from tests.manager.world import key
+from tests.unit.world import key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

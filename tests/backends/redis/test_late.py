@@ -14,7 +14,7 @@ from django_distlock.backends.redis import backend as engine
 from django_distlock.backends.redis import connection as redis_connection
 from django_distlock.backends.redis.backend import RedisBackend
 from django_distlock.backends.redis.commands import keys_of
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.concurrency.flow import arun
 from django_distlock.manager.registry import registry
 from tests.backends.redis.server import Own, claim_of

@@ -12,7 +12,7 @@ import pytest
 from django_distlock.backends.redis import connection as redis_connection
 from django_distlock.backends.redis.backend import RedisBackend
 from django_distlock.backends.redis.connection import ConnectionFailed, pack
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.concurrency.flow import arun, run
 from tests.conftest import eventually
 

@@ -18,7 +18,7 @@ from django_distlock.backends.redlock.backend import RedlockBackend
 from django_distlock.backends.redlock.nodes import PLACES, NodeRequest
 from django_distlock.backends.redlock.rounds import Round
 from django_distlock.backends.redlock.waiter import Pace
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.sockets import readable
 from django_distlock.manager.registry import registry

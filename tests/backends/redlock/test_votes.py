@@ -14,7 +14,7 @@ import pytest
 from django_distlock import BackendUnavailable, LockLost
 from django_distlock.backends.redis.connection import PENDING
 from django_distlock.backends.redlock.backend import RedlockBackend
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.registry import registry
 from tests.backends.redlock.nodes import NODES, Nodes, five_nodes, key
 from tests.conftest import eventually

@@ -17,7 +17,7 @@ from django_distlock import LockTimeout
 from django_distlock.backends.redis.connection import PENDING
 from django_distlock.backends.redlock.acquire import RedlockAttempt
 from django_distlock.backends.redlock.backend import RedlockBackend
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.concurrency.tokens import new_token
 from django_distlock.manager.registry import registry
 from django_distlock.records import Claim

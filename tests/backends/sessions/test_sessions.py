@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from django_distlock import advisory_lock, held_locks
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager import name_log
 from django_distlock.manager.keepalive import keepalive
 from django_distlock.manager.registry import registry

@@ -16,7 +16,7 @@ from kazoo.security import make_acl, make_digest_acl
 
 from django_distlock import BackendUnavailable, LockTimeout, UnsupportedOperation, advisory_lock, semaphore
 from django_distlock.backends.zookeeper.backend import ZooKeeperBackend
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.concurrency.flow import run
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key

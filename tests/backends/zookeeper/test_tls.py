@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from django_distlock import BackendUnavailable, advisory_lock
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.registry import registry
 from tests.backends.zookeeper.server import USING, address, clerk, nodes, use
 from tests.support.timing import within

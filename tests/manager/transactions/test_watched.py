@@ -13,8 +13,9 @@ from psycopg.waiting import WAIT_R, wait
 
 from django_distlock.backends.postgres import statements
 from django_distlock.backends.postgres.statements import LATE, PATIENCE, SILENT, Bounded
+from django_distlock.concurrency import clock as real
 from django_distlock.concurrency import sockets
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from tests.support.timing import within
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Clock:
         self.late: Callable[[int], float] = lambda number: 0.0002
         self.polls = 0
         self.answers_at = math.inf
-        monkeypatch.setattr(statements, "monotonic", lambda: self.now)
+        monkeypatch.setattr(real, "now", lambda: self.now)
         monkeypatch.setattr(statements, "READY", SimpleNamespace(poll=self.poll))
 
     def poll(self, fd: int, write: bool, until: float) -> bool:

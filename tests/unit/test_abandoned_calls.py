@@ -1,0 +1,157 @@
+"""Calls in threads: their outcome is the caller's, or it is disposed of; and abandoned ones do not pile up."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_distlock.concurrency.abandoned_calls import Background, CallTimeout, NotStarted
+from django_distlock.concurrency.flow import arun, run
+from tests.conftest import PATIENCE, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from django_distlock.concurrency.flow import Flow
+
+NAME = "distlock-test-background"  # nothing_left looks for threads with such names
+FAR = float("inf")
+AT_ONCE = 0.0
+
+
+@pytest.fixture
+def background() -> Background:
+    return Background(NAME, limit=3)
+
+
+def by_task(flow: Flow[Any]) -> Any:
+    return asyncio.run(arun(flow))
+
+
+both = pytest.mark.parametrize("drive", [run, by_task])
+
+
+class Door:
+    """A call that returns when it is opened."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self.disposed: list[str] = []
+
+    def wait(self) -> str:
+        assert self.opened.wait(PATIENCE)
+        return "result"
+
+    def asked(self, background: Background, until: float) -> Flow[str]:
+        return background.call(until, self.wait, dispose=self.disposed.append)
+
+    def open_late(self) -> None:
+        assert not self.disposed
+        self.opened.set()
+        eventually(lambda: self.disposed == ["result"], "the late result is not disposed of")
+
+
+@pytest.fixture
+def door() -> Iterator[Door]:
+    made = Door()
+    yield made
+    made.opened.set()
+
+
+@both
+def test_the_result_and_the_error_are_the_callers(drive: Callable[..., Any], background: Background) -> None:
+    disposed: list[Any] = []
+    assert drive(background.call(FAR, divmod, 7, 2, dispose=disposed.append)) == (3, 1)
+    with pytest.raises(ZeroDivisionError):
+        drive(background.call(FAR, divmod, 7, 0, dispose=disposed.append))
+    assert not disposed
+
+
+@both
+def test_r7_it_is_abandoned_at_the_deadline(drive: Callable[..., Any], background: Background, door: Door) -> None:
+    with pytest.raises(CallTimeout):
+        drive(door.asked(background, AT_ONCE))
+    door.open_late()
+
+
+def test_r7_a_task_that_is_cancelled_abandons_it(background: Background, door: Door) -> None:
+    async def main() -> None:
+        task = asyncio.create_task(arun(door.asked(background, FAR)))
+        await asyncio.sleep(0)  # it begins
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    door.open_late()
+
+
+def test_errors_of_a_late_call_are_dropped(background: Background, door: Door) -> None:
+    def fail(result: str = "") -> None:
+        assert door.opened.wait(PATIENCE)
+        raise OSError
+
+    for function, dispose in ((fail, None), (door.wait, fail)):
+        with pytest.raises(CallTimeout):
+            run(background.call(AT_ONCE, function, dispose=dispose))
+    door.opened.set()
+
+
+def test_several_at_the_same_time(background: Background, door: Door) -> None:
+    """Take the results that are there, and abandon the other calls, once or twice."""
+    first = background.start(str, 1, dispose=door.disposed.append)
+    second = background.start(str, 2, dispose=door.disposed.append)
+    third = background.start(door.wait, dispose=door.disposed.append)
+    assert run(first.result(FAR)) == "1"
+    eventually(lambda: second.done, "it is not called")
+    assert not third.done
+    for call in (first, second, third, second, third):
+        call.abandon()
+    assert door.disposed == ["2"]
+    door.opened.set()
+    eventually(lambda: door.disposed == ["2", "result"], "the late result is not disposed of")
+
+
+@both
+def test_abandoned_calls_do_not_pile_up(drive: Callable[..., Any], background: Background, door: Door) -> None:
+    """Those that are waited for have no limit."""
+    calls = [background.start(door.wait) for _ in range(5)]
+    for call in calls[:3]:
+        call.abandon()
+    with pytest.raises(NotStarted, match="3 are still under way"):
+        drive(door.asked(background, FAR))
+    door.opened.set()
+    assert [drive(call.result(FAR)) for call in calls[3:]] == ["result"] * 2
+    eventually(lambda: all(call.ended for call in calls), "a thread is left behind")
+    assert drive(door.asked(background, FAR)) == "result"
+
+
+def test_no_thread_to_be_had(background: Background, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(NotStarted, match="can't start new thread"):
+            run(background.call(FAR, str))
+    assert run(background.call(FAR, str, 1)) == "1"
+
+
+def test_r23_a_call_that_failed_is_not_kept_alive_by_its_error(background: Background) -> None:
+    """Its traceback refers to the thread's function, and with it to the arguments, as a socket."""
+    argument = Door()
+    seen = weakref.ref(argument)
+    gc.disable()
+    try:
+        with pytest.raises(TypeError):
+            run(background.call(FAR, int, argument))
+        eventually(lambda: NAME not in [thread.name for thread in threading.enumerate()], "a thread is left behind")
+        del argument
+        assert seen() is None
+    finally:
+        gc.enable()

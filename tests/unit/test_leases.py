@@ -1,0 +1,186 @@
+"""R17, R20: leases and waits on a clock that the test moves: when a lease is renewed, when it ends, and what an error
+in the thread that keeps every lock of the process costs."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_distlock import LockLost, LockTimeout, advisory_lock
+from django_distlock.manager import interrupted, owner
+from django_distlock.manager.lock_table import lock_table
+from django_distlock.manager.registry import registry
+from django_distlock.manager.release import lose
+from tests.conftest import PATIENCE, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from django_distlock import Lease
+    from django_distlock.records import Grant
+    from tests.support.clock import FakeClock
+
+
+@pytest.fixture
+def other() -> Iterator[ThreadPoolExecutor]:
+    """Another thread."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+def somebody_waits() -> bool:
+    return any(hold.parker is not None for hold in lock_table.everything())
+
+
+def lost(lease: Lease) -> bool:
+    with pytest.raises(LockLost):
+        lease.release()
+    return lease.lost
+
+
+def test_r20_a_lease_is_renewed_at_a_third_of_its_ttl(fake_clock: FakeClock, name: str) -> None:
+    lease = advisory_lock(name, using="memory", ttl=30).acquire()
+    end = lease.valid_until
+    assert end is not None
+    fake_clock.advance(9.5)
+    assert lease.valid_until == end
+    fake_clock.advance(0.5)
+    assert lease.valid_until == pytest.approx(end + 10)
+    fake_clock.advance(31)  # the process has slept
+    assert lost(lease)
+
+
+def test_r5_a_waiter_times_out_when_its_time_is_over(
+    fake_clock: FakeClock, other: ThreadPoolExecutor, name: str
+) -> None:
+    with advisory_lock(name, using="memory"):
+        waiter = other.submit(advisory_lock(name, using="memory").acquire, timeout=5)
+        eventually(somebody_waits, "nobody waits")
+        fake_clock.advance(4.9)
+        assert not waiter.done()
+        fake_clock.advance(0.2)
+        assert type(waiter.exception(PATIENCE)) is LockTimeout
+
+
+def test_r20_max_hold_counts_from_the_grant(fake_clock: FakeClock, other: ThreadPoolExecutor, name: str) -> None:
+    """The wait for the lock does not count, and renewal ends with it."""
+    first = advisory_lock(name, using="memory", ttl=30).acquire()
+    waiter = other.submit(advisory_lock(name, using="memory", ttl=30, max_hold=40, timeout=None).acquire)
+    eventually(somebody_waits, "nobody waits")
+    for _ in range(5):
+        fake_clock.advance(12)
+    first.release()
+    lease = waiter.result(PATIENCE)
+    for _ in range(3):
+        fake_clock.advance(12)
+    assert not lease.lost
+    fake_clock.advance(5)
+    assert lost(lease)
+
+
+def test_r20_extend_does_not_pass_max_hold(fake_clock: FakeClock, name: str) -> None:
+    lease = advisory_lock(name, using="memory", max_hold=10).acquire()
+    lease.extend(60)
+    assert lease.valid_until is not None
+    assert lease.valid_until <= fake_clock.time + 10
+    fake_clock.advance(10)
+    with pytest.raises(LockLost):
+        lease.extend(60)
+    advisory_lock(name, using="memory", timeout=0).acquire().release()
+    assert lost(lease)
+
+
+def test_r17_a_lease_that_was_released_is_not_lost_with_another_one(fake_clock: FakeClock, name: str) -> None:
+    lock = advisory_lock(name, using="memory", max_hold=10)
+    first, second = lock.acquire(), lock.acquire()
+    told: list[Lease] = []
+    first.on_lost(told.append)
+    first.release()
+    fake_clock.advance(10)
+    assert not first.lost
+    assert not told
+    assert lost(second)
+
+
+def test_r20_who_has_ended_needs_no_renewal(fake_clock: FakeClock, other: ThreadPoolExecutor, name: str) -> None:
+    """A dead thread cannot do anything any more."""
+    lease = other.submit(advisory_lock(name, using="memory", ttl=30).acquire).result(PATIENCE)
+    before = lease.valid_until
+    fake_clock.advance(10)
+    end = lease.valid_until
+    assert end > before
+    other.shutdown()
+    fake_clock.advance(15)
+    assert lease.valid_until == end
+    fake_clock.advance(end - fake_clock.time)
+    assert lost(lease)
+
+
+def test_r20_a_task_is_alive_until_it_is_done_failed_or_cancelled() -> None:
+    async def main() -> None:
+        go = asyncio.Event()
+
+        async def fail() -> None:
+            await go.wait()
+            raise ValueError
+
+        tasks = [asyncio.create_task(work) for work in (go.wait(), fail(), go.wait())]
+        assert owner.current() is asyncio.current_task()
+        assert all(owner.alive(task) for task in (*tasks, asyncio.current_task()))
+        tasks[2].cancel()
+        go.set()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert not any(owner.alive(task) for task in tasks)
+
+    asyncio.run(main())
+    assert owner.alive(owner.current())
+    # the context of one call of sync_to_async whose task was not found: nothing tells when it ends
+    assert owner.alive(object())
+
+
+def test_r20_an_engine_that_cannot_be_looked_after_costs_the_others_nothing(
+    fake_clock: FakeClock, databases: None, name: str, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setattr(registry.entry("redis").backend, "tick", "this cannot be called")
+    with advisory_lock(name, using="memory", ttl=30) as lease:
+        before = lease.valid_until
+        fake_clock.advance(10)
+        assert lease.valid_until != before
+    assert "could not be looked after" in caplog.text
+
+
+def test_r20_the_thread_goes_on_after_an_error(name: str, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    calls: list[int] = []
+
+    def look() -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise RuntimeError("broken")
+
+    monkeypatch.setattr(interrupted, "look", look)
+    with advisory_lock(name, using="memory"):
+        eventually(lambda: len(calls) > 1, "it ticks no more")
+    assert "met an error and goes on" in caplog.text
+
+
+@pytest.mark.parametrize("using", ["redis", "memory"])
+def test_r20_what_is_extended_while_it_is_lost_is_given_back(
+    databases: None, using: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nobody would get the lock until the end of the longer lease."""
+    lease = advisory_lock(name, using=using).acquire()
+    backend = registry.entry(using).backend
+    extend = backend.extend
+
+    def extend_late(grant: Grant, ttl: float) -> Grant | None:
+        longer = extend(grant, ttl)
+        assert lose(lease._hold, "expired")
+        return longer
+
+    monkeypatch.setattr(backend, "extend", extend_late)
+    with pytest.raises(LockLost):
+        lease.extend(600)
+    advisory_lock(name, using=using, timeout=PATIENCE).acquire().release()

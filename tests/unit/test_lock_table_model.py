@@ -1,0 +1,281 @@
+"""R1, R2, R7, R8, R16, R17, R19, R21: contexts, strangers, cancellations and losses in any order.
+
+Each rule is one step of one context, so what is explored are interleavings, and a failure is replayed exactly.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from django_distlock.exceptions import DeadlockDetected, LockLost, LockNotHeld
+from django_distlock.manager.lock_table import State, lock_table
+from tests.unit.interleaving import TTL, Actor, World
+
+if TYPE_CHECKING:
+    from django_distlock.locks.lease import Lease
+    from django_distlock.manager.lock_table import Hold
+    from django_distlock.records import Grant
+
+WHO = st.integers(0, 2)
+NAME = st.sampled_from(["x", "y", "z"])
+SHARED = st.sampled_from([False, False, True])
+
+
+class Contexts(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World()
+        self.actors = [Actor(name) for name in "abc"]
+        self.strangers: list[Grant] = []
+        self.met = 0
+        self.arrivals: dict[Hold, int] = {}
+
+    def busy(self) -> list[Actor]:
+        return [actor for actor in self.actors if actor.step is not None]
+
+    def mine(self, actor: Actor, name: str) -> list[Lease]:
+        return [
+            lease
+            for lease in self.world.leases
+            if lease.owner is actor and lease.name == name and not lease._released and lease._hold.lost is None
+        ]
+
+    @rule(who=WHO, name=NAME, shared=SHARED, timeout=st.sampled_from([0, 5, None]))
+    def begin(self, who: int, name: str, shared: bool, timeout: float | None) -> None:
+        actor = self.actors[who]
+        if actor.step is not None:
+            return
+        mine = self.mine(actor, name)
+        fence = mine[0].fence if mine else None
+        try:
+            lease = self.world.begin(actor, name, shared, timeout)
+        except DeadlockDetected as error:
+            if "would wait for itself" in str(error):
+                assert mine
+                assert mine[0].shared
+                assert not shared
+            else:
+                assert timeout != 0
+                assert self.would_close_a_circle(actor, name)
+            return
+        if mine and mine[0]._hold.lost is None:
+            assert lease is not None, "R2: re-entry asks nobody"
+            assert lease.fence == fence
+            assert lease._hold is mine[0]._hold
+        if timeout == 0 and actor.step is not None:
+            assert actor.step.method.__name__ == "ask", "R5: who does not wait asks the engine once, or nobody"
+
+    @rule(who=WHO, name=NAME, shared=SHARED, timeout=st.sampled_from([5, None, None]))
+    def take(self, who: int, name: str, shared: bool, timeout: float | None) -> None:
+        """Begin, and go on until it is done, parked, or busy at the engine: most circles need several holders."""
+        actor = self.actors[who]
+        if actor.step is not None:
+            return
+        self.begin(who, name, shared, timeout)
+        while actor.step is not None and actor.step.method.__name__ in ("ask", "release"):
+            self.world.advance(actor)
+
+    @rule(who=WHO, first=NAME, second=NAME)
+    def take_two(self, who: int, first: str, second: str) -> None:
+        for name in (first, second):
+            self.take(who, name, False, None)
+
+    def would_close_a_circle(self, actor: Actor, name: str) -> bool:
+        """Does anybody who has or wants ``name`` wait, directly or over others, for ``actor``?"""
+        seen: set[Any] = set()
+        pending = [each.owner for each in lock_table.everything() if each.key.name == name]
+        while pending:
+            owner = pending.pop()
+            if owner is actor:
+                return True
+            if owner not in seen:
+                seen.add(owner)
+                wanted = {h.key.name for h in lock_table.everything() if h.owner is owner and h.state is State.WAITING}
+                pending += [each.owner for each in lock_table.everything() if each.key.name in wanted]
+        return False
+
+    @precondition(lambda self: self.busy())
+    @rule(pick=st.integers(0, 3), out_of_time=st.booleans())
+    def advance(self, pick: int, out_of_time: bool) -> None:
+        busy = self.busy()
+        actor = busy[pick % len(busy)]
+        lease = self.world.advance(actor, out_of_time)
+        if lease is not None:
+            assert self.world.right(lease) is not None, "a lease without a grant"
+            assert lease.owner is actor
+
+    @precondition(lambda self: self.busy())
+    @rule(pick=st.integers(0, 3))
+    def cancel(self, pick: int) -> None:
+        busy = self.busy()
+        actor = busy[pick % len(busy)]
+        self.world.cancel(actor)
+        left = [each for each in lock_table.everything() if each.owner is actor]
+        assert all(each.state is State.HELD for each in left), "R7: a cancelled acquire left something"
+
+    @precondition(lambda self: self.world.leases)
+    @rule(pick=st.integers(0, 50), again=st.booleans())
+    def release(self, pick: int, again: bool) -> None:
+        lease = self.world.leases.pop(pick % len(self.world.leases))
+        self.give_back(lease)
+        if again:
+            lease.release()
+        assert not lease.held
+        with pytest.raises((LockLost, LockNotHeld)):
+            lease.ensure_held()
+
+    def give_back(self, lease: Lease) -> None:
+        """By whoever calls: a Lease belongs to no thread (R16)."""
+        world = self.world
+        right, last = world.right(lease), len(lease._hold.leases) == 1
+        known_lost = lease._hold.lost is not None
+        gone = right is None or right.engine_until <= world.clock.time
+        try:
+            lease.release()
+        except LockLost:
+            assert known_lost or gone
+        else:
+            assert not known_lost
+            assert not (last and gone), "R17: the release of a lost lock said nothing"
+        if last:
+            world.rights.pop(lease._grant.claim.token, None)
+
+    @precondition(lambda self: self.world.leases)
+    @rule(pick=st.integers(0, 50), ttl=st.sampled_from([1.0, TTL, 50.0]))
+    def extend(self, pick: int, ttl: float) -> None:
+        world = self.world
+        lease = world.leases[pick % len(world.leases)]
+        valid, right = world.valid(lease), world.right(lease)
+        try:
+            lease.extend(ttl)
+        except LockLost:
+            assert not valid or lease._hold.lost is not None
+        else:
+            assert valid, "R20: a lease that had ended was revived"
+            assert right is not None
+            assert lease.valid_until is not None
+            assert world.clock.time < lease.valid_until < world.clock.time + ttl, "R19"
+            right.until, right.engine_until = lease.valid_until, world.clock.time + ttl
+
+    @precondition(lambda self: self.world.leases)
+    @rule(pick=st.integers(0, 50))
+    def look(self, pick: int) -> None:
+        lease = self.world.leases[pick % len(self.world.leases)]
+        known = lease._hold.lost is not None
+        assert lease.lost is (known or not self.world.valid(lease)), "R18: at valid_until, not later"
+        assert lease.held is not lease.lost
+
+    @rule(seconds=st.sampled_from([0.05, 1.0, TTL]))
+    def wait(self, seconds: float) -> None:
+        self.world.clock.time += seconds
+
+    @precondition(lambda self: len(self.world.leases) > 1)
+    @rule(pick=st.integers(0, 50))
+    def break_one(self, pick: int) -> None:
+        found = list(self.world.backend.inspect())
+        if not found:
+            return
+        info = found[pick % len(found)]
+        assert self.world.backend.break_lock(info)
+        assert not self.world.backend.break_lock(info)
+        # two names may have one fence
+        victims = [
+            token
+            for token, right in self.world.rights.items()
+            if (right.name, self.fence_of(token)) == (info.name, info.fence)
+        ]
+        for token in victims:
+            del self.world.rights[token]
+
+    def fence_of(self, token: str) -> int | None:
+        grants = [lease._grant for lease in self.world.leases] + self.strangers
+        grants += [each.grant for each in lock_table.everything() if each.grant is not None]
+        return next((grant.fence for grant in grants if grant.claim.token == token), None)
+
+    @precondition(lambda self: not self.strangers)
+    @rule(name=st.sampled_from(["x", "z"]), shared=SHARED)
+    def stranger_comes(self, name: str, shared: bool) -> None:
+        self.met += 1
+        grant = self.world.stranger(name, shared, self.met)
+        if grant is not None:
+            self.strangers.append(grant)
+
+    @precondition(lambda self: self.strangers)
+    @rule(pick=st.integers(0, 50))
+    def stranger_goes(self, pick: int) -> None:
+        grant = self.strangers.pop(pick % len(self.strangers))
+        self.world.backend.release(grant)
+        self.world.rights.pop(grant.claim.token, None)
+
+    @invariant()
+    def books_balance(self) -> None:
+        slots = lock_table._slots.values()
+        assert lock_table._total == sum(len(slot.holders) for slot in slots)
+        waiting = [each for slot in slots for each in slot.queue]
+        assert list(lock_table._waiting.values()) == sorted(waiting, key=list(lock_table._waiting.values()).index)
+        for slot in slots:
+            assert slot.holders or slot.queue
+            assert all(each.state is not State.WAITING for each in slot.holders)
+            assert not slot.queue or not slot.admits(slot.queue[0]), "R4: the first in the queue was not let in"
+            together = len(slot.holders) == 1 or all(each.shared for each in slot.holders)
+            assert together, "R1: two holders of one lock"
+
+    @invariant()
+    def in_order_of_arrival(self) -> None:
+        """R4: nobody comes in before another who came earlier and whom he keeps out."""
+        for hold in lock_table.everything():  # those that are new at one time are of one context
+            self.arrivals.setdefault(hold, len(self.arrivals))
+        for slot in lock_table._slots.values():
+            queue = [self.arrivals[each] for each in slot.queue]
+            assert queue == sorted(queue)
+            for holder in slot.holders:
+                passed = [w for w in slot.queue if self.arrivals[w] < self.arrivals[holder] and w.excludes(holder)]
+                assert not passed, "R4: somebody was overtaken"
+
+    @invariant()
+    def nobody_waits_for_himself(self) -> None:
+        """R8: no circle ever stands, however it came about."""
+        waits: dict[Any, set[Any]] = {}
+        for slot in lock_table._slots.values():
+            for place, waiter in enumerate(slot.queue):
+                ahead = [*slot.holders, *list(slot.queue)[:place]]
+                waits.setdefault(waiter.owner, set()).update(
+                    each.owner for each in ahead if not (each.shared and waiter.shared)
+                )
+        while free := [owner for owner, others in waits.items() if not others & set(waits)]:
+            for owner in free:
+                del waits[owner]
+        assert not waits, f"these wait for each other: {waits}"
+
+    def teardown(self) -> None:
+        """When everybody gives back, every acquire comes to its end, and nothing is left."""
+        world = self.world
+        try:
+            for _ in range(200):
+                while world.leases:
+                    self.give_back(world.leases.pop())
+                while self.strangers:
+                    self.stranger_goes(0)
+                for actor in self.busy():
+                    world.advance(actor)
+                if not self.busy() and not world.leases:
+                    break
+            assert not self.busy(), f"R7: an acquire never ends: {self.busy()}"
+            assert not list(lock_table.everything())
+            assert not list(world.backend.inspect())
+        finally:
+            world.close()
+
+
+Contexts.TestCase.settings = settings(
+    max_examples=120,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+TestContexts = Contexts.TestCase

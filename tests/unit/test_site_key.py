@@ -1,0 +1,240 @@
+"""The site key: where it comes from, that there is one, and that it does not change under running processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.apps import apps
+from django.conf import settings
+from django.core.management import call_command
+from django.db import connections
+from django.db.models.signals import post_migrate
+
+from django_distlock import BackendUnavailable, advisory_lock
+from django_distlock.manager.registry import registry
+from django_distlock.manager.site_key import TABLE, site_key
+from tests.conftest import PATIENCE
+from tests.support.processes import Child
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("databases")
+
+
+def execute(alias: str, *statements: str) -> None:
+    with connections[alias].cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+
+
+def rows(alias: str = "default") -> list[tuple[Any, ...]]:
+    with connections[alias].cursor() as cursor:
+        cursor.execute(f"SELECT id, site_key FROM {TABLE}")
+        return cursor.fetchall()
+
+
+Put = Any  # what the fixture own_row gives: Callable[[str | None], None]
+
+
+@pytest.fixture
+def own_row(settings: Any) -> Iterator[Callable[[str | None], None]]:
+    """Without the setting: put another key into the row, or none; the row of the migration comes back."""
+    settings.DISTLOCK_SITE_KEY = None
+    ((_, before),) = rows()
+
+    def put(key: str | None) -> None:
+        execute("default", f"DELETE FROM {TABLE}")
+        if key is not None:
+            execute("default", f"INSERT INTO {TABLE} (id, site_key) VALUES (1, '{key}')")
+
+    put("r" * 43)
+    yield put
+    put(before)
+
+
+def key_in_row() -> str:
+    """The part of this process's key that comes from the row; the other part is the database that the row is in."""
+    return site_key.load().partition("@")[0]
+
+
+def test_migrate_makes_one_row_of_256_random_bits() -> None:
+    ((identity, key),) = rows()
+    assert identity == 1
+    assert re.fullmatch(r"[A-Za-z0-9_-]{43}", key)
+    assert {rows(alias)[0][1] for alias in ("default", "postgres", "mariadb")} != {key}, "not drawn anew each time"
+
+
+def test_migrate_never_replaces_it(own_row: Put) -> None:
+    call_command("migrate", "django_distlock", verbosity=0)
+    migration = import_module("django_distlock.migrations.0001_initial")
+    with connections["default"].schema_editor() as editor:
+        migration.make_site_key(apps, editor)  # what it does to the row, once more
+    assert rows() == [(1, "r" * 43)]
+
+
+@pytest.mark.parametrize("alias", ["default", "postgres", "mariadb"])
+def test_flush_does_not_empty_it(alias: str) -> None:
+    """Every TransactionTestCase flushes; a key made anew would end exclusion between running processes."""
+    before = rows(alias)
+    # Django does not quote the names of tables when it resets sequences on SQLite, and one of the tests has a quote
+    call_command("flush", interactive=False, verbosity=0, database=alias, reset_sequences=False)
+    assert rows(alias) == before != []
+
+
+def test_the_row_is_used_without_the_setting_and_pinned(own_row: Put) -> None:
+    assert key_in_row() == "r" * 43
+    own_row("x" * 43)
+    registry.close()
+    assert key_in_row() == "r" * 43
+
+
+def test_a_missing_row_names_both_cures(own_row: Put, name: str) -> None:
+    own_row(None)
+    with pytest.raises(BackendUnavailable, match=r"no site key.*manage\.py migrate.*set DISTLOCK_SITE_KEY"):
+        advisory_lock(name, using="postgres").acquire()
+    own_row("r" * 43)  # and it is looked for again, not only once
+    advisory_lock(name, using="postgres").acquire().release()
+
+
+def test_a_missing_table_names_both_cures(own_row: Put, name: str) -> None:
+    """A lock in memory needs no key."""
+    execute("default", f"ALTER TABLE {TABLE} RENAME TO {TABLE}_away")
+    lock, message = advisory_lock(name, using="leasetable"), r"could not be read.*manage\.py migrate.*DISTLOCK_SITE_KEY"
+    try:
+        with pytest.raises(BackendUnavailable, match=message) as caught:
+            lock.acquire()
+        assert "no such table" in str(caught.value.__cause__)
+        with pytest.raises(BackendUnavailable, match=message):
+            asyncio.run(lock.aacquire())
+        with advisory_lock(name, using="memory"):
+            pass
+    finally:
+        execute("default", f"ALTER TABLE {TABLE}_away RENAME TO {TABLE}")
+
+
+def test_the_key_is_not_shown(own_row: Put, name: str) -> None:
+    canary = "canary-0123456789-canary-0123456789-canary"
+    own_row(canary)
+    with advisory_lock(name, using="redis") as lease:
+        entry = registry.entry("redis")
+        assert key_in_row() == canary
+        shown = [site_key, entry, entry.backend, lease, entry.key(name)]
+        assert canary not in " ".join(f"{thing!r} {thing}" for thing in shown)
+
+
+def test_the_setting_wins_over_the_row(own_row: Put, settings: Any) -> None:
+    """What is stored in the database goes with it: its name is no part of the key of stored records, else a renamed one
+    would forget them."""
+    site_key.load()
+    assert site_key.portable == "r" * 43
+    settings.DISTLOCK_SITE_KEY = "s@" * 20
+    assert site_key.load() == site_key.portable == "s@" * 20
+
+
+def ask(link: Any, key: str | None, name: str) -> None:
+    """In a child: is the lock free for the site with this key, or of this site?"""
+    settings.DISTLOCK_SITE_KEY = key or settings.DISTLOCK_SITE_KEY
+    lease = advisory_lock(name, using="mysql").try_acquire()
+    link.say(lease is not None)
+    link.hear()
+    if lease is not None:
+        lease.release()
+
+
+def test_r3_two_sites_do_not_exclude_each_other_one_site_does(name: str) -> None:
+    with advisory_lock(name, using="mysql"):
+        for key, free in (("the key of somebody else's site 0123456789", True), (None, False)):
+            with Child(ask, key, name) as other:
+                assert other.hear() is free
+                other.say()
+
+
+def migrate(link: Any, alias: str, database: str) -> None:
+    """In a child whose default database is ``database``, on the server of ``alias``: migrate as often as told."""
+    connections["default"].close()
+    connections.settings["default"] = {**connections.settings[alias], "NAME": database}
+    del connections["default"]
+    # what Django's own apps do then is not made for several at once
+    post_migrate.receivers.clear()
+    post_migrate.sender_receivers_cache.clear()
+    while (app := link.hear()) is not None:
+        call_command("migrate", app, verbosity=0)
+        link.say([key for _, key in rows()] if app == "django_distlock" else [])
+
+
+@pytest.mark.tier2
+@pytest.mark.parametrize("alias", ["default", "postgres", "mariadb"])
+def test_processes_that_migrate_at_once_end_with_one_key(alias: str, tmp_path: Path) -> None:
+    database = str(tmp_path / "fresh.sqlite3") if alias == "default" else f"distlock_fresh_{os.getpid()}"
+    if alias != "default":
+        execute(alias, f"DROP DATABASE IF EXISTS {database}", f"CREATE DATABASE {database}")
+    try:
+        with ExitStack() as stack:
+            children = [stack.enter_context(Child(migrate, alias, database)) for _ in range(3)]
+            children[0].say("contenttypes")  # Django's own table of migrations
+            assert children[0].hear() == []
+            for child in children:
+                child.say("django_distlock")
+            keys = [child.hear() for child in children]
+            for child in children:
+                child.say(None)
+        assert len({key for found in keys for key in found}) == 1
+        assert [[len(key) for key in found] for found in keys] == [[43]] * 3
+    finally:
+        if alias != "default":
+            execute(alias, f"DROP DATABASE {database}")
+
+
+@pytest.mark.tier2
+def test_r4_nobody_overtakes_tasks_that_wait_for_the_key(name: str) -> None:
+    """It is read in a thread; tasks that begin just when it is there come after those that have waited for it."""
+    for number in range(3):
+        site_key.forget()
+        served: list[int] = []
+
+        lock = advisory_lock(f"{name}{number}", using="leasetable", timeout=60)
+
+        async def task(which: int, lock: Any = lock, served: list[int] = served) -> None:
+            async with lock:
+                served.append(which)
+
+        async def main(task: Any = task) -> None:
+            await asyncio.gather(*map(task, range(600)))
+
+        asyncio.run(main())
+        assert served == list(range(600))
+
+
+@pytest.mark.parametrize("busy", ["the thread of the ORM", "the executor of the loop"])
+def test_r5_the_first_lock_of_a_task_does_not_wait_for_other_threads(own_row: Put, name: str, busy: str) -> None:
+    """Which other tasks may keep busy for as long as they like: nobody holds the lock."""
+    begun, acquired = threading.Event(), threading.Event()
+
+    def keep_busy() -> bool:
+        begun.set()
+        return acquired.wait(PATIENCE)
+
+    async def work() -> bool:
+        loop = asyncio.get_running_loop()
+        if busy == "the thread of the ORM":
+            kept: Any = asyncio.ensure_future(sync_to_async(keep_busy)())
+            assert await asyncio.to_thread(begun.wait, PATIENCE)
+        else:
+            loop.set_default_executor(ThreadPoolExecutor(1))
+            kept = loop.run_in_executor(None, keep_busy)
+        async with advisory_lock(name, using="leasetable", timeout=PATIENCE / 2):
+            acquired.set()
+        return bool(await kept)
+
+    assert asyncio.run(work()), "the lock was free and was not got"

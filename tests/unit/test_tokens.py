@@ -1,0 +1,50 @@
+"""Owner tokens: no two are the same, in threads and after a fork (R22)."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+from django_distlock.concurrency import tokens
+from django_distlock.concurrency.tokens import BATCH, new_token
+
+
+def test_a_token_is_128_bits_in_hexadecimal_and_no_two_threads_draw_the_same() -> None:
+    with ThreadPoolExecutor(8) as pool:
+        drawn = [token for many in pool.map(lambda _: [new_token() for _ in range(1000)], range(16)) for token in many]
+    assert len(drawn) == len(set(drawn)) == 16000
+    assert all(re.fullmatch("[0-9a-f]{32}", token) for token in drawn)
+    # random digits: each of the sixteen at each of the 32 places
+    assert all(len({token[place] for token in drawn}) == 16 for place in range(32))
+
+
+def _drawn_by_a_child(number: int) -> list[str]:
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # that other threads may run
+        pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(writer, " ".join(new_token() for _ in range(number)).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        drawn = pipe.read().split()
+    assert os.waitpid(pid, 0)[1] == 0
+    return drawn
+
+
+def test_r22_a_child_does_not_draw_from_the_stock_of_its_parent() -> None:
+    new_token()  # they are drawn many at a time
+    children = [token for _ in range(2) for token in _drawn_by_a_child(10)]
+    mine = [new_token() for _ in range(2 * BATCH)]
+    assert len({*children, *mine}) == 20 + 2 * BATCH
+
+
+def test_r22_a_fork_while_another_thread_draws() -> None:
+    """The child gets a new mutex: the parent's may be locked at the moment of the fork."""
+    with tokens._guard:
+        assert len(_drawn_by_a_child(1)) == 1
