@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import advisory_lock
-from tests.backends.actors import hold
+from tests.engines.actors import hold
 from tests.support.processes import Child
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import pytest
 
 from django_distlock import LockLost, advisory_lock, lock_all
 from django_distlock.concurrency.clock import monotonic
-from tests.backends.redis.server import BACKEND, Own
 from tests.conftest import eventually
+from tests.engines.redis.server import BACKEND, Own
 
 if TYPE_CHECKING:
     from pathlib import Path

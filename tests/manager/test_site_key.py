@@ -19,7 +19,7 @@ from django.db.models.signals import post_migrate
 from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import TABLE, site_key
-from tests.backends.actors import hold
+from tests.engines.actors import hold
 from tests.faults.server import key_of
 from tests.support.processes import Child
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.backends.zookeeper.server import SESSION, USING, address, behind, clerk, nodes
 from tests.conftest import eventually
+from tests.engines.zookeeper.server import SESSION, USING, address, behind, clerk, nodes
 from tests.faults.proxy import Proxy
 from tests.faults.test_zookeeper import get
 from tests.locks.leader.test_faults import PATIENCE, Office

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from django_distlock.manager.registry import registry
-from tests.backends.zookeeper.server import SESSION
+from tests.engines.zookeeper.server import SESSION
 from tests.faults.history import History
 from tests.faults.server import SESSION_LOCKS
 from tests.locks.leader.candidates import ALLOWED, TTL, Candidates

@@ -1,0 +1,253 @@
+"""Leases: taken, extended, expired, given back, broken, pruned; and fences that only rise. On every kind of store."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_distlock.backends.leasetable.records import KEPT
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.records import Claim, drift
+from tests.engines.leasetable.stores import SERVERS, SQLITE, STORES, TTL, Stores
+from tests.support.unhurried import give_time
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(params=STORES)
+def stores(
+    request: pytest.FixtureRequest, databases: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Stores]:
+    give_time(monkeypatch.setattr)
+    made = Stores(request.param, monkeypatch, tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def a(stores: Stores) -> Any:
+    return stores.client()
+
+
+@pytest.fixture
+def b(stores: Stores) -> Any:
+    return stores.client()
+
+
+def test_one_at_a_time(stores: Stores, a: Any, b: Any) -> None:
+    grant = a.try_acquire(stores.claim())
+    assert grant is not None
+    assert a.try_acquire(stores.claim()) is None
+    assert b.try_acquire(stores.claim()) is None
+    assert b.try_acquire(stores.claim("other")) is not None
+    assert a.release(grant)
+    assert b.try_acquire(stores.claim()) is not None
+    assert a.try_acquire(stores.claim()) is None
+
+
+def test_r17_release_and_verify_know_whose_it_is(stores: Stores, a: Any, b: Any) -> None:
+    grant = a.try_acquire(stores.claim())
+    assert a.verify(grant)
+    assert b.verify(grant), "a lease is no matter of the session"
+    assert a.release(grant)
+    assert not a.verify(grant)
+    assert not a.release(grant)
+    assert not a.release_fast(grant)
+    assert a.extend(grant, 10) is None
+
+
+def test_an_expired_lease_is_anybody_s_and_not_revived(stores: Stores, a: Any, b: Any) -> None:
+    old = a.try_acquire(stores.claim())
+    stores.shift(TTL - 1)
+    assert b.try_acquire(stores.claim()) is None
+    stores.shift(1.001)
+    assert a.extend(old, TTL) is None, "R20: never revived, though nobody has taken it"
+    assert not a.verify(old)
+    new = b.try_acquire(stores.claim())
+    assert new.fence > old.fence
+    assert not a.release(old)
+    assert a.extend(old, TTL) is None
+    assert b.verify(new)
+
+
+def test_extend_counts_from_now(stores: Stores, a: Any, b: Any) -> None:
+    grant = a.try_acquire(stores.claim())
+    stores.shift(TTL - 1)
+    before = monotonic()
+    longer = a.extend(grant, 50)
+    assert longer.fence == grant.fence
+    assert before + 50 - drift(50) <= longer.valid_until <= monotonic() + 50 - drift(50)
+    stores.shift(49)
+    assert a.verify(longer)
+    shorter = a.extend(longer, 0.5)
+    stores.shift(0.6)
+    assert not a.verify(shorter)
+    assert b.try_acquire(stores.claim()) is not None
+
+
+def test_r19_validity_counts_from_before_the_request(stores: Stores, a: Any) -> None:
+    before = monotonic()
+    grant = a.try_acquire(stores.claim(ttl=3))
+    assert before <= grant.acquired_at <= monotonic()
+    assert grant.valid_until == grant.acquired_at + 3 - drift(3)
+
+
+def test_the_same_token_again_finds_it_ours(stores: Stores, a: Any, b: Any) -> None:
+    """A client that did not get the reply sends the statement again, although others have queued up since."""
+    claim = stores.claim()
+    first = a.try_acquire(claim)
+    assert b.try_acquire(stores.claim(), 5) is None, "waits"
+    a._claims.clear()
+    again = a.try_acquire(claim)
+    assert again is not None
+    assert again.fence >= first.fence
+    assert a.release(again)
+
+
+def test_what_an_operator_sees(stores: Stores, a: Any, b: Any) -> None:
+    assert list(a.inspect()) == []
+    claim = stores.claim()
+    grant = a.try_acquire(claim)
+    waiting = [stores.claim(), stores.claim()]
+    for waiter in waiting:
+        assert b.try_acquire(waiter, 5) is None
+    (info,) = b.inspect()
+    assert (info.backend, info.key, info.name) == (stores.alias, claim.key.path, "name")
+    assert (info.fence, info.waiters, info.shared) == (grant.fence, 2, False)
+    assert info.details == {"token": claim.token[:8]}
+    host, pid, thread = info.holder.split(":")
+    assert (host != "", int(pid) > 0, thread) == (True, True, "MainThread")
+    assert (info.expires_at - info.acquired_at).total_seconds() == pytest.approx(TTL, abs=0.01)
+    assert abs(info.acquired_at.timestamp() - time.time()) < 5
+    for waiter in waiting:
+        b.withdraw(waiter)
+    assert [info.waiters for info in b.inspect()] == [0]
+    stores.shift(TTL + 1)
+    assert list(b.inspect()) == []
+
+
+def test_an_alias_shows_its_own_locks_only(stores: Stores, a: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert a.try_acquire(stores.claim())
+    monkeypatch.setattr(stores, "alias", stores.alias + "2")
+    other = stores.client()
+    assert list(other.inspect()) == []
+    assert other.try_acquire(stores.claim()), "the alias is part of the key"
+
+
+def test_an_alias_shows_what_it_took_though_another_one_had_it_first(
+    stores: Stores, a: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock of migrations has the same key for all aliases."""
+    claim = stores.claim()
+    assert a.release(a.try_acquire(claim))
+    monkeypatch.setattr(stores, "alias", stores.alias + "2")
+    other = stores.client()
+    assert other.try_acquire(Claim(key=claim.key, ttl=TTL, token="t2"))
+    assert [(info.backend, info.key) for info in other.inspect()] == [(stores.alias, claim.key.path)]
+    assert list(a.inspect()) == []
+
+
+@pytest.mark.parametrize("name", ["ü" * 512, "a\0b", "\ud800", "%s {} %%", "'\"\\", '"', '"json"', "\r\n", "🔒", " x "])
+def test_r3_any_name_is_kept_as_it_is(stores: Stores, a: Any, name: str) -> None:
+    grant = a.try_acquire(stores.claim(name))
+    assert [info.name for info in a.inspect()] == [name]
+    assert a.release(grant)
+
+
+def test_break_takes_it_from_that_holder_only(stores: Stores, a: Any, b: Any) -> None:
+    grant = a.try_acquire(stores.claim())
+    (seen,) = b.inspect()
+    assert a.release(grant)
+    newer = a.try_acquire(stores.claim())
+    assert not b.break_lock(seen), "another holder by now"
+    assert a.verify(newer)
+    (seen,) = b.inspect()
+    assert b.break_lock(seen)
+    assert not a.verify(newer)
+    assert not a.release(newer)
+    assert a.extend(newer, TTL) is None
+    assert b.try_acquire(stores.claim()).fence > newer.fence
+
+
+def test_prune_deletes_what_ended_a_day_ago(stores: Stores, a: Any) -> None:
+    for number in range(25):
+        assert a.release(a.try_acquire(stores.claim(str(number))))
+    held = a.try_acquire(stores.claim("held", ttl=2 * KEPT))
+    expired = a.try_acquire(stores.claim("expired", ttl=100))
+    stores.shift(KEPT - 60)
+    a.prune()
+    assert stores.kept() == 27
+    stores.shift(120)
+    assert a._pruning.run(batch=4) >= 25, "in batches, and of all aliases"
+    assert stores.kept() == 2
+    assert a.verify(held)
+    assert a.try_acquire(stores.claim("expired")).fence > expired.fence
+    stores.shift(2 * KEPT)
+    assert a.prune() >= 2
+    assert stores.kept() == 0
+
+
+def test_a_fence_from_the_future_is_not_forgotten(stores: Stores, a: Any) -> None:
+    """The clock was ten days fast for a while."""
+    stores.shift(10 * 86400)
+    wrong = a.try_acquire(stores.claim())
+    assert a.release(wrong)
+    stores.shift(-10 * 86400)
+    assert a.release(a.try_acquire(stores.claim()))
+    stores.shift(2 * KEPT)
+    a.prune()
+    assert a.try_acquire(stores.claim()).fence > wrong.fence
+
+
+def grants(stores: Stores, clients: tuple[Any, Any], count: int) -> list[int]:
+    """Fences of one name, in the order of the grants; the leases end in every way there is."""
+    fences: list[int] = []
+    for number in range(count):
+        client = clients[number % 2]
+        grant = client.try_acquire(stores.claim())
+        assert grant is not None, number
+        fences.append(grant.fence)
+        match number % 500:
+            case 7:
+                stores.shift(TTL + 1)  # expires
+            case 13:
+                stores.shift(KEPT + TTL + 1)  # and so long ago that its row is deleted
+                client.prune()
+            case 19:
+                assert client.break_lock(next(iter(client.inspect())))
+            case 23:
+                assert client.release(grant)
+                client.close()  # and is opened again
+            case 31:
+                assert client.release(grant)
+                stores.shift(-3600)  # an administrator sets the clock back
+            case _:
+                assert client.release(grant)
+    return fences
+
+
+def test_r21_fences_rise(stores: Stores, a: Any, b: Any) -> None:
+    count = 5000 if stores.store in SQLITE else 1000 if stores.store in SERVERS else 300
+    fences = grants(stores, (a, b), count)
+    assert len(fences) == count
+    assert all(earlier < later for earlier, later in pairwise(fences))
+
+
+def test_the_clock_may_be_set_back(stores: Stores, a: Any, b: Any) -> None:
+    """What was given back is free at once; what is held ends an hour late, and not early."""
+    first = a.try_acquire(stores.claim())
+    assert a.release(first)
+    stores.shift(-3600)
+    assert list(a.inspect()) == []
+    second = b.try_acquire(stores.claim())
+    assert second.fence > first.fence
+    stores.shift(-3600)
+    assert a.try_acquire(stores.claim()) is None
+    assert b.extend(second, TTL) is not None
+    stores.shift(TTL + 1)
+    assert a.try_acquire(stores.claim()).fence > second.fence

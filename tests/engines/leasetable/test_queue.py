@@ -1,0 +1,167 @@
+"""Waiters of the lease table: in order of arrival, without overtaking, and none is forgotten."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_distlock.backends.leasetable import sqlite, statements
+from django_distlock.backends.leasetable.records import DEAD, GRACE
+from django_distlock.backends.leasetable.waiter import LONGEST_OF_NEXT, LONGEST_PAUSE, NEXT, PER_PLACE
+from tests.engines.leasetable.stores import STORES, TTL, Stores
+from tests.support.unhurried import give_time
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from django_distlock.records import Grant
+
+WAIT = 1000.0
+
+
+@pytest.fixture(params=STORES)
+def stores(
+    request: pytest.FixtureRequest, databases: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Stores]:
+    give_time(monkeypatch.setattr)
+    made = Stores(request.param, monkeypatch, tmp_path)
+    yield made
+    made.close()
+
+
+def queue(stores: Stores, length: int, ttl: float = TTL) -> tuple[Any, Any, list[tuple[Any, Any]]]:
+    """The holder, its grant, and waiters (client, claim) in order of arrival."""
+    holder = stores.client()
+    grant = holder.try_acquire(stores.claim(ttl=ttl))
+    waiters = [(stores.client(), stores.claim()) for _ in range(length)]
+    for client, claim in waiters:
+        assert client.try_acquire(claim, WAIT) is None
+    return holder, grant, waiters
+
+
+def served(waiters: list[tuple[Any, Any]]) -> tuple[int, Grant] | None:
+    """Let all of them ask, the last one first; the numbers of those that got it."""
+    for number in reversed(range(len(waiters))):
+        client, claim = waiters[number]
+        grant = client.try_acquire(claim, WAIT)
+        if grant is not None:
+            return number, grant
+    return None
+
+
+def test_r4_first_come_first_served(stores: Stores) -> None:
+    holder, grant, waiters = queue(stores, 4)
+    assert served(waiters) is None
+    assert holder.release(grant)
+    for expected in range(4):
+        number, grant = served(waiters[expected:]) or (None, None)
+        assert number == 0, "the one that came first of those who are left"
+        assert served(waiters[expected + 1 :]) is None
+        assert stores.tickets() == 3 - expected
+        assert waiters[expected][0].release(grant)
+
+
+def test_r4_expiry_serves_the_first_too(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statements, "GRACE", DEAD)  # the waiters are not late, the clock is set
+    monkeypatch.setattr(sqlite, "_GRACE", statements.microseconds(DEAD))
+    _, grant, waiters = queue(stores, 2, ttl=5.0)
+    assert served(waiters) is None
+    stores.shift(5.1)
+    number, new = served(waiters) or (None, None)
+    assert number == 0
+    assert new.fence > grant.fence
+
+
+def test_nobody_overtakes_those_who_wait(stores: Stores) -> None:
+    holder, grant, waiters = queue(stores, 1)
+    hurried = stores.client()
+    assert hurried.try_acquire(stores.claim()) is None
+    assert stores.tickets() == 1, "who does not wait takes no ticket"
+    assert holder.release(grant)
+    for client in (hurried, holder):
+        assert client.try_acquire(stores.claim()) is None, "the lease is free, and somebody waits for it"
+    late = stores.claim()
+    assert holder.try_acquire(late, WAIT) is None
+    assert served(waiters) is not None
+    holder.withdraw(late)
+
+
+def test_a_dead_waiter_is_passed_over(stores: Stores) -> None:
+    holder, grant, waiters = queue(stores, 2)
+    assert holder.release(grant)
+    assert served(waiters[1:]) is None
+    stores.shift(GRACE + 0.1)
+    number, grant = served(waiters[1:]) or (None, None)
+    assert number == 0
+    assert waiters[1][0].release(grant)
+
+
+def test_who_was_only_asleep_keeps_the_place(stores: Stores) -> None:
+    holder, grant, waiters = queue(stores, 2)
+    stores.shift(GRACE + 0.1)
+    for client, claim in waiters:
+        client._claims[claim.token]._seen_at -= 1
+        assert client.try_acquire(claim, WAIT) is None  # a sign of life
+    assert holder.release(grant)
+    assert (served(waiters) or (None,))[0] == 0
+
+
+def test_who_was_taken_for_dead_queues_up_again(stores: Stores) -> None:
+    holder, grant, waiters = queue(stores, 3)
+    stores.shift(DEAD + 1)
+    waiters[1][0].withdraw(waiters[1][1])  # deletes the others' tickets as well: they gave no sign of life for a minute
+    assert stores.tickets() == 0
+    del waiters[1]
+    grant = holder.try_acquire(stores.claim())
+    assert served(waiters) is None
+    assert stores.tickets() == 2
+    assert holder.release(grant)
+    assert served(waiters[:1]) is None, "the other one looked first"
+    assert (served(waiters) or (None,))[0] == 1
+
+
+def test_withdraw_leaves_no_ticket(stores: Stores) -> None:
+    holder, grant, waiters = queue(stores, 3)
+    first, middle, last = waiters
+    middle[0].withdraw(middle[1])
+    first[0].withdraw(first[1])
+    assert stores.tickets() == 1
+    assert holder.release(grant)
+    number, grant = served([last]) or (None, None)
+    assert number == 0
+    assert stores.tickets() == 0
+    assert last[0].release(grant)
+    last[0].withdraw(last[1])  # has no effect
+    for client, _ in waiters:
+        assert not client._claims
+    assert holder.try_acquire(stores.claim()) is not None
+
+
+def test_withdraw_gives_back_what_was_granted_unnoticed(stores: Stores) -> None:
+    """An interrupt after the grant and before its caller has it."""
+    client, other = stores.client(), stores.client()
+    claim = stores.claim()
+    assert client.try_acquire(claim) is not None
+    client.withdraw(claim)
+    grant = other.try_acquire(stores.claim())
+    assert grant is not None
+    client.withdraw(claim)
+    assert other.verify(grant)
+
+
+def test_the_nearer_the_turn_the_shorter_the_pause(stores: Stores) -> None:
+    *_, waiters = queue(stores, 4)
+    assert served(waiters) is None
+    for client, claim in waiters:
+        client._claims[claim.token]._took = 0.0
+    pauses = [client.pause(claim, 1) for client, claim in waiters]
+    assert pauses == sorted(pauses)
+    for position, pause in enumerate(pauses):
+        assert NEXT + position * PER_PLACE <= pause <= LONGEST_OF_NEXT
+    client, claim = waiters[0]
+    client._claims[claim.token]._since -= 60
+    assert client.pause(claim, 1) == LONGEST_OF_NEXT, "nothing has happened for a minute"
+    client._claims[claim.token]._ahead = 5000
+    assert client.pause(claim, 1) == LONGEST_PAUSE
