@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Any
 
@@ -17,22 +16,6 @@ def hold(link: Any, using: str, *names: str) -> None:
     for lease in leases:
         lease.release()
     link.say("released")
-
-
-def wait(link: Any, using: str, names: list[str], each: int) -> None:
-    """``each`` threads wait for each name; says so once they all got it, one after the other."""
-
-    def one(name: str) -> None:
-        with advisory_lock(name, using=using, timeout=30):
-            pass
-
-    threads = [threading.Thread(target=one, args=(name,)) for name in names for _ in range(each)]
-    for thread in threads:
-        thread.start()
-    link.say("started")
-    for thread in threads:
-        thread.join()
-    link.say("done")
 
 
 def alternate(link: Any, using: str, name: str, times: int) -> None:

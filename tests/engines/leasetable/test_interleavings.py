@@ -3,31 +3,12 @@
 from __future__ import annotations
 
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import pytest
-
-from tests.engines.leasetable.stores import SERVERS, SQLITE, TTL, Stores
-from tests.support.unhurried import give_time
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-pytestmark = pytest.mark.tier2
+from tests.engines.leasetable.stores import TTL, Stores
 
 ORDERS = list(combinations(range(8), 4))  # the positions of the first client
 WAIT = 1000.0
-
-
-@pytest.fixture(params=[*SQLITE, *SERVERS])
-def stores(
-    request: pytest.FixtureRequest, databases: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Iterator[Stores]:
-    give_time(monkeypatch.setattr)
-    made = Stores(request.param, monkeypatch, tmp_path)
-    yield made
-    made.close()
 
 
 class Queueing:

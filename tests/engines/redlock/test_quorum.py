@@ -82,9 +82,8 @@ def test_lost_means_that_a_majority_may_be_somebody_else_s(answers: list[NodeAns
         assert len(answers) - answers.count(R) < majority(len(answers))
 
 
-@pytest.mark.parametrize(
-    ("answers", "verdict"),
-    [
+def test_five_nodes() -> None:
+    for answers, verdict in (
         ([G, G, G, P, P], Verdict.GRANTED),
         ([G, G, P, P, P], Verdict.WAIT),
         ([R, R, R, P, P], Verdict.REFUSED),
@@ -92,20 +91,15 @@ def test_lost_means_that_a_majority_may_be_somebody_else_s(answers: list[NodeAns
         ([G, G, F, F, F], Verdict.UNAVAILABLE),
         ([G, G, R, F, F], Verdict.REFUSED),
         ([R, R, F, F, F], Verdict.UNAVAILABLE),
-    ],
-)
-def test_five_nodes(answers: list[NodeAnswer], verdict: Verdict) -> None:
-    assert decide(answers, elapsed=0.1, ttl=TTL, patience=PATIENCE) is verdict
+    ):
+        assert decide(answers, elapsed=0.1, ttl=TTL, patience=PATIENCE) is verdict
 
 
-@pytest.mark.parametrize(
-    ("answers", "verdict"),
-    [
+def test_do_we_still_have_it() -> None:
+    for answers, verdict in (
         ([G, G, G, P, P], Verdict.GRANTED),
         ([G, G, R, R, P], Verdict.WAIT),
         ([G, G, R, F, F], Verdict.UNAVAILABLE),
         ([R, R, R, P, P], Verdict.REFUSED),
-    ],
-)
-def test_do_we_still_have_it(answers: list[NodeAnswer], verdict: Verdict) -> None:
-    assert confirm(answers, elapsed=0.1, patience=PATIENCE) is verdict
+    ):
+        assert confirm(answers, elapsed=0.1, patience=PATIENCE) is verdict

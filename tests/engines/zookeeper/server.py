@@ -62,12 +62,21 @@ def stand_in(server: Any, name: str) -> str:
     return path
 
 
+def told(word: bytes) -> list[str]:
+    """What the server answers to an administrator's word."""
+    with socket.create_connection(address(), 5) as connection:
+        connection.sendall(word)
+        return b"".join(iter(lambda: connection.recv(65536), b"")).decode().splitlines()
+
+
 def packets() -> int:
     """How many requests the server has had, of all clients."""
-    with socket.create_connection(address(), 5) as connection:
-        connection.sendall(b"mntr")
-        said = b"".join(iter(lambda: connection.recv(65536), b"")).decode()
-    return next(int(line.split()[1]) for line in said.splitlines() if line.startswith("zk_packets_received"))
+    return next(int(line.split()[1]) for line in told(b"mntr") if line.startswith("zk_packets_received"))
+
+
+def watched(path: str) -> bool:
+    """Does a session wait to be told the end of this node?"""
+    return path in told(b"wchp")
 
 
 def session_of(lease: Any) -> Any:

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import queue
 import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
-from kazoo.security import make_acl, make_digest_acl
+from kazoo.security import make_acl
 
-from django_distlock import BackendUnavailable, LockTimeout, UnsupportedOperation, advisory_lock, semaphore
+from django_distlock import BackendUnavailable, UnsupportedOperation, advisory_lock, semaphore
 from django_distlock.backends.zookeeper.backend import ZooKeeperBackend
 from django_distlock.concurrency.clock import monotonic
-from django_distlock.concurrency.flow import run
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
 from django_distlock.records import Claim
 from tests.conftest import eventually
-from tests.engines.zookeeper.server import USING, address, clerk, nodes, own_path, packets, path_of, session_of, use
-from tests.support.timing import within
+from tests.engines.zookeeper.server import USING, address, clerk, nodes, own_path, packets, path_of, use
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,10 +32,6 @@ def server() -> Iterator[Any]:
         yield client
 
 
-def listed(name: str) -> Any:
-    return [info for info in registry.entry(USING).backend.inspect() if info.name == name]
-
-
 def test_two_requests_to_acquire_and_one_to_release(name: str, settings: Any) -> None:
     """Counted by the server; signs of life come on top, a few per second."""
     use(settings, session_timeout=30)
@@ -48,124 +39,10 @@ def test_two_requests_to_acquire_and_one_to_release(name: str, settings: Any) ->
     with lock:
         pass
     before = packets()
-    for _ in range(100):
+    for _ in range(20):
         with lock:
             pass
-    assert 300 <= packets() - before <= 310
-
-
-def test_a_waiter_costs_the_server_nothing_while_it_waits(name: str, settings: Any, server: Any) -> None:
-    """20 waiters, each behind another contender; polling every 50 ms would take 200 requests in this time."""
-    use(settings, session_timeout=30)
-    locks = [advisory_lock(f"{name}{number}", using=USING, shared=True) for number in range(20)]
-    blockers = [_stand_in_front(server, lock.name) for lock in locks]
-
-    async def main() -> int:
-        tasks = [asyncio.create_task(lock.aacquire(timeout=20)) for lock in locks]
-        await asyncio.to_thread(_settled, server, locks)
-        before = packets()
-        await asyncio.sleep(0.5)
-        cost = packets() - before
-        for blocker in blockers:
-            server.delete(blocker)
-        for task in tasks:
-            await (await task).arelease()
-        return cost
-
-    assert asyncio.run(main()) <= 5
-
-
-def _settled(server: Any, locks: list[Any]) -> None:
-    """Wait until every waiter has its node and its watch, and until the server has heard nothing for a moment."""
-    for lock in locks:
-        eventually(lambda lock=lock: len(nodes(server, lock.name)) == 2, "a waiter does not wait")
-    session: Any = registry.entry(USING).backend._session  # type: ignore[attr-defined]
-    eventually(
-        lambda: sum(len(watch._parkers) for watch in list(session._watches.values())) == len(locks),
-        "a waiter has no watch",
-    )
-    run(session.ask(monotonic() + 5, lambda kazoo: kazoo.exists_async("/")))  # answered after all that were sent before
-    seen = [packets(), -1]
-
-    def quiet() -> bool:
-        seen[:] = [packets(), seen[0]]
-        return seen[0] - seen[1] <= 2
-
-    eventually(quiet, "requests go on and on", pause=0.05)
-
-
-def _stand_in_front(server: Any, name: str, number: int = 0) -> str:
-    """A contender made by the test, ahead of all later ones."""
-    path: str = server.create(f"{path_of(name)}/{number:032x}-x-", b"", ephemeral=True, sequence=True, makepath=True)
-    return path
-
-
-@pytest.mark.alone
-def test_r5_one_deadline_however_often_the_one_before_changes(name: str, server: Any) -> None:
-    """kazoo's lock restarts its timeout with each predecessor that goes: 1 s took 3.4 s."""
-    timeout, every, times = 0.3, 0.15, 8
-
-    def churn(paths: list[str]) -> threading.Thread:
-        def work() -> None:
-            for path in reversed(paths):  # the one right before the waiter goes
-                ended.wait(every)
-                server.delete(path)
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        return thread
-
-    with advisory_lock(f"{name}-warm", using=USING):  # opens the session
-        pass
-    ended = threading.Event()
-    thread = churn([_stand_in_front(server, name, number) for number in range(times)])
-    began = monotonic()
-    with pytest.raises(LockTimeout):
-        advisory_lock(name, using=USING).acquire(timeout=timeout)
-    within(monotonic() - began, timeout + 0.05, least=timeout)
-    ended.set()
-    thread.join()
-    ended.clear()
-    naive = server.Lock(f"{path_of(name)}-kazoo")
-    naive_paths = [
-        server.create(f"{path_of(name)}-kazoo/{number:032x}__lock__", ephemeral=True, sequence=True, makepath=True)
-        for number in range(times)
-    ]
-    thread = churn(naive_paths)
-    began = monotonic()
-    naive.acquire(timeout=timeout)
-    assert monotonic() - began > 2 * timeout, "kazoo keeps its deadline: no fault to guard against"
-    thread.join()
-    naive.release()
-    server.delete(f"{path_of(name)}-kazoo", recursive=True)
-
-
-def test_a_lone_surrogate_kills_kazoo_but_not_us(name: str) -> None:
-    """The name is hashed, and JSON in ASCII tells it to the operator."""
-    lock = advisory_lock(f"{name}\ud800", using=USING)
-    with lock as lease:
-        (info,) = listed(lock.name)
-        assert info.fence == lease.fence
-    unhandled: list[Any] = []
-    hook, threading.excepthook = threading.excepthook, unhandled.append
-    try:
-        bare = KazooClient(hosts=":".join(map(str, address())))
-        bare.start()
-        bare.exists_async("/\ud800")
-        eventually(lambda: bool(unhandled), "kazoo survives it: no fault to guard against")
-        bare.stop()
-        bare.close()
-    finally:
-        threading.excepthook = hook
-
-
-def test_corrupt_data_reads_as_unknown(name: str, server: Any) -> None:
-    with advisory_lock(name, using=USING) as lease:
-        (node,) = nodes(server, name)
-        server.set(f"{path_of(name)}/{node}", b"\xff{")
-        (info,) = [info for info in registry.entry(USING).backend.inspect() if info.fence == lease.fence]
-        assert (info.name, info.holder) == (None, None)
-        assert lease.held
+    assert 60 <= packets() - before <= 70
 
 
 def test_r21_the_fence_rises_though_the_sequence_begins_again(name: str, server: Any) -> None:
@@ -216,7 +93,7 @@ def test_a_semaphores_waiters_get_in_whichever_holder_leaves(name: str, server: 
     held = [backend.try_acquire(Claim(key=key, limit=3)) for _ in range(3)]
 
     def wait() -> None:
-        served.put(backend.try_acquire(Claim(key=key, limit=3), 10))
+        served.put(backend.try_acquire(Claim(key=key, limit=3), 20))
 
     threads = []
     for number in range(4):
@@ -226,13 +103,13 @@ def test_a_semaphores_waiters_get_in_whichever_holder_leaves(name: str, server: 
     fences = []
     for place in (1, 2, 0):
         backend.release(held[place])
-        held.append(served.get(timeout=5))
+        held.append(served.get(timeout=20))
         fences.append(held[-1].fence)
         assert served.empty()
     assert fences == sorted(fences), "not in order of arrival"
     for grant in held[3:]:
         backend.release(grant)
-    backend.release(served.get(timeout=5))
+    backend.release(served.get(timeout=20))
     for thread in threads:
         thread.join()
 
@@ -252,19 +129,6 @@ def test_rights_belong_to_the_creator_if_there_are_credentials(name: str, settin
     assert "canary" not in f"{refused.value!r} {registry.entry(USING).backend!r}"
     registry.close()
     with clerk(auth_data=[("digest", "app:canary-password")]) as friend:
-        friend.delete(path, recursive=True)
-
-
-def test_an_acl_of_ones_own(name: str, settings: Any, server: Any) -> None:
-    path = own_path(settings)
-    acl = [make_digest_acl("app", "secret", all=True), make_digest_acl("ops", "secret", read=True)]
-    use(settings, auth_data=[("digest", "app:secret")], acl=acl)
-    with advisory_lock(name, using=USING), clerk(auth_data=[("digest", "ops:secret")]) as operator:
-        (node,) = nodes(operator, name)
-        with pytest.raises(NoAuthError):
-            operator.delete(f"{path_of(name)}/{node}")
-    registry.close()
-    with clerk(auth_data=[("digest", "app:secret")]) as friend:
         friend.delete(path, recursive=True)
 
 
@@ -299,43 +163,21 @@ def test_wrong_options_are_named_without_their_value(option: str, values: list[A
         assert "secret" not in str(error.value)
 
 
-@pytest.mark.parametrize("together", [",".join, list], ids=["str", "list"])
-def test_a_long_list_of_hosts_without_dots(name: str, settings: Any, together: Any) -> None:
+def test_a_long_list_of_hosts_without_dots(name: str, settings: Any) -> None:
     """Each host is a name of its own. Naive code takes the list as one name, whose label is too long."""
-    use(settings, hosts=together([f"localhost:{address()[1]}"] * 8))
-    with advisory_lock(name, using=USING) as lease:
-        assert lease.held
-    registry.close()
+    hosts = [f"localhost:{address()[1]}"] * 8
+    for given in (",".join(hosts), hosts):
+        use(settings, hosts=given)
+        with advisory_lock(name, using=USING) as lease:
+            assert lease.held
+        registry.close()
 
 
-@pytest.mark.parametrize(
-    "hosts",
-    [
+def test_hosts_that_are_allowed() -> None:
+    for hosts in (
         "[2001:db8:85a3:8d3:1319:8a2e:370:7348]:2181,[2001:db8:85a3:8d3:1319:8a2e:370:7349]:2181",
         "zoö-eins:2181,zoö-zwei:2181,zoö-drei:2181,zoö-vier:2181,zoö-fünf:2181",
         f"zk1,zk2/{'a' * 70}",
         [f"{'z' * 63}.{'z' * 63}.example:2181", f"{'y' * 63}:2181/app"],
-    ],
-)
-def test_hosts_that_are_allowed(hosts: Any) -> None:
-    ZooKeeperBackend("zk", {"hosts": hosts})
-
-
-def test_tls_options_reach_kazoo(name: str, settings: Any) -> None:
-    """The server of the tests speaks no TLS: the handshake fails, and says so, within the deadline."""
-    use(settings, use_ssl=True, verify_certs=False)
-    began = monotonic()
-    with pytest.raises(BackendUnavailable):
-        advisory_lock(name, using=USING).acquire(timeout=0.5)
-    within(monotonic() - began, 0.55)
-    registry.close()
-    gc.collect()  # kazoo leaves its socket to this, which warns
-
-
-def test_one_thread_for_all_locks(name: str) -> None:
-    leases = [advisory_lock(f"{name}{number}", using=USING).acquire() for number in range(20)]
-    ours = [thread.name for thread in threading.enumerate() if "zookeeper" in thread.name]
-    assert ours == ["distlock-zookeeper-zookeeper-io"]
-    assert {session_of(lease) for lease in leases} == {session_of(leases[0])}
-    for lease in leases:
-        lease.release()
+    ):
+        ZooKeeperBackend("zk", {"hosts": hosts})
