@@ -18,17 +18,6 @@ def hold(link: Any, using: str, *names: str) -> None:
     link.say("released")
 
 
-def alternate(link: Any, using: str, name: str, times: int) -> None:
-    """Acquire and release ``times`` times whenever told, in competition with others."""
-    lock = advisory_lock(name, using=using, timeout=30)
-    link.say("ready")
-    while link.hear() != "end":
-        for _ in range(times):
-            with lock:
-                pass
-        link.say("done")
-
-
 def share_and_write(link: Any, using: str, name: str) -> None:
     """Wait for the exclusive lock and say when it came, on the clock that all processes share."""
     link.say("asking")

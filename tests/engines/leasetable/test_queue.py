@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from django_distlock.backends.leasetable import sqlite, statements
-from django_distlock.backends.leasetable.records import DEAD, GRACE
+from django_distlock.backends.leasetable.records import GRACE
 from django_distlock.backends.leasetable.wakeups import WakeSockets
 from tests.engines.leasetable.stores import TTL, Stores
 
@@ -37,29 +36,6 @@ def served(waiters: list[tuple[Any, Any]]) -> tuple[int, Grant] | None:
     return None
 
 
-def test_r4_first_come_first_served(stores: Stores) -> None:
-    holder, grant, waiters = queue(stores, 4)
-    assert served(waiters) is None
-    assert holder.release(grant)
-    for expected in range(4):
-        number, grant = served(waiters[expected:]) or (None, None)
-        assert number == 0, "the one that came first of those who are left"
-        assert served(waiters[expected + 1 :]) is None
-        assert stores.tickets() == 3 - expected
-        assert waiters[expected][0].release(grant)
-
-
-def test_r4_expiry_serves_the_first_too(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statements, "GRACE", DEAD)  # the waiters are not late, the clock is set
-    monkeypatch.setattr(sqlite, "_GRACE", statements.microseconds(DEAD))
-    _, grant, waiters = queue(stores, 2, ttl=5.0)
-    assert served(waiters) is None
-    stores.shift(5.1)
-    number, new = served(waiters) or (None, None)
-    assert number == 0
-    assert new.fence > grant.fence
-
-
 def test_r4_nobody_overtakes_those_who_wait(stores: Stores) -> None:
     holder, grant, waiters = queue(stores, 1)
     hurried = stores.client()
@@ -82,21 +58,6 @@ def test_r4_a_dead_waiter_is_passed_over(stores: Stores) -> None:
     number, grant = served(waiters[1:]) or (None, None)
     assert number == 0
     assert waiters[1][0].release(grant)
-
-
-def test_withdraw_leaves_no_ticket(stores: Stores) -> None:
-    holder, grant, waiters = queue(stores, 3)
-    first, middle, last = waiters
-    middle[0].withdraw(middle[1])
-    first[0].withdraw(first[1])
-    assert stores.tickets() == 1
-    assert holder.release(grant)
-    number, grant = served([last]) or (None, None)
-    assert number == 0
-    assert stores.tickets() == 0
-    assert last[0].release(grant)
-    last[0].withdraw(last[1])  # has no effect
-    assert holder.try_acquire(stores.claim()) is not None
 
 
 def test_withdraw_gives_back_what_was_granted_unnoticed(stores: Stores) -> None:

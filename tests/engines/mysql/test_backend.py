@@ -168,24 +168,6 @@ def test_r3_the_server_sees_at_most_sixty_ascii_characters() -> None:
         assert all(character.isalnum() or character == "-" for character in text)
 
 
-def test_held_locks_shows_holders_and_waiters_of_all_processes(name: str) -> None:
-    with Child(hold, "mysql", name) as holder:
-        assert holder.hear() == "held"
-        with Child(share_and_write, "mysql", name) as waiter:
-            assert waiter.hear() == "asking"
-            eventually(lambda: waiters("mysql", name), "nobody waits")
-            (report,) = held_locks("mysql")
-            info = next(info for info in report.locks if info.key == key_of("mysql", name).text)
-            assert report.error is None
-            assert info.waiters == 1
-            assert info.details["connection"] == str(holders("mysql", name)[0])
-            assert info.details["connection"] in str(info.holder)
-            holder.say()
-            assert holder.hear() == "released"
-            assert waiter.hear()
-            waiter.say()
-
-
 @pytest.fixture
 def plain_user(databases: None, settings: Any) -> Iterator[str]:
     """A user who may use the database and see nothing of the server."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 import threading
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.db import connections, transaction
 
-from django_distlock import LockTimeout, advisory_lock, held_locks
+from django_distlock import LockTimeout, advisory_lock
 from django_distlock.backends.postgres.session import STATEMENTS
 from django_distlock.backends.sessions.session import ServerError
 from django_distlock.concurrency.clock import monotonic
@@ -148,24 +146,6 @@ def test_statement_timeout_of_the_role_does_not_end_a_wait_in_a_transaction(impa
                 assert cursor.fetchone() == ("150ms",)
         let_go.join()
         assert child.hear() == "released"
-
-
-def test_held_locks_shows_holders_and_waiters_of_all_processes(name: str) -> None:
-    with ExitStack() as stack:
-        holder = stack.enter_context(Child(hold, "postgres", name))
-        assert holder.hear() == "held"
-        waiter = stack.enter_context(Child(share_and_write, "postgres", name))
-        assert waiter.hear() == "asking"
-        eventually(lambda: waiters("postgres", name), "nobody waits")
-        (report,) = held_locks("postgres")
-        (busy,) = [info for info in report.locks if info.key == str(number_of(name))]
-        assert (busy.shared, busy.waiters, busy.backend) == (False, 1, "postgres")
-        assert busy.details["pid"] == str(holders("postgres", name)[0])
-        assert busy.details["application_name"] == f"distlock {socket.gethostname()}:{holder.pid}"
-        holder.say()
-        assert holder.hear() == "released"
-        assert waiter.hear()
-        waiter.say()
 
 
 def number_of(name: str) -> int:

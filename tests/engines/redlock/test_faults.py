@@ -138,14 +138,3 @@ def test_a_node_that_comes_back_empty(nodes: Nodes, name: str) -> None:
         eventually(lambda: extended(lease) and False, "it was not lost")
     assert lease.lost
     nodes.gone()
-
-
-def test_scripts_that_some_have_forgotten(nodes: Nodes, name: str) -> None:
-    nodes.connect(name)
-    for client in nodes.clients[:3]:
-        client.script_flush()
-    lease = nodes.held(name)
-    for client in nodes.clients[1:4]:
-        client.script_flush()
-    lease.release()
-    nodes.gone()
