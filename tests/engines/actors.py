@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from django_distlock import advisory_lock
+from tests.support.processes import Child
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 
 def hold(link: Any, using: str, *names: str) -> None:
@@ -16,6 +21,23 @@ def hold(link: Any, using: str, *names: str) -> None:
     for lease in leases:
         lease.release()
     link.say("released")
+
+
+@contextmanager
+def held_elsewhere(using: str, *names: str, by: Any = hold) -> Iterator[Callable[[], None]]:
+    """Another process holds all names, until the end of the block or until it is told to let go."""
+    with Child(by, using, *names) as child:
+        assert child.hear() == "held"
+        told: list[None] = []
+
+        def let_go() -> None:
+            if not told:
+                told.append(None)
+                child.say()
+                assert child.hear() == "released"
+
+        yield let_go
+        let_go()
 
 
 def share_and_write(link: Any, using: str, name: str) -> None:

@@ -18,7 +18,7 @@ from django_distlock.manager.registry import registry
 from django_distlock.operations.doctor import diagnose
 from django_distlock.records import Claim
 from tests.conftest import eventually
-from tests.engines.actors import hold, share_and_write
+from tests.engines.actors import held_elsewhere, share_and_write
 from tests.faults.conftest import database_alias
 from tests.faults.server import (
     ask,
@@ -88,14 +88,12 @@ def a_waiter(name: str) -> int:
 
 def test_kill_query_does_not_end_the_wait(name: str) -> None:
     """KILL QUERY on GET_LOCK is an error or NULL, neither a grant nor the end: the caller waits on to his deadline."""
-    with Child(hold, "mysql", name) as child, ThreadPoolExecutor(1) as pool:
-        assert child.hear() == "held"
+    with held_elsewhere("mysql", name) as let_go, ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(advisory_lock(name, using="mysql", timeout=25).acquire)
         for _ in range(5):
             cancel_statement("mysql", a_waiter(name))
             assert not waiting.done()
-        child.say()
-        assert child.hear() == "released"
+        let_go()
         lease = waiting.result(25)
     assert len(holders("mysql", name)) == 1
     lease.release()
@@ -106,13 +104,12 @@ def test_max_statement_time_of_the_server_does_not_count(init_command: Callable[
     variable, value = statement_limit(0.1)
     alias = init_command(f"SET SESSION {variable} = {value}")
     assert ask(alias, f"SELECT @@{variable}")[0][0] == value
-    with Child(hold, "mysql", name) as child:
-        assert child.hear() == "held"
-        let_go = threading.Timer(0.4, child.say)  # longer than the limit
-        let_go.start()
+    with held_elsewhere("mysql", name) as let_go:
+        timer = threading.Timer(0.4, let_go)  # longer than the limit
+        timer.start()
         with advisory_lock(name, using="mysql", timeout=20) as lease:
             assert asked(session_of(lease), f"SELECT @@{variable}".encode())[0][0] == 0
-        assert child.hear() == "released"
+        timer.join()
 
 
 def test_r7_null_that_came_after_the_grant_leaves_nothing_held(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,8 +198,7 @@ def test_the_locks_of_another_user_are_listed(plain_user: str, name: str) -> Non
     """The process list shows a user without PROCESS only his own connections; MySQL shows him no locks either, but for
     those whose names are noted."""
     key = key_of("mysql", name).text
-    with Child(hold, "mysql", name) as child:
-        assert child.hear() == "held"
+    with held_elsewhere("mysql", name):
         if not is_mariadb():
             eventually(lambda: noted("mysql", name), "it is not noted")
         eventually(lambda: shown(key), "the lock of another user is not listed")
@@ -210,8 +206,6 @@ def test_the_locks_of_another_user_are_listed(plain_user: str, name: str) -> Non
         assert info.details["connection"] == str(holders("mysql", name)[0])
         assert str(info.holder).endswith(f"connection {info.details['connection']}")
         assert "None" not in str(info.holder)
-        child.say()
-        assert child.hear() == "released"
 
 
 def test_the_privileges_that_the_documentation_asks_for_are_enough(plain_user: str, name: str) -> None:
@@ -223,20 +217,17 @@ def test_the_privileges_that_the_documentation_asks_for_are_enough(plain_user: s
         ask("mysql", f"GRANT {right} TO '{plain_user}'@'127.0.0.1'")
     key = key_of("mysql", name).text
     account = connections["mariadb"].settings_dict["USER"]
-    with Child(hold, "mysql", name) as child:
-        assert child.hear() == "held"
-        with Child(share_and_write, "mysql", name) as waiter:
-            assert waiter.hear() == "asking"
-            eventually(lambda: waiters("mysql", name), "nobody waits")
-            (info,) = shown(key)
-            assert f"{account}@" in str(info.holder)
-            assert info.waiters == 1
-            assert f"{account}@" in info.waiting[0]
-            assert info.details["connection"] == str(holders("mysql", name)[0])
-            child.say()
-            assert child.hear() == "released"
-            assert waiter.hear()
-            waiter.say()
+    with held_elsewhere("mysql", name) as let_go, Child(share_and_write, "mysql", name) as waiter:
+        assert waiter.hear() == "asking"
+        eventually(lambda: waiters("mysql", name), "nobody waits")
+        (info,) = shown(key)
+        assert f"{account}@" in str(info.holder)
+        assert info.waiters == 1
+        assert f"{account}@" in info.waiting[0]
+        assert info.details["connection"] == str(holders("mysql", name)[0])
+        let_go()
+        assert waiter.hear()
+        waiter.say()
     told = [finding.text for finding in diagnose("mysql") if finding.level == "warning"]
     assert not [text for text in told if "privilege" in text or "does not show" in text]
 
@@ -255,15 +246,12 @@ def test_a_server_that_lists_no_locks_is_asked_for_the_names_that_were_noted(
     """A web process that has used no lock so far, and the page of held locks."""
     backend: Any = registry.entry("mysql").backend
     key = key_of("mysql", name).text
-    with Child(hold, "mysql", name) as child:
-        assert child.hear() == "held"
+    with held_elsewhere("mysql", name):
         eventually(lambda: noted("mysql", name), "it is not noted")
         monkeypatch.setattr(backend, "known_names", dict)
         (info,) = shown(key)
         assert (info.name, info.waiters) == (name, None), "who waits cannot be told"
         assert info.details["connection"] == str(holders("mysql", name)[0])
-        child.say()
-        assert child.hear() == "released"
     assert shown(key) == []
 
 

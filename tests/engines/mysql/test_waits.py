@@ -12,9 +12,8 @@ from django.db import connections
 from django_distlock import LockTimeout, advisory_lock
 from django_distlock.backends.mysql import session
 from django_distlock.manager.registry import registry
-from tests.engines.actors import hold
+from tests.engines.actors import held_elsewhere
 from tests.faults.server import cancel_statement, holders, session_exists, session_of, waiters
-from tests.support.processes import Child
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,16 +25,13 @@ def test_a_wait_in_vain_costs_no_session(name: str, monkeypatch: pytest.MonkeyPa
     """MySQL too, whose GET_LOCK knows whole seconds only: connecting costs it more than a wait."""
     monkeypatch.setattr(session, "GRACE", 10.0)  # a server that is late for want of a processor costs one, by right
     backend = registry.entry("mysql").backend
-    with Child(hold, "mysql", name) as child:
-        assert child.hear() == "held"
+    with held_elsewhere("mysql", name):
         seen = []
         for timeout in (2.0, 0.3, 0.05, 0.73):
             assert advisory_lock(name, using="mysql").try_acquire(timeout=timeout) is None
             seen.append({each.server_id for each in backend.sessions.all()})
         assert len(seen[0]) == 2, "one to try on, one to wait on"
         assert seen == [seen[0]] * 4
-        child.say()
-        assert child.hear() == "released"
 
 
 def flood(session: Callable[[], int | None], ended: threading.Event) -> threading.Thread:
@@ -57,8 +53,7 @@ def flood(session: Callable[[], int | None], ended: threading.Event) -> threadin
 def test_r7_kill_query_on_what_follows_an_interrupted_wait(name: str) -> None:
     """After NULL the name is given back, in case it was granted after all; that statement can be hit as well."""
     ended = threading.Event()
-    with Child(hold, "mysql", name) as child:
-        assert child.hear() == "held"
+    with held_elsewhere("mysql", name):
 
         def waiter() -> int | None:
             found = waiters("mysql", name)
@@ -71,8 +66,6 @@ def test_r7_kill_query_on_what_follows_an_interrupted_wait(name: str) -> None:
         finally:
             ended.set()
             thread.join()
-        child.say()
-        assert child.hear() == "released"
     assert not holders("mysql", name)
 
 

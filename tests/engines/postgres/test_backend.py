@@ -16,7 +16,7 @@ from django_distlock.concurrency.clock import monotonic
 from django_distlock.concurrency.flow import run
 from django_distlock.manager.registry import registry
 from tests.conftest import eventually
-from tests.engines.actors import hold, share_and_write
+from tests.engines.actors import held_elsewhere, share_and_write
 from tests.faults.conftest import database_alias
 from tests.faults.server import ask, holders, key_of, session_of, waiters
 from tests.support.processes import Child
@@ -118,34 +118,29 @@ def test_r7_an_error_that_came_after_the_grant_leaves_nothing_held(name: str, mo
 
 def test_timeouts_of_the_role_do_not_end_the_lock_or_the_wait(impatient_role: str, name: str) -> None:
     """statement_timeout and lock_timeout do not cut the wait short, idle_session_timeout does not free the lock."""
-    with Child(hold, "postgres", name) as child:
-        assert child.hear() == "held"
+    with held_elsewhere("postgres", name):
         lease = advisory_lock(name + "-kept", using="postgres").acquire()
         with pytest.raises(LockTimeout):
             advisory_lock(name, using="postgres").acquire(timeout=1)
         lease.ensure_held()
         assert holders("postgres", name + "-kept") == [session_of(lease).server_id]
-        child.say()
-        assert child.hear() == "released"
     lease.release()
 
 
 def test_statement_timeout_of_the_role_does_not_end_a_wait_in_a_transaction(impatient_role: str, name: str) -> None:
     """In the caller's transaction his statement_timeout counts; the wait goes on all the same until its deadline."""
-    with Child(hold, "postgres", name) as child:
-        assert child.hear() == "held"
+    with held_elsewhere("postgres", name) as let_go:
         with transaction.atomic(using=impatient_role):
             with connections[impatient_role].cursor() as cursor:  # this test may be slow between two statements
                 cursor.execute("SET LOCAL idle_in_transaction_session_timeout = '10s'")
-            let_go = threading.Timer(0.4, child.say)  # longer than each of the timeouts
-            let_go.start()
+            timer = threading.Timer(0.4, let_go)  # longer than each of the timeouts
+            timer.start()
             with advisory_lock(name, using="postgres", timeout=20):
                 assert len(holders("postgres", name)) == 1
             with connections[impatient_role].cursor() as cursor:
                 cursor.execute("SHOW lock_timeout")
                 assert cursor.fetchone() == ("150ms",)
-        let_go.join()
-        assert child.hear() == "released"
+        timer.join()
 
 
 def number_of(name: str) -> int:

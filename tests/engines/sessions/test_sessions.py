@@ -17,9 +17,8 @@ from django_distlock.manager import name_log
 from django_distlock.manager.keepalive import keepalive
 from django_distlock.manager.registry import registry
 from tests.conftest import eventually
-from tests.engines.actors import hold
+from tests.engines.actors import held_elsewhere, hold
 from tests.faults.server import SESSION_LOCKS, holders, lock_sessions, session_exists, session_of, waiters
-from tests.support.processes import Child
 
 pytestmark = pytest.mark.usefixtures("databases")
 each_engine = pytest.mark.parametrize("using", SESSION_LOCKS)
@@ -73,14 +72,12 @@ def test_many_busy_names_take_few_sessions_and_all_get_on(using: str, name: str)
         with advisory_lock(one, using=using, timeout=25):
             everybody.wait(25)
 
-    with Child(hold_without_notes, using, *names) as child, ThreadPoolExecutor(len(names)) as pool:
-        assert child.hear() == "held"
+    with held_elsewhere(using, *names, by=hold_without_notes) as let_go, ThreadPoolExecutor(len(names)) as pool:
         theirs = lock_sessions(using)
         waiting = [pool.submit(wait, one) for one in names]
         eventually(lambda: sum(len(waiters(using, one)) for one in names) == WAIT_SESSIONS, "the wait set is not full")
         most = len(lock_sessions(using) - theirs)
-        child.say()
-        assert child.hear() == "released"
+        let_go()
         everybody.wait(25)
         most_held = len(lock_sessions(using) - theirs)
         for each in waiting:
@@ -142,10 +139,8 @@ def test_r5_a_wait_longer_than_the_engine_can_count_is_a_wait(using: str, inside
         transaction.get_connection(using if using == "postgres" else "mariadb").close()
 
     for days in (25, 3660):
-        with Child(hold, using, name) as child, ThreadPoolExecutor(1) as pool:
-            assert child.hear() == "held"
+        with held_elsewhere(using, name) as let_go, ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(wait, days)
             eventually(lambda: waiters(using, name), "it does not wait")
-            child.say()
-            assert child.hear() == "released"
+            let_go()
             waiting.result(25)

@@ -10,10 +10,9 @@ import pytest
 
 from django_distlock import advisory_lock
 from tests.conftest import eventually
-from tests.engines.actors import hold
+from tests.engines.actors import held_elsewhere
 from tests.engines.statements import counted
 from tests.faults.server import SESSION_LOCKS, waiters
-from tests.support.processes import Child
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -60,15 +59,12 @@ def test_r2_one_statement_each_way_and_none_for_who_is_in(using: str, name: str,
 def test_busy_without_waiting_costs_one_statement_and_none_behind_this_process(using: str, name: str) -> None:
     """The queue of the process stands in front of the engine: waiters of one process send nothing."""
     lock = advisory_lock(name, using=using)
-    with Child(hold, using, f"{name}-busy") as child, ThreadPoolExecutor(1) as pool, lock:
-        assert child.hear() == "held"
+    with held_elsewhere(using, f"{name}-busy"), ThreadPoolExecutor(1) as pool, lock:
         with counted(using) as found:
             assert pool.submit(lock.try_acquire).result(25) is None
             assert pool.submit(lock.try_acquire, timeout=0.05).result(25) is None
             assert advisory_lock(f"{name}-busy", using=using).try_acquire() is None
         assert without_heartbeats(found) == {TRY[using]: 1}
-        child.say()
-        assert child.hear() == "released"
 
 
 @each_engine
@@ -77,13 +73,11 @@ def test_r4_a_name_that_is_busy_is_tried_once_and_waited_for(using: str, name: s
 
     def wait_for(other: str) -> None:
         """Have the lock of ``other`` once it is free."""
-        with Child(hold, using, other) as child, ThreadPoolExecutor(1) as pool:
-            assert child.hear() == "held"
+        with held_elsewhere(using, other) as let_go, ThreadPoolExecutor(1) as pool:
             with counted(using) as found:
                 waiting = pool.submit(lambda: advisory_lock(other, using=using).acquire(timeout=60).release())
                 eventually(lambda: waiters(using, other), "nobody waits at the server")
-                child.say()
-                assert child.hear() == "released"
+                let_go()
                 waiting.result(25)
             tries.append(found[TRY[using]])
 
