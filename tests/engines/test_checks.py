@@ -27,7 +27,6 @@ from tests.faults.conftest import database_alias
 from tests.support.findings import findings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
 
@@ -308,19 +307,14 @@ def test_a_ttl_that_is_too_short(settings: Any) -> None:
         assert [identity for identity, _ in told()] == ids
 
 
-class Plain(View):
+class Hidden(View):
+    """Whose dispatch takes anything, so that the decorator cannot tell."""
+
     def get(self, request: Any, **kwargs: Any) -> HttpResponse:
         return HttpResponse()
 
 
-@method_decorator(advisory_lock("account:{id}"), name="dispatch")
-class Hidden(Plain):
-    """Whose dispatch takes anything, so that the decorator cannot tell."""
-
-
-@method_decorator(advisory_lock("user:{request.user.pk}"), name="dispatch")
-class OfUser(Plain):
-    pass
+hidden = method_decorator(advisory_lock("account:{id}"), name="dispatch")(Hidden).as_view()
 
 
 @advisory_lock("outer")
@@ -334,15 +328,15 @@ async def shop(request: Any, **kwargs: Any) -> HttpResponse:
     return HttpResponse()
 
 
-@advisory_lock("exact:{id}")
-def exact(request: Any, id: int = 1) -> HttpResponse:
+@advisory_lock("user:{request.user.pk}:{id}")
+def default(request: Any, id: int = 1) -> HttpResponse:
     return HttpResponse()
 
 
-def routes(settings: Any, monkeypatch: pytest.MonkeyPatch, patterns: Sequence[Any]) -> list[str]:
+def routes(settings: Any, monkeypatch: pytest.MonkeyPatch, *patterns: Any) -> list[str]:
     """The messages for these routes."""
-    module = ModuleType("routes_of_a_test")
-    module.urlpatterns = list(patterns)  # type: ignore[attr-defined]
+    module: Any = ModuleType("routes_of_a_test")
+    module.urlpatterns = list(patterns)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     settings.ROOT_URLCONF = module.__name__
     messages = told()
@@ -350,36 +344,28 @@ def routes(settings: Any, monkeypatch: pytest.MonkeyPatch, patterns: Sequence[An
     return [text for _, text in messages]
 
 
-@pytest.mark.parametrize("view", [Hidden.as_view(), shop, two], ids=["class", "async", "stacked"])
-def test_a_route_that_does_not_give_what_the_name_needs(
-    settings: Any, monkeypatch: pytest.MonkeyPatch, view: Any
-) -> None:
-    (text,) = routes(settings, monkeypatch, [path("accounts/<int:pk>/<other>", view)])
-    assert "The route 'accounts/<int:pk>/<other>' calls tests.engines.test_checks." in text
-    assert "needs 'id'" in text
-    assert "gives other, pk." in text
-    assert routes(settings, monkeypatch, [path("accounts/<int:id>/<other>", view)]) == []
-
-
-def test_what_a_route_gives(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By itself, by the one above it, by a group, and by its extra arguments."""
-    view = Hidden.as_view()
-    patterns = [
-        path("a/<int:id>/", include([path("b/", view)])),
-        path("c/", include([path("d/", view)]), {"id": 1}),
-        path("e/", view, {"id": 1}),
-        re_path(r"^f/(?P<id>\d+)/$", view),
-        path("g/", OfUser.as_view()),
-        path("h/", exact),
-        path("i/", RedirectView.as_view(url="/")),
-        path("j/", lambda request: HttpResponse()),
-    ]
-    assert routes(settings, monkeypatch, patterns) == []
-    (text,) = routes(settings, monkeypatch, [re_path(r"^k/(\d+)/$", view)])
+def test_a_route_that_does_not_give_what_the_name_needs(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for view in (hidden, shop, two):
+        (text,) = routes(settings, monkeypatch, path("accounts/<int:pk>/<other>", view))
+        assert "The route 'accounts/<int:pk>/<other>' calls tests.engines.test_checks." in text
+        assert "needs 'id'" in text
+        assert "gives other, pk." in text
+        assert routes(settings, monkeypatch, path("accounts/<int:id>/<other>", view)) == []
+    (text,) = routes(settings, monkeypatch, re_path(r"^k/(\d+)/$", hidden))
     assert "gives nothing" in text
 
 
-def test_no_routes_at_all(settings: Any) -> None:
+def test_what_a_route_gives(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By itself, by the one above it, by a group, and by its extra arguments; and no routes at all."""
+    patterns = [
+        path("a/<int:id>/", include([path("b/", hidden)])),
+        path("c/", include([path("d/", hidden)]), {"id": 1}),
+        path("e/", hidden, {"id": 1}),
+        re_path(r"^f/(?P<id>\d+)/$", hidden),
+        path("h/", default),
+        path("i/", RedirectView.as_view(url="/")),
+    ]
+    assert routes(settings, monkeypatch, *patterns) == []
     settings.ROOT_URLCONF = "no.such.module"
     assert told() == []
     del settings.ROOT_URLCONF

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from django_distlock.backends.leasetable.records import KEPT
-from django_distlock.concurrency.clock import monotonic
-from django_distlock.records import drift
 from tests.engines.leasetable.stores import STORES, TTL, Stores
 
 everywhere = pytest.mark.parametrize("stores", STORES, indirect=True)
@@ -47,63 +44,12 @@ def test_r20_an_expired_lease_is_anybody_s_and_not_revived(stores: Stores, a: An
     assert b.verify(new)
 
 
-def test_r19_validity_counts_from_before_the_request(stores: Stores, a: Any) -> None:
-    before = monotonic()
-    grant = a.try_acquire(stores.claim(ttl=3))
-    assert before <= grant.acquired_at <= monotonic()
-    assert grant.valid_until == grant.acquired_at + 3 - drift(3)
-
-
-def test_what_an_operator_sees(stores: Stores, a: Any, b: Any) -> None:
-    assert list(a.inspect()) == []
-    claim = stores.claim()
-    grant = a.try_acquire(claim)
-    waiting = [stores.claim(), stores.claim()]
-    for waiter in waiting:
-        assert b.try_acquire(waiter, 5) is None
-    (info,) = b.inspect()
-    assert (info.backend, info.key, info.name) == (stores.alias, claim.key.path, "name")
-    assert (info.fence, info.waiters, info.shared) == (grant.fence, 2, False)
-    assert info.details == {"token": claim.token[:8]}
-    host, pid, thread = info.holder.split(":")
-    assert (host != "", int(pid) > 0, thread) == (True, True, "MainThread")
-    assert (info.expires_at - info.acquired_at).total_seconds() == pytest.approx(TTL, abs=0.01)
-    assert abs(info.acquired_at.timestamp() - time.time()) < 5
-    for waiter in waiting:
-        b.withdraw(waiter)
-    assert [info.waiters for info in b.inspect()] == [0]
-    stores.shift(TTL + 1)
-    assert list(b.inspect()) == []
-
-
 def test_an_alias_shows_its_own_locks_only(stores: Stores, a: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert a.try_acquire(stores.claim())
     monkeypatch.setattr(stores, "alias", stores.alias + "2")
     other = stores.client()
     assert list(other.inspect()) == []
     assert other.try_acquire(stores.claim()), "the alias is part of the key"
-
-
-def test_r3_any_name_is_kept_as_it_is(stores: Stores, a: Any) -> None:
-    for name in ("ü" * 512, "a\0b", "\ud800", "%s {} %%", "'\"\\", '"json"', "\r\n", "🔒", " x "):
-        grant = a.try_acquire(stores.claim(name))
-        assert [info.name for info in a.inspect()] == [name]
-        assert a.release(grant)
-
-
-def test_break_takes_it_from_that_holder_only(stores: Stores, a: Any, b: Any) -> None:
-    grant = a.try_acquire(stores.claim())
-    (seen,) = b.inspect()
-    assert a.release(grant)
-    newer = a.try_acquire(stores.claim())
-    assert not b.break_lock(seen), "another holder by now"
-    assert a.verify(newer)
-    (seen,) = b.inspect()
-    assert b.break_lock(seen)
-    assert not a.verify(newer)
-    assert not a.release(newer)
-    assert a.extend(newer, TTL) is None
-    assert b.try_acquire(stores.claim()).fence > newer.fence
 
 
 def test_prune_deletes_what_ended_a_day_ago(stores: Stores, a: Any) -> None:

@@ -7,26 +7,20 @@ import sqlite3
 import stat
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.conf import settings
 from django.core.checks import run_checks
-from django.db import connections
+from django.db import OperationalError, connections
 
 from django_distlock import BackendUnavailable, advisory_lock
-from django_distlock.backends.base import IDLE
 from django_distlock.backends.leasetable.doctor import mounted_alone
 from django_distlock.backends.leasetable.sqlite import lease_path
-from django_distlock.concurrency.clock import monotonic
 from django_distlock.manager.registry import registry
 from tests.faults.conftest import database_alias
 from tests.faults.server import ask
 from tests.support.processes import Child
-
-if TYPE_CHECKING:
-    from tests.engines.leasetable.stores import Stores
-
 
 ROUNDS = 40
 
@@ -221,18 +215,6 @@ def test_r22_a_child_inherits_no_sqlite_connection(name: str) -> None:
         assert os.waitpid(pid, 0)[1] == 0
 
 
-def test_r23_an_idle_session_is_closed_and_opened_again(stores: Stores, a: Any) -> None:
-    assert a.tick(monotonic()) is None, "nothing is open"
-    grant = a.try_acquire(stores.claim())
-    now = monotonic()
-    assert a.tick(now) <= now + 1
-    assert a.store.is_open
-    a.tick(now + IDLE + 0.1)
-    assert not a.store.is_open
-    assert a.verify(grant), "leases are rows"
-    assert a.store.is_open
-
-
 @pytest.mark.parametrize("using", USING)
 def test_an_idle_session_that_died_is_replaced(using: str, name: str) -> None:
     database = USING[using]
@@ -246,7 +228,8 @@ def test_an_idle_session_that_died_is_replaced(using: str, name: str) -> None:
     for work in (lease.ensure_held, lease.release, lambda: lock.acquire().release()):
         for (session,) in ask(database, mine):
             if database == "mariadb":
-                ask(database, "KILL CONNECTION %s", session)
+                with suppress(OperationalError):  # it has ended by itself
+                    ask(database, "KILL CONNECTION %s", session)
         work()
 
 

@@ -11,7 +11,7 @@ from django.core.management import call_command
 from django.db import connections, models
 from django.db.migrations.state import ModelState, ProjectState
 
-from django_distlock.models import AsciiField, LeaseRow, LeaseTicket, SiteKey
+from django_distlock.models import AsciiField
 from django_distlock.schema import CreateKeptTable
 
 if TYPE_CHECKING:
@@ -54,23 +54,6 @@ def test_flush_ends_no_lease(stores: Stores, a: Any, b: Any) -> None:
     assert a.verify(grant)
     assert stores.tickets() == 1
     b.withdraw(waiting)
-
-
-@on_servers
-def test_the_models_read_what_is_there(stores: Stores, a: Any) -> None:
-    client = a
-    claim, waiting = stores.claim(), stores.claim()
-    grant = client.try_acquire(claim)
-    assert client.try_acquire(waiting, 100) is None
-    row = LeaseRow.rows.using(stores.database).get(digest=claim.key.path)
-    assert (row.alias, row.name, row.token, row.fence) == (stores.alias, "name", claim.token, grant.fence)
-    assert str(row) == "name"
-    ticket = LeaseTicket.rows.using(stores.database).get(token=waiting.token)
-    assert ticket.digest == claim.key.path
-    assert row.acquired_at < ticket.arrived <= ticket.seen < row.expires_at
-    key = SiteKey.rows.using(stores.database).get()
-    assert key.site_key not in f"{key} {key!r}"
-    client.withdraw(waiting)
 
 
 class Scratch:

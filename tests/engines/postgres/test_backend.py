@@ -56,17 +56,6 @@ def shared_in_thread(name: str, timeout: float = 0) -> Lease | None:
     return found[0]
 
 
-def test_r1_two_readers_of_one_process_hold_the_lock_until_the_last_one_leaves(name: str) -> None:
-    lock = advisory_lock(name, using="postgres", shared=True)
-    first = lock.acquire()
-    second = shared_in_thread(name)
-    assert second is not None
-    first.release()
-    assert len(holders("postgres", name)) == 1, "the release of one reader freed the lock of both"
-    second.release()
-    assert not holders("postgres", name)
-
-
 def test_r4_a_waiting_writer_is_not_overtaken_by_readers_of_a_reading_session(name: str) -> None:
     """R4. The server lets a session that reads already read once more, whoever waits."""
     reader = advisory_lock(name, using="postgres", shared=True).acquire()

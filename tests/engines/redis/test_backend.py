@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from redis.crc import key_slot
 
 from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.backends.redis.backend import RedisBackend
@@ -17,7 +16,7 @@ from django_distlock.concurrency.clock import monotonic
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
 from tests.conftest import eventually
-from tests.engines.redis.server import claim_of, client, counted, keys, text, waiters
+from tests.engines.redis.server import claim_of, client, counted, text, waiters
 
 if TYPE_CHECKING:
     from tests.engines.redis.server import Own
@@ -79,18 +78,6 @@ def test_r4_a_lease_that_ends_goes_to_the_first_waiter(own: Own, name: str) -> N
         own.client.hset(keys[0], holder, b'1 {"fence":1}')  # it ended in 1970
         assert ask(newcomer)[0] == 0
         assert listener.get_message(timeout=20)["data"].startswith(waiter)
-
-
-def test_keys_are_in_one_slot_and_go(name: str) -> None:
-    with advisory_lock(name, using=USING, ttl=20):
-        key = registry.entry(USING).key(name)
-        assert len({key_slot(each) for each in keys_of(key)}) == 1
-        assert keys(USING, name) == {"held": "hash", "fence": "string"}
-        with client() as server:
-            held, *_, fence = keys_of(key)
-            assert 10_000 < server.pttl(held) <= 20_000
-            assert 86_000_000 < server.pttl(fence) <= 86_400_000
-    assert keys(USING, name) == {"fence": "string"}
 
 
 def test_r21_the_fence_follows_the_servers_clock_and_never_falls(name: str) -> None:
