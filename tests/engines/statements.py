@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import time
 from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from tests.conftest import eventually
 from tests.faults.server import ask
 
 if TYPE_CHECKING:
@@ -56,10 +56,12 @@ def counted(using: str) -> Iterator[Counter[str]]:
 
 def settled(using: str) -> Counter[str]:
     """:func:`totals`, once MariaDB has counted what it has answered: it replies first."""
-    seen, until = totals(using), time.monotonic() + 2
-    while using != "postgres" and time.monotonic() < until:
-        time.sleep(0.02)
-        before, seen = seen, totals(using)
-        if before == seen and not ask(using, BUSY)[0][0]:
-            break
-    return seen
+    seen = [totals(using)]
+
+    def quiet() -> bool:
+        seen.append(totals(using))
+        return seen[-1] == seen[-2] and not ask(using, BUSY)[0][0]
+
+    if using != "postgres":
+        eventually(quiet, "the server goes on", pause=0.02)
+    return seen[-1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -104,12 +103,13 @@ def test_max_statement_time_of_the_server_does_not_count(init_command: Callable[
     variable, value = statement_limit(0.1)
     alias = init_command(f"SET SESSION {variable} = {value}")
     assert ask(alias, f"SELECT @@{variable}")[0][0] == value
-    with held_elsewhere("mysql", name) as let_go:
-        timer = threading.Timer(0.4, let_go)  # longer than the limit
-        timer.start()
-        with advisory_lock(name, using="mysql", timeout=20) as lease:
-            assert asked(session_of(lease), f"SELECT @@{variable}".encode())[0][0] == 0
-        timer.join()
+    with held_elsewhere("mysql", name) as let_go, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(advisory_lock(name, using="mysql", timeout=25).acquire)
+        a_waiter(name)
+        let_go()
+        lease = waiting.result(25)
+    assert asked(session_of(lease), f"SELECT @@{variable}".encode())[0][0] == 0
+    lease.release()
 
 
 def test_r7_null_that_came_after_the_grant_leaves_nothing_held(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,6 +116,7 @@ def test_timeouts_of_the_role_do_not_end_the_lock_or_the_wait(impatient_role: st
     lease.release()
 
 
+@pytest.mark.tier2
 def test_statement_timeout_of_the_role_does_not_end_a_wait_in_a_transaction(impatient_role: str, name: str) -> None:
     """In the caller's transaction his statement_timeout counts; the wait goes on all the same until its deadline."""
     with held_elsewhere("postgres", name) as let_go:

@@ -92,19 +92,19 @@ def test_r7_an_acquire_that_arrives_after_a_refusal(own: Own, name: str) -> None
     with detained(own, name) as (backend, proxy):
         with own.held(name):
             proxy.detain(1)
-            assert backend.try_acquire(claim_of(name), 1.5) is None
+            assert backend.try_acquire(claim_of(name), 2.5) is None
         delivered(own, proxy)
         eventually(lambda: swept(backend, own, held_of(name)), "it is not released")
 
 
 def test_r19_a_request_that_arrives_late_does_not_shorten_the_lease(own: Own, name: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr(engine, "RENEWAL_PATIENCE", 5.0)  # half a second passes before it is asked again
+    monkeypatch.setattr(engine, "RENEWAL_PATIENCE", 10.0)  # half a second passes before it is asked again
     with detained(own, name) as (backend, proxy):
         grant = backend.try_acquire(claim_of(name, 30), 5)
         assert grant is not None
         proxy.detain(1)
-        assert backend.extend(grant, 5)
-        assert own.client.pttl(held_of(name)) <= 5_000
+        assert backend.extend(grant, 10)
+        assert own.client.pttl(held_of(name)) <= 10_000
         assert backend.extend(grant, 60)
         delivered(own, proxy)
         assert own.client.pttl(held_of(name)) > 40_000

@@ -73,11 +73,11 @@ class Line:
         self.stored = f"redlock:{{{key.text}}}"
         self.pool = ThreadPoolExecutor()
 
-    def wait(self, timeout: float = 25.0) -> Future[float]:
+    def wait(self) -> Future[float]:
         """Stand in line; when the lock was got, and it is given back at once."""
 
         def work() -> float:
-            with self.nodes.lock(self.name, timeout=timeout):
+            with self.nodes.lock(self.name, timeout=25):
                 return monotonic()
 
         waiting = self.pool.submit(work)
@@ -100,6 +100,7 @@ class Line:
 
 @pytest.fixture
 def line(nodes: Nodes, name: str, key: LockKey, lead: int) -> Iterator[Line]:
+    nodes.connect(f"{name}, connect")
     line = Line(nodes, name, key, lead)
     yield line
     line.pool.shutdown()
@@ -128,7 +129,8 @@ def test_the_node_that_keeps_the_line_falls_silent(stranger: Stranger, line: Lin
 
 
 def test_r7_who_gives_up_leaves_the_line(stranger: Stranger, line: Line) -> None:
-    assert isinstance(line.wait(timeout=2.0).exception(20), LockTimeout)
+    with pytest.raises(LockTimeout):
+        line.nodes.lock(line.name).acquire(timeout=2)
     eventually(line.is_empty, "it still stands in line")
     waiting = line.wait()
     stranger.release()

@@ -9,6 +9,7 @@ import pytest
 
 from django_distlock import LockLost, advisory_lock
 from django_distlock.backends.zookeeper import queue, session
+from django_distlock.concurrency.clock import monotonic
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
 from django_distlock.records import Claim
@@ -49,38 +50,34 @@ def _every_release_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
 class Waiter:
     """One waiter of this process, past the queue of the process, which would let only one of them ask."""
 
-    def __init__(self, server: Any, name: str, *, wait: float = 20, shared: bool = False) -> None:
+    def __init__(self, server: Any, name: str) -> None:
         site_key.load()
         entry = registry.entry(USING)
-        self.backend, self.claim, self.wait = entry.backend, Claim(key=entry.key(name), shared=shared), wait
+        self.backend, self.claim = entry.backend, Claim(key=entry.key(name))
         self.grant: Any = None
         before = nodes(server, name)
         self._thread = threading.Thread(target=self._acquire)
         self._thread.start()
         eventually(lambda: len(nodes(server, name)) == len(before) + 1, "it does not queue")
         self.path = f"{path_of(name)}/{next(node for node in nodes(server, name) if node not in before)}"
-        ahead = [each for each in before if not shared or "-x-" in each][-1:]
-        eventually(lambda: all(watched(f"{path_of(name)}/{node}") for node in ahead), "it does not wait")
+        eventually(lambda: all(watched(f"{path_of(name)}/{node}") for node in before[-1:]), "it does not wait")
 
     def _acquire(self) -> None:
-        self.grant = self.backend.try_acquire(self.claim, self.wait)
-
-    def ended(self) -> Any:
-        self._thread.join(25)
-        return self.grant
+        self.grant = self.backend.try_acquire(self.claim, 25)
 
     def comes_in(self) -> None:
-        assert self.ended() is not None, "it waits although it is its turn"
+        self._thread.join(25)
+        assert self.grant is not None, "it waits although it is its turn"
 
     def release(self) -> bool:
         self.comes_in()
         return self.backend.release(self.grant)
 
 
-def waited(server: Any, name: str, **options: Any) -> Waiter:
+def waited(server: Any, name: str) -> Waiter:
     """A holder that had to wait for the lock, so that it marks its release."""
     first = stand_in(server, name)
-    waiter = Waiter(server, name, **options)
+    waiter = Waiter(server, name)
     server.delete(first)
     waiter.comes_in()
     return waiter
@@ -147,7 +144,13 @@ def test_r1_a_node_that_another_program_writes_to_is_not_released(name: str, ser
     """``set`` in ZooKeeper's shell, on the node of the holder or of a waiter, lets nobody in."""
     holder = waited(server, name)
     ahead = holder.path if held else stand_in(server, name)
-    waiter = Waiter(server, name, wait=2)
+    waiter, began = Waiter(server, name), monotonic()
     server.set(ahead, b"a note")
-    assert waiter.ended() is None, "two holders"
+    # it looks again after MARK_TIMEOUT, and watches the node again
+    eventually(lambda: not watched(ahead) or waiter.grant or monotonic() > began + 2, "it has not heard of it")
+    eventually(lambda: watched(ahead) or waiter.grant, "it does not look again")
+    assert waiter.grant is None, "two holders"
+    if not held:
+        server.delete(ahead)
     assert holder.release()
+    assert waiter.release()
