@@ -25,7 +25,7 @@ from django_distlock.schema import Pruner
 from tests.conftest import eventually
 from tests.engines.actors import hold
 from tests.engines.postgres.test_backend import on
-from tests.engines.sessions.test_statements import FREE, TRY, without_heartbeats
+from tests.engines.sessions.test_sessions import FREE, TRY, without_heartbeats
 from tests.engines.statements import counted
 from tests.faults.conftest import database_alias
 from tests.faults.server import SESSION_LOCKS, ask, key_of, noted

@@ -17,7 +17,7 @@ from django_distlock.manager.registry import registry
 from django_distlock.operations.pruning import prune
 from tests.conftest import eventually
 from tests.engines.redis.test_faults import refuse
-from tests.engines.sessions.test_statements import without_heartbeats
+from tests.engines.sessions.test_sessions import without_heartbeats
 from tests.engines.statements import counted
 from tests.faults.server import SESSION_LOCKS, ask, end_session, noted
 

@@ -178,16 +178,6 @@ def plain_user(databases: None, settings: Any) -> Iterator[str]:
     ask("mysql", f"DROP USER '{user}'@'127.0.0.1'")
 
 
-def test_held_locks_without_privileges_shows_the_names_that_this_process_knows(plain_user: str, name: str) -> None:
-    with advisory_lock(name, using="mysql") as lease:
-        (report,) = held_locks("mysql")
-        assert report.error is None
-        info = next(info for info in report.locks if info.name == name)
-        assert str(session_of(lease).server_id) in str(info.holder)
-    (report,) = held_locks("mysql")
-    assert name not in [info.name for info in report.locks]
-
-
 def shown(key: str) -> list[LockInfo]:
     (report,) = held_locks("mysql")
     assert report.error is None

@@ -3,8 +3,9 @@ cluster."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import selectors
+import socket
 import subprocess
 import threading
 from typing import TYPE_CHECKING, Self
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 from redis import Redis
 from redis.crc import key_slot
 
-from django_distlock.backends.redis.connection import pack
+from django_distlock.backends.redis.connection import PENDING, Push, pack
 from tests.conftest import eventually
 from tests.engines.redis.resp import parse
 from tests.support.services.process import free_port
@@ -92,73 +93,111 @@ def _answers(client: Redis) -> bool:
 
 
 class Router:
-    """Listens on a free loopback port. Scripts go to the node that has their keys, all else (and so each subscription)
-    to the first node."""
+    """Listens on a free loopback port, a thread for each client. Scripts go to the node that has their keys, all else
+    (and so each subscription) to the first node."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self._threads: list[threading.Thread] = []
+        self._ends: list[socket.socket] = []
+        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
 
     def __enter__(self) -> Self:
-        self._thread.start()
-        serving = asyncio.run_coroutine_threadsafe(asyncio.start_server(self._serve, "127.0.0.1", 0), self._loop)
-        self._server = serving.result(20)
-        self.url = f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/0"
+        self._start(self._accept)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(20)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(20)
-        self._loop.close()
+        for end in (self._listener, *self._ends):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(10)
+        self._listener.close()
 
-    async def _end(self) -> None:
-        self._server.close()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+    def _start(self, work: object, *args: object) -> None:
+        thread = threading.Thread(target=work, args=args, name="router", daemon=True)  # type: ignore[arg-type]
+        self._threads.append(thread)
+        thread.start()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nodes = [await asyncio.open_connection("127.0.0.1", port) for port in self._cluster.ports]
-        relays = []
-        try:
-            for answers, commands in nodes:
-                commands.write(pack("HELLO", 3))
-                await value_of(answers)
-                relays.append(asyncio.create_task(self._relay(answers, writer)))
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            self._ends.append(client)
+            self._start(self._serve, client)
+
+    def _serve(self, client: socket.socket) -> None:
+        nodes = [socket.create_connection(("127.0.0.1", port)) for port in self._cluster.ports]
+        ends = [Spout(client), *map(Spout, nodes)]
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError, EOFError):
+            for end in ends:
+                stack.callback(end.sock.close)
+            selector = stack.enter_context(selectors.DefaultSelector())
+            for end in ends:
+                selector.register(end.sock, selectors.EVENT_READ, end)
+            for end in ends[1:]:
+                end.sock.sendall(pack("HELLO", 3))
+                end.one()
             while True:
-                raw = await value_of(reader)
-                (word, *words), _ = parse(raw, 0)
-                if word == b"HELLO":
-                    writer.write(_HELLO)
-                else:
-                    node = self._cluster.node_of(words[2]) if word in (b"EVAL", b"EVALSHA") else 0
-                    nodes[node][1].write(raw)
-        except (asyncio.IncompleteReadError, OSError):
-            return
-        finally:
-            for task in relays:
-                task.cancel()
-            for end in (writer, *(commands for _, commands in nodes)):
-                end.close()
-                with contextlib.suppress(OSError):
-                    await end.wait_closed()
+                for key, _ in selector.select():
+                    self._route(ends, key.data)
+
+    def _route(self, ends: list[Spout], ready: Spout) -> None:
+        client, *nodes = ends
+        ready.fill()
+        for value, raw in ready.all():
+            if ready is not client:
+                client.sock.sendall(raw)
+            elif value[0] == b"HELLO":
+                client.sock.sendall(_HELLO)
+            else:
+                scripted = value[0] in (b"EVAL", b"EVALSHA")
+                node = nodes[self._cluster.node_of(value[3]) if scripted else 0]
+                node.sock.sendall(raw)
+                while not self._answered(node, client):
+                    pass
 
     @staticmethod
-    async def _relay(answers: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, OSError):
-            while True:
-                client.write(await value_of(answers))
+    def _answered(node: Spout, client: Spout) -> bool:
+        """Pass on one value: was it the answer, and no message?"""
+        value, raw = node.one()
+        client.sock.sendall(raw)
+        return type(value) is not Push or value[0] == b"subscribe"
 
 
-async def value_of(reader: asyncio.StreamReader) -> bytes:
-    """The bytes of the next value."""
-    raw = await reader.readuntil(b"\r\n")
-    kind, size = raw[:1], raw[1:-2]
-    if kind in b"$=!":
-        return raw + await reader.readexactly(int(size) + 2) if int(size) >= 0 else raw
-    for _ in range(int(size) * (2 if kind == b"%" else 1) if kind in b"*~>%" else 0):
-        raw += await value_of(reader)
-    return raw
+class Spout:
+    """A connection, read value by value."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._in = b""
+
+    def fill(self) -> None:
+        data = self.sock.recv(65536)
+        if not data:
+            raise EOFError
+        self._in += data
+
+    def all(self) -> list[tuple[object, bytes]]:
+        """Every whole value that has come, and its bytes."""
+        found = []
+        while self._in:
+            value, at = parse(self._in, 0)
+            if value is PENDING:
+                break
+            found.append((value, self._in[:at]))
+            self._in = self._in[at:]
+        return found
+
+    def one(self) -> tuple[object, bytes]:
+        """The next value, and its bytes; waits for it."""
+        while True:
+            if self._in:
+                value, at = parse(self._in, 0)
+                if value is not PENDING:
+                    raw, self._in = self._in[:at], self._in[at:]
+                    return value, raw
+            self.fill()

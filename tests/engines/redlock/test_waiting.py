@@ -128,16 +128,6 @@ def test_the_node_that_keeps_the_line_falls_silent(stranger: Stranger, line: Lin
     line.nodes.gone()
 
 
-def test_r7_who_gives_up_leaves_the_line(stranger: Stranger, line: Line) -> None:
-    with pytest.raises(LockTimeout):
-        line.nodes.lock(line.name).acquire(timeout=2)
-    eventually(line.is_empty, "it still stands in line")
-    waiting = line.wait()
-    stranger.release()
-    waiting.result(20)
-    assert line.is_empty()
-
-
 def test_r22a_a_call_is_no_grant(stranger: Stranger, line: Line) -> None:
     """Redis carries messages on, so any node may say it, at any time: a waiter that is called asks all nodes."""
 

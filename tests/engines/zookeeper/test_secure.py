@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime
-import queue
+import socket
 import ssl
 import subprocess
 import sys
@@ -58,42 +57,53 @@ def certificate(folder: Path) -> tuple[str, str]:
     return str(folder / "certificate.pem"), str(folder / "key.pem")
 
 
-async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+def pump(source: socket.socket, target: socket.socket) -> None:
     with suppress(OSError):
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-    writer.close()
+        while data := source.recv(65536):
+            target.sendall(data)
+    for end in (source, target):
+        with suppress(OSError):
+            socket.socket.shutdown(end, socket.SHUT_RDWR)
 
 
-async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    there, back = await asyncio.open_connection(*address())
-    await asyncio.gather(pump(reader, back), pump(there, writer))
+def serve(client: socket.socket, context: ssl.SSLContext) -> None:
+    with (
+        suppress(OSError),
+        context.wrap_socket(client, server_side=True) as decrypted,
+        socket.create_connection(address()) as server,
+    ):
+        for end in (decrypted, server):
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        back = threading.Thread(target=pump, args=(server, decrypted))
+        back.start()
+        pump(decrypted, server)
+        back.join()
 
 
 @pytest.fixture
 def tls(settings: Any, tmp_path: Path) -> Iterator[str]:
-    """From here on the alias goes through a proxy, by TLS. The file of the authority that signed its certificate."""
+    """From here on the alias goes through the proxy, by TLS. The file of the authority that signed its certificate."""
     signed, key = certificate(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(signed, key)
-    ports: queue.Queue[int] = queue.Queue()
+    threads: list[threading.Thread] = []
 
-    async def listen() -> None:
-        server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
-        ports.put(server.sockets[0].getsockname()[1])
-        async with server:
-            await ended.wait()
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                threads.append(threading.Thread(target=serve, args=(listening.accept()[0], context)))
+                threads[-1].start()
 
-    loop, ended = asyncio.new_event_loop(), asyncio.Event()
-    thread = threading.Thread(target=loop.run_until_complete, args=(listen(),))
-    thread.start()
-    use(settings, hosts=f"127.0.0.1:{ports.get(timeout=20)}", use_ssl=True)
-    yield signed
-    registry.close()
-    loop.call_soon_threadsafe(ended.set)
-    thread.join()
-    loop.close()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        acceptor = threading.Thread(target=accept)
+        acceptor.start()
+        use(settings, hosts=f"127.0.0.1:{listening.getsockname()[1]}", use_ssl=True)
+        yield signed
+        registry.close()
+        listening.shutdown(socket.SHUT_RDWR)
+        acceptor.join()
+    for thread in threads:
+        thread.join()
 
 
 @pytest.mark.parametrize("options", [{"check_hostname": True}, {"verify_certs": False}], ids=["verified", "not"])
