@@ -224,6 +224,15 @@ def test_r7_a_renewal_gives_no_vote_after_the_release(
     nodes.gone()
 
 
+def test_r7_the_votes_of_a_refused_attempt_are_taken_back(nodes: Nodes, name: str, key: LockKey, engine: Any) -> None:
+    for client in nodes.clients[:3]:
+        client.set(f"redlock:{{{key.text}}}", "somebody", px=60_000)
+    assert nodes.lock(name, ttl=30).try_acquire(timeout=1) is None
+    eventually(lambda: nodes.keys([3, 4]) == [0, 0], "votes are left")
+    for client in nodes.clients[:3]:
+        client.delete(f"redlock:{{{key.text}}}")
+
+
 @pytest.mark.parametrize("lost", [False, True], ids=["connected", "connection lost"])
 def test_r7_a_vote_that_arrives_after_its_release_is_taken_back(
     nodes: Nodes, name: str, lead: int, engine: Any, lost: bool
