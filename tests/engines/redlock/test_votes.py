@@ -233,21 +233,43 @@ def test_r7_the_votes_of_a_refused_attempt_are_taken_back(nodes: Nodes, name: st
         client.delete(f"redlock:{{{key.text}}}")
 
 
-@pytest.mark.parametrize("lost", [False, True], ids=["connected", "connection lost"])
 def test_r7_a_vote_that_arrives_after_its_release_is_taken_back(
-    nodes: Nodes, name: str, lead: int, engine: Any, lost: bool
+    nodes: Nodes, name: str, lead: int, engine: Any
 ) -> None:
-    """If the connection is lost, the release goes out on another one and is faster."""
+    """The connection is lost, the release goes out on another one and is faster."""
     slow = (lead + 1) % 5
     proxy, votes = nodes.proxies[slow], nodes.calls("set")[slow]
     proxy.detain(1)
     lease = nodes.lock(name, ttl=30).acquire()
     eventually(lambda: sum(nodes.keys()) == 4, "the others have not granted it")
-    if lost:
-        proxy.drop_clients()
+    proxy.drop_clients()
     lease.release()
     proxy.deliver()
     eventually(lambda: nodes.calls("set")[slow] > votes, "the vote does not arrive")
+    nodes.gone()
+
+
+def test_r7_so_is_one_whose_connection_the_clean_up_looks_at(nodes: Nodes, name: str, lead: int, engine: Any) -> None:
+    """The release goes out on another connection meanwhile."""
+    slow, *others = ((lead + step) % 5 for step in range(1, 5))
+    node = engine._nodes.all[slow]
+    nodes.proxies[slow].detain(1)
+    lease = nodes.lock(name, ttl=30).acquire()
+    eventually(lambda: node._late, "the node has voted")
+    looked_at = node._late.popleft()
+    for other in others:
+        nodes.proxies[other].blackhole()
+    released = nodes.calls("evalsha")[slow]
+    with ThreadPoolExecutor() as pool:
+        releasing = pool.submit(lease.release)
+        eventually(lambda: nodes.calls("evalsha")[slow] > released, "it is not released")
+        nodes.proxies[slow].deliver()
+        eventually(lambda: nodes.keys([slow]) == [1], "the vote has not arrived")
+        eventually(lambda: looked_at.hear() or not looked_at.due, "the node does not answer")
+        node.put(looked_at)
+        for other in others:
+            nodes.proxies[other].heal()
+        releasing.result(20)
     nodes.gone()
 
 
