@@ -13,9 +13,9 @@ from django.db.transaction import TransactionManagementError
 
 from django_distlock import LockLost, LockNotAcquired, advisory_lock, held_locks
 from django_distlock.data import LockingManager, LockingQuerySet
-from tests.backends.statements import counted
 from tests.data.app.models import Entry, Register, Wallet, WalletProxy
 from tests.data.rows.samples import ENGINES, Legacy, kept_by_myisam
+from tests.engines.statements import counted
 from tests.faults.server import is_mariadb
 
 if TYPE_CHECKING:

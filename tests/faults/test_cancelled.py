@@ -17,8 +17,8 @@ from django.db import connections
 from django_distlock import BackendUnavailable, LockNotAcquired, LockTimeout, advisory_lock
 from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
-from tests.backends.actors import hold
 from tests.conftest import eventually
+from tests.engines.actors import hold
 from tests.faults.server import SESSION_LOCKS, ask, holders, is_mariadb, lock_sessions, waiters
 from tests.support.processes import Child
 from tests.support.timing import within

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import LockLost, advisory_lock
-from tests.backends.actors import hold
 from tests.conftest import eventually
+from tests.engines.actors import hold
 from tests.faults.server import SESSION_LOCKS, holders, session_of
 from tests.support.processes import Child
 from tests.support.timing import within

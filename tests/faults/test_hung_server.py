@@ -15,8 +15,8 @@ import pytest
 from django.db import connections, transaction
 
 from django_distlock import BackendUnavailable, LockLost, LockNotAcquired, advisory_lock
-from tests.backends.actors import hold
 from tests.conftest import eventually
+from tests.engines.actors import hold
 from tests.faults.server import SESSION_LOCKS, holders, waiters
 from tests.faults.test_loss import Ears
 from tests.support.processes import Child

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from django_distlock import advisory_lock
-from tests.backends.actors import hold, share_and_write
 from tests.conftest import eventually
+from tests.engines.actors import hold, share_and_write
 from tests.faults.server import SESSION_LOCKS, holders, waiters
 from tests.support.processes import Child
 from tests.support.timing import within

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import LockLost, advisory_lock, lock_all
-from django_distlock.concurrency.clock import now as monotonic
-from tests.backends.redis.server import BACKEND, Own
+from django_distlock.concurrency.clock import monotonic
 from tests.conftest import eventually
+from tests.engines.redis.server import BACKEND, Own
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import BackendUnavailable, advisory_lock
-from tests.backends.redis.server import BACKEND
 from tests.conftest import eventually
+from tests.engines.redis.server import BACKEND
 from tests.support import services
 from tests.support.timing import within
 

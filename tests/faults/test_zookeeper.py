@@ -14,9 +14,9 @@ from kazoo.client import KazooClient
 from django_distlock import BackendUnavailable, LockLost, LockNotAcquired, advisory_lock
 from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.registry import registry
-from tests.backends.actors import hold
-from tests.backends.zookeeper.server import SESSION, USING, address, behind, clerk, nodes, session_of
 from tests.conftest import eventually
+from tests.engines.actors import hold
+from tests.engines.zookeeper.server import SESSION, USING, address, behind, clerk, nodes, session_of
 from tests.faults.proxy import Proxy
 from tests.faults.test_loss import Ears
 from tests.support.processes import Child
@@ -237,7 +237,7 @@ def test_r7_the_lost_reply_of_a_create_leaves_one_node_or_none(name: str, proxy:
 
 
 def path(server: Any, name: str) -> str:
-    from tests.backends.zookeeper.server import path_of
+    from tests.engines.zookeeper.server import path_of
 
     (node,) = nodes(server, name)
     return f"{path_of(name).rpartition('/')[2]}/{node}"

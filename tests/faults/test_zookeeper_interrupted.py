@@ -14,8 +14,8 @@ from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
 from django_distlock.records import Claim
-from tests.backends.zookeeper.server import USING, clerk, nodes, stand_in, use
 from tests.conftest import eventually
+from tests.engines.zookeeper.server import USING, clerk, nodes, stand_in, use
 from tests.support.interrupts import interrupted_everywhere
 from tests.support.timing import within
 

@@ -18,8 +18,8 @@ from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
 from django_distlock.records import Claim
-from tests.backends.zookeeper.server import SESSION, USING, address, behind, clerk, nodes, path_of, session_of, use
 from tests.conftest import eventually
+from tests.engines.zookeeper.server import SESSION, USING, address, behind, clerk, nodes, path_of, session_of, use
 from tests.faults.proxy import Proxy
 from tests.support.timing import within
 

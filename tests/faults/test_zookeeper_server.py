@@ -12,8 +12,8 @@ import pytest
 
 from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.manager.registry import registry
-from tests.backends.zookeeper.server import USING, address, clerk, nodes, path_of, use
 from tests.conftest import eventually
+from tests.engines.zookeeper.server import USING, address, clerk, nodes, path_of, use
 from tests.faults.proxy import Proxy
 from tests.support import services
 from tests.support.processes import Child

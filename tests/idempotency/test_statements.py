@@ -10,7 +10,7 @@ from django.db import connections
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from tests.backends.statements import counted
+from tests.engines.statements import counted
 from tests.idempotency.conftest import LOCKS, MIDDLEWARE, Sender, every_database
 from tests.support.profiled import profiled
 

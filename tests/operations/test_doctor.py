@@ -14,7 +14,7 @@ from django_distlock import held_locks
 from django_distlock.operations import doctor
 from django_distlock.operations.doctor import diagnose
 from django_distlock.records import BackendReport, Finding, LockInfo
-from tests.backends.redis.server import url
+from tests.engines.redis.server import url
 
 pytestmark = pytest.mark.usefixtures("databases")
 

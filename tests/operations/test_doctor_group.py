@@ -8,8 +8,8 @@ import pytest
 from django.db import connections
 
 from django_distlock.manager.registry import registry
-from tests.backends.own_servers import Member, needs_programs, running
 from tests.conftest import eventually
+from tests.engines.own_servers import Member, needs_programs, running
 from tests.faults.conftest import database_alias
 from tests.faults.server import ask
 from tests.operations.test_doctor import said

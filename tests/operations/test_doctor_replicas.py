@@ -13,7 +13,7 @@ from django.db import connections
 from django_distlock import UnsupportedOperation, advisory_lock
 from django_distlock.backends.mysql import doctor
 from django_distlock.manager.registry import registry
-from tests.backends.own_servers import Galera, Standby, needs_programs, running
+from tests.engines.own_servers import Galera, Standby, needs_programs, running
 from tests.faults.conftest import database_alias
 from tests.faults.server import ask
 from tests.operations.test_doctor import said

@@ -16,7 +16,7 @@ from django_distlock.backends.leasetable import doctor
 from django_distlock.backends.redis import doctor as redis_doctor
 from django_distlock.manager.registry import registry
 from django_distlock.operations.doctor import diagnose
-from tests.backends.redis.server import Own, url
+from tests.engines.redis.server import Own, url
 from tests.faults.proxy import Proxy
 from tests.faults.server import ask, is_mariadb
 from tests.operations.test_canary import alias_for

@@ -21,8 +21,8 @@ from django_distlock.operations import history
 from django_distlock.operations.history import Event
 from django_distlock.operations.recorder import KEPT, ORDINARY, TRIES, Recorder, recorder
 from django_distlock.testing import lose
-from tests.backends.statements import counted
 from tests.conftest import eventually
+from tests.engines.statements import counted
 from tests.operations.listening import SIGNALS
 
 if TYPE_CHECKING:

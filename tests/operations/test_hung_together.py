@@ -12,8 +12,8 @@ import pytest
 from django_distlock import conf, held_locks
 from django_distlock.manager.introspection import MOST_LOOKS
 from django_distlock.manager.registry import registry
-from tests.backends.redis.server import BACKEND, Own
 from tests.conftest import eventually
+from tests.engines.redis.server import BACKEND, Own
 from tests.faults.conftest import proxied
 from tests.support.timing import within
 

@@ -12,8 +12,8 @@ from django.db import connections
 
 from django_distlock import advisory_lock, held_locks
 from django_distlock.backends.text import MOST_NAMED
-from tests.backends.redis.server import BACKEND, Own
 from tests.conftest import eventually
+from tests.engines.redis.server import BACKEND, Own
 from tests.faults.conftest import proxied
 from tests.faults.server import SESSION_LOCKS, ask, is_mariadb, key_of
 from tests.support.timing import within

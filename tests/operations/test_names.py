@@ -22,11 +22,11 @@ from django_distlock.manager.registry import registry
 from django_distlock.operations import pruning
 from django_distlock.operations.pruning import prune
 from django_distlock.schema import Pruner
-from tests.backends.actors import hold
-from tests.backends.postgres.test_backend import on
-from tests.backends.sessions.test_statements import FREE, TRY, without_heartbeats
-from tests.backends.statements import counted
 from tests.conftest import eventually
+from tests.engines.actors import hold
+from tests.engines.postgres.test_backend import on
+from tests.engines.sessions.test_sessions import FREE, TRY, without_heartbeats
+from tests.engines.statements import counted
 from tests.faults.conftest import database_alias
 from tests.faults.server import SESSION_LOCKS, ask, key_of, noted
 from tests.support.processes import Child

@@ -15,10 +15,10 @@ from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.name_log import HELD_AGAIN
 from django_distlock.manager.registry import registry
 from django_distlock.operations.pruning import prune
-from tests.backends.redis.test_late import refuse
-from tests.backends.sessions.test_statements import without_heartbeats
-from tests.backends.statements import counted
 from tests.conftest import eventually
+from tests.engines.redis.test_faults import refuse
+from tests.engines.sessions.test_sessions import without_heartbeats
+from tests.engines.statements import counted
 from tests.faults.server import SESSION_LOCKS, ask, end_session, noted
 
 from .test_names import MOVED, RENAME, Looks, looks

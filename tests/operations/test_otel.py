@@ -21,7 +21,7 @@ from django_distlock import BackendUnavailable, DeadlockDetected, LockLost, Lock
 from django_distlock.manager.registry import registry
 from django_distlock.operations.otel import MOST_LABELS, UNKNOWN, DistlockInstrumentor, prefix_label
 from django_distlock.testing import lose
-from tests.backends.statements import counted
+from tests.engines.statements import counted
 from tests.operations.test_signals import hold_in_thread
 from tests.support.paths import ROOT
 from tests.support.timing import within

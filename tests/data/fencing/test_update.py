@@ -12,9 +12,9 @@ from django.db import OperationalError, connections, transaction
 from django.db.models import Count, F
 
 from django_distlock import LockLost
-from tests.backends.statements import counted
 from tests.data.app.models import Account, CashRegister, FencedLedger, Register
 from tests.data.fences import EARLY, LATE, register, rows, sent, stored, till, tills
+from tests.engines.statements import counted
 
 
 def test_without_the_fence_a_late_write_is_accepted(alias: str) -> None:

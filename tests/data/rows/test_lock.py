@@ -11,7 +11,6 @@ from django.db.transaction import TransactionManagementError
 from django.test.utils import CaptureQueriesContext
 
 from django_distlock import LockLost, LockNotAcquired, LockTimeout, UnsupportedOperation, row_lock
-from tests.backends.statements import counted
 from tests.data.app.models import Account, Course, Node, Place, Restaurant, Student
 from tests.data.asking import limits
 from tests.data.rows.samples import (
@@ -26,6 +25,7 @@ from tests.data.rows.samples import (
     rows_of,
     took,
 )
+from tests.engines.statements import counted
 from tests.faults.server import is_mariadb, statement_limit
 
 if TYPE_CHECKING:

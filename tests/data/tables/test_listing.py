@@ -11,11 +11,11 @@ from django.db import connections, transaction
 from django_distlock import advisory_lock, held_locks, table_lock
 from django_distlock.backends.query import LockQuery
 from django_distlock.operations.lookup import find_locks
-from tests.backends.statements import counted
 from tests.conftest import eventually
 from tests.data.app.models import Account, Currency
 from tests.data.asking import WAITING, another, ask
 from tests.data.rival import Rival, session
+from tests.engines.statements import counted
 from tests.faults.server import is_mariadb
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ import pytest
 from django.db import OperationalError, connections, transaction
 
 from django_distlock import LockTimeout, UnsupportedOperation, table_lock
-from tests.backends.statements import counted
 from tests.data.app.models import Account, Currency
 from tests.data.asking import ask, held, limits, when_somebody_waits
 from tests.data.rival import Rival, session
+from tests.engines.statements import counted
 from tests.faults.server import statement_limit
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from django.db import Error, IntegrityError, ProgrammingError, connections, tran
 
 from django_distlock import LockLost, UnsupportedOperation, table_lock
 from django_distlock.data.tables.mysql import ENDS, HARMLESS
-from tests.backends.statements import counted
 from tests.data.app.models import Account
 from tests.data.asking import ask
 from tests.data.fences import sent
+from tests.engines.statements import counted
 from tests.faults.server import is_mariadb
 
 if TYPE_CHECKING:

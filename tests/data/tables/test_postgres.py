@@ -14,10 +14,10 @@ from django.test.utils import isolate_apps
 from django_distlock import DistlockError, LockTimeout, table_lock
 from django_distlock.data.tables.modes import TableLockMode
 from django_distlock.manager.isolation import StaleSnapshotWarning
-from tests.backends.statements import counted
 from tests.data.app.models import Account, Course, Currency, Ledger, Place, QuotedLedger, Restaurant, Student
 from tests.data.asking import another, ask, held, unmanaged, when_somebody_waits
 from tests.data.rival import Rival, session
+from tests.engines.statements import counted
 from tests.support.timing import within
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_distlock import advisory_lock, lock_all
 from django_distlock.manager.registry import registry
-from tests.backends.statements import counted
+from tests.engines.statements import counted
 from tests.manager.transactions import rows
 from tests.manager.transactions.rival import is_out
 from tests.manager.transactions.world import WRAPPED, swallow

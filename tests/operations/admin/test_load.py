@@ -17,7 +17,7 @@ from django.db import connections
 from django.test import Client, override_settings
 
 from django_distlock import advisory_lock, held_locks
-from tests.backends.redis.server import Own
+from tests.engines.redis.server import Own
 from tests.faults.server import ask
 from tests.operations.admin.pages import address, names, row_of, rows, text
 from tests.operations.admin.people import BREAK, LIST

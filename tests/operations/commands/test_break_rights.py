@@ -12,10 +12,10 @@ from django_distlock import UnsupportedOperation, advisory_lock, break_lock, hel
 from django_distlock.backends.mysql.session import MySQLSession
 from django_distlock.manager.registry import registry
 from django_distlock.records import LockInfo
-from tests.backends.actors import hold
-from tests.backends.mysql.test_backend import plain_user
-from tests.backends.postgres.test_backend import on
 from tests.conftest import eventually
+from tests.engines.actors import hold
+from tests.engines.mysql.test_backend import plain_user
+from tests.engines.postgres.test_backend import on
 from tests.faults.conftest import database_alias
 from tests.faults.server import ask, holders, key_of, session_exists, session_of
 from tests.support.processes import Child

@@ -1,0 +1,35 @@
+"""The proxy of the fault tests also counts round trips; a Redis server of a test's own may be hurt."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_distlock.manager.registry import registry
+from tests.conftest import connect
+from tests.engines.redis.server import BACKEND, Own
+from tests.faults.conftest import proxied
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["proxied"]
+
+
+@pytest.fixture(autouse=True)
+def connected(request: pytest.FixtureRequest, nothing_left: None) -> None:
+    """As in the contract tests: see there."""
+    if {"using", "databases"} <= set(request.fixturenames) and not request.node.get_closest_marker("cold"):
+        request.getfixturevalue("databases")
+        connect(request.getfixturevalue("using"))
+
+
+@pytest.fixture
+def own(databases: None, settings: Any, tmp_path: Path) -> Iterator[Own]:
+    """The server behind the alias "redis", which no other test asks, counts on or sees stop."""
+    with Own(tmp_path) as own:
+        settings.DISTLOCK = {**settings.DISTLOCK, "redis": {"BACKEND": BACKEND, "OPTIONS": {"url": own.url}}}
+        yield own
+        registry.close()

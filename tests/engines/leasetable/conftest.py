@@ -1,0 +1,34 @@
+"""One lease table at a time, and clients of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.engines.leasetable.stores import Stores
+from tests.support.unhurried import give_time
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(params=["file", "postgres", "mariadb"])
+def stores(
+    request: pytest.FixtureRequest, databases: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Stores]:
+    give_time(monkeypatch.setattr)
+    made = Stores(request.param, monkeypatch, tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def a(stores: Stores) -> Any:
+    return stores.client()
+
+
+@pytest.fixture
+def b(stores: Stores) -> Any:
+    return stores.client()

@@ -1,0 +1,262 @@
+"""Where the leases are: in a file beside the SQLite database, whatever its name, or in tables."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.core.checks import run_checks
+from django.db import OperationalError, connections
+
+from django_distlock import BackendUnavailable, advisory_lock
+from django_distlock.backends.leasetable.doctor import mounted_alone
+from django_distlock.backends.leasetable.sqlite import lease_path
+from django_distlock.manager.registry import registry
+from tests.faults.conftest import database_alias
+from tests.faults.server import ask
+from tests.support.processes import Child
+
+ROUNDS = 40
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """The database of two releases, which have a link to it each."""
+    database = tmp_path / "shared" / "db.sqlite3"
+    for folder in ("shared", "r1", "r2"):
+        (tmp_path / folder).mkdir()
+    for release in ("r1", "r2"):
+        (tmp_path / release / "db.sqlite3").symlink_to(database)
+    return database
+
+
+def count(link: Any, database: str, counter: str) -> None:
+    """In a child: add ROUNDS to the number in a file, with the lock around each read and write."""
+    settings.DISTLOCK_SITE_KEY = "the same in all releases of one site"
+    connections.settings["default"]["NAME"] = database
+    lock = advisory_lock("the same", using="leasetable", timeout=60)
+    link.say("ready")
+    link.hear()
+    for _ in range(ROUNDS):
+        with lock:
+            number = int(Path(counter).read_text())
+            os.sched_yield()
+            Path(counter).write_text(str(number + 1))
+    link.say("done")
+
+
+def test_r1_two_releases_with_a_link_each_exclude_each_other(databases: None, shared: Path, tmp_path: Path) -> None:
+    counter = tmp_path / "counter"
+    counter.write_text("0")
+    with ExitStack() as stack:
+        paths = [str(tmp_path / release / "db.sqlite3") for release in ("r1", "r2")]
+        children = [stack.enter_context(Child(count, path, str(counter))) for path in paths]
+        assert [child.hear() for child in children] == ["ready", "ready"]
+        for child in children:
+            child.say("go")
+        assert [child.hear() for child in children] == ["done", "done"]
+    assert int(counter.read_text()) == 2 * ROUNDS
+    assert [path.name for path in tmp_path.rglob("*-distlock")] == ["db.sqlite3-distlock"]
+
+
+SPELLINGS = (
+    "r1/db.sqlite3",
+    "r2/db.sqlite3",
+    "chain",
+    "current/db.sqlite3",
+    "r1/../shared/db.sqlite3",
+    "file:{folder}/r1/db.sqlite3?mode=rwc",
+    "file:{folder}/r1/db%2esqlite3",
+    "{relative}/r1/db.sqlite3",
+)
+
+
+@pytest.mark.parametrize("exists", [True, False], ids=["existing", "dangling"])
+def test_r1_every_spelling_has_the_same_leases(exists: bool, shared: Path, tmp_path: Path) -> None:
+    """Also before the first of them has made the database: SQLite makes it where the link leads to."""
+    (tmp_path / "chain").symlink_to(tmp_path / "r2" / "db.sqlite3")
+    (tmp_path / "current").symlink_to(tmp_path / "shared")
+    if exists:
+        shared.touch()
+    for spelling in SPELLINGS:
+        name = spelling.format(folder=tmp_path, relative=os.path.relpath(tmp_path))
+        if not spelling.startswith(("file:", "{")):
+            name = f"{tmp_path}/{name}"
+        assert lease_path(name) == f"{os.path.realpath(shared)}-distlock", name
+
+
+@pytest.fixture
+def on_sqlite(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setitem(connections.settings["default"], "NAME", str(shared.parents[1] / "r1" / "db.sqlite3"))
+    return shared
+
+
+def found() -> list[str]:
+    return [message.msg for message in run_checks(tags=["distlock"]) if message.id == "distlock.W046"]
+
+
+def test_a_hard_link_is_told(on_sqlite: Path) -> None:
+    """Of its second name nothing can be known but that it is there."""
+    assert found() == [], "there is no file"
+    on_sqlite.touch()
+    assert found() == [], "one name, and links to it"
+    os.link(on_sqlite, on_sqlite.parent / "again.sqlite3")
+    messages = found()
+    assert messages
+    assert all(f"{os.path.realpath(on_sqlite)} has 2 names (hard links)" in message for message in messages)
+
+
+# What `docker run -v /srv/db.sqlite3:/app/db.sqlite3` and `mount --bind` leave in /proc/self/mountinfo.
+MOUNTS = """\
+22 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard
+61 22 254:0 /srv/db.sqlite3 /app/db.sqlite3 rw,relatime - ext4 /dev/vda rw,discard
+62 22 254:0 /srv/with\\040space /app/with\\040space rw,relatime - ext4 /dev/vda rw,discard
+63 22 254:0 /srv/data /data rw,relatime - ext4 /dev/vda rw,discard
+"""
+
+
+def test_a_mount_of_the_file_alone_is_told() -> None:
+    assert mounted_alone("/app/db.sqlite3", MOUNTS)
+    assert mounted_alone("/app/with space", MOUNTS)
+    assert not mounted_alone("/data/db.sqlite3", MOUNTS), "its leases are in the same directory"
+    assert not mounted_alone("/srv/db.sqlite3", MOUNTS)
+
+
+pytestmark = pytest.mark.usefixtures("databases")
+USING = {"leasetable_postgres": "postgres", "leasetable_mariadb": "mariadb"}
+
+
+@pytest.fixture
+def path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The lease file that is going to be used."""
+    monkeypatch.setitem(connections.settings["default"], "NAME", tmp_path / "db")
+    return tmp_path / "db-distlock"
+
+
+def refused(name: str, message: str) -> None:
+    with pytest.raises(BackendUnavailable, match=message):
+        advisory_lock(name, using="leasetable").acquire()
+
+
+def test_the_file_is_beside_the_database() -> None:
+    for name, path in (
+        (":memory:", None),
+        ("file::memory:?cache=shared", None),
+        ("file:memorydb_default?mode=memory&cache=shared", None),
+        ("/data/db.sqlite3", "/data/db.sqlite3-distlock"),
+        ("file:/data/my%20db.sqlite3?cache=private", "/data/my db.sqlite3-distlock"),
+        ("file:///data/db.sqlite3", "/data/db.sqlite3-distlock"),
+        ("db.sqlite3", f"{os.getcwd()}/db.sqlite3-distlock"),
+    ):
+        assert lease_path(name) == path
+
+
+def test_files_that_cannot_be_used(path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 2")
+    connection.close()
+    refused(name, "made by a newer version .*format 2, known: 1")
+    registry.close()
+    path.write_bytes(b"x" * 5000)
+    refused(name, "db-distlock: file is not a database")
+    registry.close()
+    monkeypatch.setitem(connections.settings["default"], "NAME", path.parent / "missing" / "db")
+    refused(name, "unable to open database file")
+
+
+def test_a_file_that_was_deleted_is_made_anew_and_is_as_private_as_files_are(path: Path, name: str) -> None:
+    lock, before = advisory_lock(name, using="leasetable"), os.umask(0o077)
+    try:
+        lock.acquire().release()
+        registry.close()
+        for file in path.parent.glob("db-distlock*"):
+            file.unlink()
+        lock.acquire().release()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    finally:
+        os.umask(before)
+
+
+def test_r5_a_writer_that_stands_still_is_not_waited_for(path: Path, name: str) -> None:
+    lock = advisory_lock(name, using="leasetable")
+    lock.acquire().release()
+    writer = sqlite3.connect(path, isolation_level=None)
+    writer.execute("BEGIN IMMEDIATE")
+    with pytest.raises(BackendUnavailable, match="locked") as caught:
+        lock.acquire(timeout=1)
+    assert isinstance(caught.value.__cause__, sqlite3.OperationalError)
+    writer.execute("ROLLBACK")
+    writer.close()
+    lock.acquire().release()
+
+
+def open_lease_files() -> int:
+    found = 0
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            found += os.readlink(link).endswith(("-distlock", "-distlock-wal", "-distlock-shm"))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_r22_a_child_inherits_no_sqlite_connection(name: str) -> None:
+    """POSIX locks are the process's: a connection inherited, or closed, would break the parent's."""
+    with advisory_lock(name, using="leasetable"):
+        assert open_lease_files() > 0
+        pid = os.fork()
+        if pid == 0:
+            os._exit(open_lease_files())
+        assert os.waitpid(pid, 0)[1] == 0
+
+
+@pytest.mark.parametrize("using", USING)
+def test_an_idle_session_that_died_is_replaced(using: str, name: str) -> None:
+    database = USING[using]
+    mine = {
+        "postgres": "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+        " AND datname = current_database()",
+        "mariadb": "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = DATABASE() AND ID <> CONNECTION_ID()",
+    }[database]
+    lock = advisory_lock(name, using=using)
+    lease = lock.acquire()
+    for work in (lease.ensure_held, lease.release, lambda: lock.acquire().release()):
+        for (session,) in ask(database, mine):
+            if database == "mariadb":
+                with suppress(OperationalError):  # it has ended by itself
+                    ask(database, "KILL CONNECTION %s", session)
+        work()
+
+
+@pytest.mark.parametrize("using", USING)
+def test_a_missing_table_names_the_command(using: str, name: str) -> None:
+    database = USING[using]
+    lock = advisory_lock(name, using=using)
+    ask(database, "ALTER TABLE django_distlock_lease RENAME TO django_distlock_away")
+    try:
+        with pytest.raises(BackendUnavailable, match=f"`python manage.py migrate --database={database}`"):
+            lock.acquire()
+    finally:
+        ask(database, "ALTER TABLE django_distlock_away RENAME TO django_distlock_lease")
+    lock.acquire().release()
+
+
+@pytest.mark.parametrize(
+    ("original", "changes"),
+    [("pgbouncer", {}), ("postgres", {"OPTIONS": {"pool": True}}), ("postgres", {"CONN_MAX_AGE": 0})],
+    ids=["pgbouncer", "pool", "no persistent connections"],
+)
+def test_sessions_of_others_are_not_used(name: str, settings: Any, original: str, changes: dict[str, Any]) -> None:
+    """A pooler that gives each statement another session does no harm to rows; Django's pool is left out."""
+    backend = "django_distlock.backends.leasetable.LeaseTableBackend"
+    with database_alias("pooled", original, **changes) as alias:
+        settings.DISTLOCK = {"pooled": {"BACKEND": backend, "OPTIONS": {"database": alias}}}
+        for _ in range(20):
+            with advisory_lock(name, using="pooled") as lease:
+                lease.ensure_held()
+        registry.close()

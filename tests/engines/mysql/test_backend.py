@@ -1,0 +1,266 @@
+"""MySQL and MariaDB: what GET_LOCK answers when it is not 1, what an administrator may have set, and who is listed."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.db import connections
+
+from django_distlock import BackendUnavailable, UnsupportedOperation, advisory_lock, break_lock, held_locks
+from django_distlock.backends.mysql import introspection
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.flow import run
+from django_distlock.manager.registry import registry
+from django_distlock.operations.doctor import diagnose
+from django_distlock.records import Claim
+from tests.conftest import eventually
+from tests.engines.actors import held_elsewhere, share_and_write
+from tests.faults.conftest import database_alias
+from tests.faults.server import (
+    ask,
+    asked,
+    cancel_statement,
+    holders,
+    is_mariadb,
+    key_of,
+    noted,
+    session_exists,
+    session_of,
+    statement_limit,
+    user_locks,
+    waiters,
+)
+from tests.support.processes import Child
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from django_distlock.records import LockInfo
+
+
+pytestmark = pytest.mark.usefixtures("databases")
+BACKEND = "django_distlock.backends.mysql.NamedLockBackend"
+
+
+def on(settings: Any, database: str, **options: Any) -> None:
+    """Let the lock alias "mysql" use another database alias."""
+    settings.DISTLOCK = {
+        **settings.DISTLOCK,
+        "mysql": {"BACKEND": BACKEND, "OPTIONS": {"database": database, **options}},
+    }
+
+
+@pytest.fixture
+def init_command(databases: None, settings: Any) -> Iterator[Callable[[str], str]]:
+    """A database alias whose sessions begin with a statement, as an administrator may have it."""
+    options = connections.settings["mariadb"]["OPTIONS"]
+    with database_alias("tuned", "mariadb", OPTIONS=options) as alias:
+
+        def tune(statement: str) -> str:
+            connections.settings[alias]["OPTIONS"] = {**options, "init_command": statement}
+            on(settings, "mariadb", session_database=alias)
+            return alias
+
+        yield tune
+        registry.close()
+
+
+def test_null_is_not_acquired(init_command: Callable[[str], str], name: str) -> None:
+    """Only 1 means acquired. MariaDB gives a real NULL for a name that is NULL; three of them are an error. MySQL says
+    at once that it is one."""
+    init_command("SET sql_mode = 'PIPES_AS_CONCAT'")  # for every session: on a slow machine some end, and others open
+    key = key_of("mysql", name)
+    key.__dict__["text_bytes"] = b"' || NULL || '"
+    with pytest.raises(BackendUnavailable, match="NULL"):
+        registry.entry("mysql").backend.try_acquire(Claim(key=key))
+
+
+def a_waiter(name: str) -> int:
+    found: list[int] = []
+    # one look: whoever was just cancelled may not wait at the next one
+    eventually(lambda: found.extend(waiters("mysql", name)) or found, "nobody waits")
+    return found[0]
+
+
+def test_kill_query_does_not_end_the_wait(name: str) -> None:
+    """KILL QUERY on GET_LOCK is an error or NULL, neither a grant nor the end: the caller waits on to his deadline."""
+    with held_elsewhere("mysql", name) as let_go, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(advisory_lock(name, using="mysql", timeout=25).acquire)
+        for _ in range(5):
+            cancel_statement("mysql", a_waiter(name))
+            assert not waiting.done()
+        let_go()
+        lease = waiting.result(25)
+    assert len(holders("mysql", name)) == 1
+    lease.release()
+    assert not holders("mysql", name)
+
+
+def test_max_statement_time_of_the_server_does_not_count(init_command: Callable[[str], str], name: str) -> None:
+    variable, value = statement_limit(0.1)
+    alias = init_command(f"SET SESSION {variable} = {value}")
+    assert ask(alias, f"SELECT @@{variable}")[0][0] == value
+    with held_elsewhere("mysql", name) as let_go, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(advisory_lock(name, using="mysql", timeout=25).acquire)
+        a_waiter(name)
+        let_go()
+        lease = waiting.result(25)
+    assert asked(session_of(lease), f"SELECT @@{variable}".encode())[0][0] == 0
+    lease.release()
+
+
+def test_r7_null_that_came_after_the_grant_leaves_nothing_held(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A statement that is killed may have had its effect: the name is given back in any case."""
+    entry: Any = registry.entry("mysql")
+    key, sessions = entry.key(name), entry.backend.sessions
+    session = run(sessions.lend(monotonic() + 5))
+    session.used_at = monotonic() + 60  # not idle, however busy the machine is
+    monkeypatch.setattr(
+        type(session), "_waiting", lambda session, text, until: b"SELECT IF(GET_LOCK('%s', 0) = 1, NULL, 0)" % text
+    )
+    try:
+        assert run(session.wait(key, False, monotonic() + 5)) is False
+        assert not holders("mysql", name)
+        assert session.wait_fast(key, False, monotonic() + 5) is False
+        assert not holders("mysql", name)
+    finally:
+        sessions.give_back(session)
+
+
+def test_r17_a_short_wait_timeout_of_the_server_does_not_free_the_lock(
+    init_command: Callable[[str], str], name: str
+) -> None:
+    """wait_timeout ends the session of an idle holder without a word: shown on a plain connection first."""
+    alias = init_command("SET SESSION wait_timeout = 1")
+    with advisory_lock(name, using="mysql") as lease:
+        # after ours, which has been silent for longer when this one is ended
+        naive = ask(alias, "SELECT CONNECTION_ID(), GET_LOCK('naive-wait-timeout', 0)")[0][0]
+        eventually(lambda: not session_exists("mysql", naive), "wait_timeout does not end the plain connection")
+        assert not user_locks("naive-wait-timeout")
+        lease.ensure_held()
+        assert holders("mysql", name) == [session_of(lease).server_id]
+
+
+def test_r3_the_server_sees_at_most_sixty_ascii_characters() -> None:
+    """R3: MySQL folds case and cuts at 64, MariaDB cuts at a NUL byte; the keyed hash stands at the end."""
+    for spelling in (
+        "Ünïcödé ∑ 🔒",
+        "x" * 512,
+        "UPPER lower",
+        "nul\x00byte",
+        "quote'\"; --",
+        "trailing  ",
+        "%s/%d",
+        "\ud800",
+    ):
+        with advisory_lock(spelling, using="mysql"):
+            text = key_of("mysql", spelling).text
+            assert len(holders("mysql", spelling)) == 1
+        assert len(text) <= 60
+        assert text == text.lower()
+        assert text.isascii()
+        assert all(character.isalnum() or character == "-" for character in text)
+
+
+@pytest.fixture
+def plain_user(databases: None, settings: Any) -> Iterator[str]:
+    """A user who may use the database and see nothing of the server."""
+    user = f"distlock_plain_{os.getpid()}"
+    ask("mysql", f"CREATE USER '{user}'@'127.0.0.1' IDENTIFIED BY 'plain'")
+    ask("mysql", f"GRANT SELECT, INSERT ON `{connections['mariadb'].settings_dict['NAME']}`.* TO '{user}'@'127.0.0.1'")
+    with database_alias("plain", "mariadb", USER=user, PASSWORD="plain"):
+        on(settings, "plain")
+        yield user
+        registry.close()
+    ask("mysql", f"DROP USER '{user}'@'127.0.0.1'")
+
+
+def shown(key: str) -> list[LockInfo]:
+    (report,) = held_locks("mysql")
+    assert report.error is None
+    return [info for info in report.locks if info.key == key]
+
+
+def test_the_locks_of_another_user_are_listed(plain_user: str, name: str) -> None:
+    """The process list shows a user without PROCESS only his own connections; MySQL shows him no locks either, but for
+    those whose names are noted."""
+    key = key_of("mysql", name).text
+    with held_elsewhere("mysql", name):
+        if not is_mariadb():
+            eventually(lambda: noted("mysql", name), "it is not noted")
+        eventually(lambda: shown(key), "the lock of another user is not listed")
+        (info,) = shown(key)
+        assert info.details["connection"] == str(holders("mysql", name)[0])
+        assert str(info.holder).endswith(f"connection {info.details['connection']}")
+        assert "None" not in str(info.holder)
+
+
+def test_the_privileges_that_the_documentation_asks_for_are_enough(plain_user: str, name: str) -> None:
+    rights = ["PROCESS ON *.*"]
+    if not is_mariadb():
+        tables = ("metadata_locks", "threads", "events_statements_current", "setup_instruments")
+        rights = [f"SELECT ON performance_schema.{table}" for table in tables]
+    for right in rights:
+        ask("mysql", f"GRANT {right} TO '{plain_user}'@'127.0.0.1'")
+    key = key_of("mysql", name).text
+    account = connections["mariadb"].settings_dict["USER"]
+    with held_elsewhere("mysql", name) as let_go, Child(share_and_write, "mysql", name) as waiter:
+        assert waiter.hear() == "asking"
+        eventually(lambda: waiters("mysql", name), "nobody waits")
+        (info,) = shown(key)
+        assert f"{account}@" in str(info.holder)
+        assert info.waiters == 1
+        assert f"{account}@" in info.waiting[0]
+        assert info.details["connection"] == str(holders("mysql", name)[0])
+        let_go()
+        assert waiter.hear()
+        waiter.say()
+    told = [finding.text for finding in diagnose("mysql") if finding.level == "warning"]
+    assert not [text for text in told if "privilege" in text or "does not show" in text]
+
+
+@pytest.fixture
+def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server without the plugin: the tables that list locks are not there."""
+    for each in ("MARIADB", "MYSQL"):
+        monkeypatch.setattr(introspection, each, "SELECT * FROM information_schema.NO_SUCH_PLUGIN")
+
+
+@pytest.mark.usefixtures("unseen")
+def test_a_server_that_lists_no_locks_is_asked_for_the_names_that_were_noted(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A web process that has used no lock so far, and the page of held locks."""
+    backend: Any = registry.entry("mysql").backend
+    key = key_of("mysql", name).text
+    with held_elsewhere("mysql", name):
+        eventually(lambda: noted("mysql", name), "it is not noted")
+        monkeypatch.setattr(backend, "known_names", dict)
+        (info,) = shown(key)
+        assert (info.name, info.waiters) == (name, None), "who waits cannot be told"
+        assert info.details["connection"] == str(holders("mysql", name)[0])
+    assert shown(key) == []
+
+
+def test_an_error_that_is_no_privilege_is_not_an_empty_list(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Nobody must read "nothing is held" where the server has only refused to say."""
+    for each in ("MARIADB", "MYSQL"):
+        monkeypatch.setattr(introspection, each, "SELECT 1 AS lock_name FROM DUAL WHERE 1 = (SELECT 1 UNION SELECT 2)")
+    (report,) = held_locks("mysql")
+    assert report.error
+
+
+def test_a_lock_that_is_not_ours_cannot_be_broken(name: str) -> None:
+    """Other programs use GET_LOCK with names of their own; False would say that the holder has gone."""
+    foreign = f"Somebody's Lock {name}"[:60]
+    listed = foreign if is_mariadb() else foreign.lower()  # MySQL folds case
+    assert ask("mysql", "SELECT GET_LOCK(%s, 0)", foreign)[0][0] == 1
+    try:
+        (info,) = shown(listed)
+        with pytest.raises(UnsupportedOperation, match="not one of ours"):
+            break_lock(info)
+    finally:
+        ask("mysql", "SELECT RELEASE_LOCK(%s)", foreign)

@@ -1,0 +1,227 @@
+"""R22b: poolers by their modes, and servers that grant one lock to every session, are refused."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import connections, transaction
+
+from django_distlock import BackendUnavailable, LockLost, UnsupportedOperation, advisory_lock
+from django_distlock.manager.registry import registry
+from django_distlock.operations.doctor import diagnose
+from tests.conftest import eventually
+from tests.engines.own_servers import SessionPooler, SmallSessionPooler, TurningPooler, needs_programs, running
+from tests.faults.conftest import database_alias
+from tests.faults.server import ask, end_session, holders, key_of, session_of, waiters
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.support.services.databases import Pgbouncer
+
+
+pytestmark = pytest.mark.usefixtures("databases")
+
+
+@contextmanager
+def behind(settings: Any, kind: type[Pgbouncer]) -> Iterator[str]:
+    """The lock alias "postgres" of this process, but not of others, and the database alias "bounced" are reached
+    through such a pgbouncer."""
+    with (
+        running(kind, "pgbouncer") as port,
+        database_alias("bounced", "postgres", HOST="127.0.0.1", PORT=str(port)) as alias,
+    ):
+        options = {"database": alias}
+        settings.DISTLOCK = {**settings.DISTLOCK, "postgres": {**settings.DISTLOCK["postgres"], "OPTIONS": options}}
+        registry.reset()
+        try:
+            yield alias
+        finally:
+            registry.reset()
+
+
+def open_to_others(name: str) -> bool:
+    """Can another session, which comes directly, take it?"""
+    sql = "SELECT pg_try_advisory_lock(%s) AND pg_advisory_unlock(%s)"
+    number = key_of("postgres", name).number
+    return bool(ask("postgres", sql, number, number)[0][0])
+
+
+@needs_programs
+def test_session_mode(settings: Any, name: str) -> None:
+    """The lock is held by one server session, whose number is told; waiting, timing out and losing it work as well."""
+    with behind(settings, SessionPooler):
+        with advisory_lock(name, using="postgres") as lease:
+            assert holders("postgres", name) == [session_of(lease).server_id]
+            assert not open_to_others(name)
+        assert open_to_others(name)
+
+        number = key_of("postgres", name).number
+        ask("postgres", "SELECT pg_advisory_lock(%s)", number)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(advisory_lock(name, using="postgres").acquire)
+            eventually(lambda: waiters("postgres", name), "does not wait")
+            ask("postgres", "SELECT pg_advisory_unlock(%s)", number)
+            lease = waiting.result(20)
+        assert holders("postgres", name) == [session_of(lease).server_id]
+        end_session("postgres", session_of(lease).server_id)
+        with pytest.raises(LockLost):
+            lease.release()
+
+
+def server_session(connection: Any, *, commit: bool = False) -> int:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        pid = int(cursor.fetchone()[0])
+    if commit:
+        connection.commit()
+    return pid
+
+
+@needs_programs
+def test_transaction_mode_with_an_idle_pool(settings: Any, name: str) -> None:
+    """Each of our two connections gets another server session, as it would in session mode: a pool that gives away its
+    longest idle session first is enough for that. Operators are told as well."""
+    with behind(settings, TurningPooler) as alias:
+        several = [connections[alias].copy() for _ in range(4)]
+        try:
+            for connection in several:
+                connection.set_autocommit(False)
+                server_session(connection)
+            for connection in several:
+                connection.commit()
+            assert len({server_session(several[0], commit=True) for _ in several}) > 1  # the pool does turn
+        finally:
+            for connection in several:
+                connection.close()
+        backend = registry.entry("postgres").backend
+        for attempt in (advisory_lock(name, using="postgres").acquire, backend.inspect):
+            with pytest.raises(UnsupportedOperation, match=r"transaction mode.*session_database"):
+                attempt()
+        assert open_to_others(name)
+
+
+@needs_programs
+def test_r22b_no_room_for_a_second_session(settings: Any, name: str) -> None:
+    """It cannot be told whether the server excludes: within the caller's time that is an error, and not a lock."""
+    with behind(settings, SmallSessionPooler):
+        with pytest.raises(BackendUnavailable, match="a second session asks whether the server excludes it"):
+            advisory_lock(name, using="postgres", timeout=1).acquire()
+        assert open_to_others(name)
+
+
+COCKROACH = "CockroachDB CCL v24.1.0 (x86_64-pc-linux-gnu)"
+FUNCTIONS = (
+    "pg_try_advisory_lock",
+    "pg_try_advisory_lock_shared",
+    "pg_try_advisory_xact_lock",
+    "pg_try_advisory_xact_lock_shared",
+)
+
+
+@pytest.fixture
+def pretends() -> Iterator[Callable[..., None]]:
+    """Let these functions of the server grant everything, to sessions that begin from now on."""
+    database = connections["postgres"].settings_dict["NAME"]
+
+    def start(*functions: str) -> None:
+        ask("postgres", "CREATE SCHEMA pretending")
+        bodies = {f"{function}(bigint) RETURNS boolean": "true" for function in functions}
+        for head, value in {**bodies, "version() RETURNS text": f"'{COCKROACH}'"}.items():
+            ask("postgres", f"CREATE FUNCTION pretending.{head} LANGUAGE sql AS $$ SELECT {value} $$")
+        ask("postgres", f'ALTER DATABASE "{database}" SET search_path = pretending, pg_catalog, public')
+        connections["postgres"].close()
+        registry.reset()  # as in a new process
+
+    yield start
+    ask("postgres", f'ALTER DATABASE "{database}" RESET search_path')
+    ask("postgres", "DROP SCHEMA IF EXISTS pretending CASCADE")
+    connections["postgres"].close()
+    registry.reset()
+
+
+def refused(attempt: Callable[[], object]) -> str:
+    with pytest.raises(UnsupportedOperation) as caught:
+        attempt()
+    assert COCKROACH in str(caught.value)
+    assert "'postgres'" in str(caught.value)
+    return str(caught.value)
+
+
+def test_r22b_session_locks(pretends: Any, name: str) -> None:
+    """Each time, sync and async, shared too; and nothing is kept."""
+    pretends(*FUNCTIONS)
+    lock = advisory_lock(name, using="postgres")
+    for attempt in (lock.acquire, lock.try_acquire, advisory_lock(name, using="postgres", shared=True).acquire):
+        refused(attempt)
+    refused(async_to_sync(lock.aacquire))
+    errors = [finding.text for finding in diagnose("postgres") if finding.level == "error"]
+    assert any(COCKROACH in error for error in errors)
+    left = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'distlock %%'"
+    eventually(lambda: not ask("postgres", left), "a session is left")  # the server ends what we have closed
+
+
+@pytest.mark.parametrize("function", FUNCTIONS[:2])
+def test_r22b_shared_and_exclusive_are_asked_for(pretends: Any, name: str, function: str) -> None:
+    """One of the two that excludes nobody is enough."""
+    pretends(function)
+    refused(advisory_lock(name, using="postgres").acquire)
+
+
+def test_r22b_locks_of_a_transaction(pretends: Any, name: str) -> None:
+    pretends(*FUNCTIONS)
+    for shared in (False, True):
+        with transaction.atomic("postgres"):
+            refused(advisory_lock(name, using="postgres", shared=shared).acquire)
+
+
+def test_r22b_a_server_that_refuses_the_settings_of_a_session(pretends: Any, name: str) -> None:
+    """CockroachDB does not get as far as the lock: it knows no tcp_keepalives_idle."""
+    body = "RAISE 'unrecognized configuration parameter' USING ERRCODE = 'undefined_object'; END"
+    head = "pretending.set_config(text, text, boolean) RETURNS text"
+    pretends(*FUNCTIONS)
+    ask("postgres", f"CREATE FUNCTION {head} LANGUAGE plpgsql AS $$ BEGIN {body} $$")
+    assert "unrecognized configuration parameter" in refused(advisory_lock(name, using="postgres").acquire)
+
+
+def test_r22b_in_a_transaction_without_room_for_a_second_session(
+    name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock is granted, with a warning: a transaction that waits for a second session occupies one. The question is
+    asked again later."""
+    with limited_role(1), caplog.at_level(logging.WARNING, "django_distlock.backends"):
+        for _ in range(2):
+            with transaction.atomic("postgres"), advisory_lock(name, using="postgres"):
+                assert holders("postgres", name)
+    (record,) = caplog.records
+    assert re.search(r"second session asks whether the server excludes it.*too many", record.getMessage())
+    backend: Any = registry.entry("postgres").backend
+    assert not backend._transactions._proven
+    monkeypatch.setattr(backend._transactions, "_prove_from", 0.0)  # a minute later
+    with transaction.atomic("postgres"), advisory_lock(name, using="postgres"):
+        assert backend._transactions._proven
+
+
+@contextmanager
+def limited_role(most: int) -> Iterator[None]:
+    """The alias connects as a role that may have so many sessions."""
+    role, password = f"few_{secrets.token_hex(4)}", secrets.token_hex(16)
+    ask("postgres", f"CREATE ROLE {role} LOGIN PASSWORD '{password}' CONNECTION LIMIT {most}")
+    connection = connections["postgres"]
+    before = dict(connection.settings_dict)
+    connection.close()
+    connection.settings_dict.update(USER=role, PASSWORD=password)
+    registry.reset()
+    try:
+        yield
+    finally:
+        connection.close()
+        connection.settings_dict.update(before)
+        ask("postgres", f"DROP ROLE {role}")

@@ -1,0 +1,132 @@
+"""A waiter asks again when the present lease ends, though the lease was longer when it joined the queue."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_distlock.backends.redis.backend import RedisBackend
+from django_distlock.backends.redis.commands import LATE, keys_of
+from tests.conftest import eventually
+from tests.engines.redis.server import claim_of, counted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
+
+    from django_distlock.records import Grant
+    from tests.engines.redis.server import Own
+
+pytestmark = pytest.mark.usefixtures("databases")
+# A waiter that did not hear of the short lease would wait for the end of the long one. Seconds.
+LONG, SHORT = 60.0, 0.5
+
+
+class Queue:
+    """Holders and waiters of one lock that never renew: each is as good as dead once it holds."""
+
+    def __init__(self, own: Own, name: str, pool: ThreadPoolExecutor) -> None:
+        self._own, self._name, self._pool = own, name, pool
+        self.backend = RedisBackend("redis", {"url": own.url})
+        self._length = 0
+
+    def hold(self, ttl: float, **facts: Any) -> Grant:
+        grant = self.backend.try_acquire(claim_of(self._name, ttl, **facts))
+        assert grant is not None
+        return grant
+
+    def wait(self, ttl: float, **facts: Any) -> Future[Grant | None]:
+        """Join the queue."""
+        claim = claim_of(self._name, ttl, **facts)
+
+        waiting, self._length = self._pool.submit(self.backend.try_acquire, claim, 30), self._length + 1
+        eventually(lambda: self._own.client.zcard(keys_of(claim.key)[1]) == self._length, "it does not wait")
+        return waiting
+
+
+@pytest.fixture
+def line(own: Own, name: str) -> Iterator[Queue]:
+    with ThreadPoolExecutor() as pool:
+        line = Queue(own, name, pool)
+        yield line
+        line.backend.close()
+
+
+def handed_on(line: Queue) -> Future[Any]:
+    """The next holder has a shorter TTL."""
+    first = line.hold(LONG)
+    dying, waiting = line.wait(SHORT), line.wait(LONG)
+    assert line.backend.release(first)
+    assert dying.result(20)
+    return waiting
+
+
+def shortened(line: Queue) -> Future[Any]:
+    """The holder asks for less time than it had."""
+    first = line.hold(LONG)
+    waiting = line.wait(LONG)
+    assert line.backend.extend(first, SHORT)
+    return waiting
+
+
+def last_reader(line: Queue) -> Future[Any]:
+    """The reader with the longest lease goes, another stays."""
+    first = line.hold(LONG, shared=True)
+    line.hold(SHORT, shared=True)
+    waiting = line.wait(LONG)
+    assert line.backend.release(first)
+    return waiting
+
+
+def place_of_a_semaphore(line: Queue) -> Future[Any]:
+    """One of two places goes to a holder with a shorter TTL."""
+    first, _ = line.hold(LONG, limit=2), line.hold(LONG, limit=2)
+    dying, waiting = line.wait(SHORT, limit=2), line.wait(LONG, limit=2)
+    assert line.backend.release(first)
+    assert dying.result(20)
+    return waiting
+
+
+@pytest.mark.parametrize("changed", [handed_on, shortened, last_reader, place_of_a_semaphore])
+def test_a_shorter_lease_that_nobody_releases(own: Own, line: Queue, changed: Callable[[Queue], Future[Any]]) -> None:
+    with counted(own.client) as commands:
+        waiting = changed(line)
+        grant = waiting.result(40)
+    assert grant is not None, "it was not told that the lease is shorter"
+    # two holders and waiters at most, what each case does, two times that the last one asks again
+    assert commands["evalsha"] + commands["eval"] <= 10
+    assert line.backend.release(grant)
+
+
+def test_a_lease_that_is_hardly_shorter_costs_no_message(own: Own, line: Queue) -> None:
+    """Holders with one TTL, which is the rule: only the waiter that is handed the lock is woken."""
+    first = line.hold(LONG, shared=True)
+    second = line.hold(LONG - LATE / 2000, shared=True)
+    waiting = line.wait(LONG)
+    assert line.backend.release(first)
+    assert "cmdstat_publish" not in own.client.info("commandstats")
+    assert line.backend.release(second)
+    grant = waiting.result(20)
+    assert grant is not None
+    assert line.backend.release(grant)
+
+
+def test_the_commands_of_a_hand_over_do_not_grow_with_the_queue(own: Own, line: Queue) -> None:
+    """The server runs one script at a time, so each command of this one holds up every lock."""
+
+    def executed() -> int:
+        return sum(stats["calls"] for stats in own.client.info("commandstats").values())
+
+    assert line.backend.release(line.hold(LONG))  # the server knows the scripts
+    holder, waiting, spent = line.hold(LONG), [line.wait(LONG) for _ in range(6)], []
+    for each in waiting:
+        before = executed()
+        assert line.backend.release(holder)
+        granted = each.result(20)
+        assert granted is not None
+        spent.append(executed() - before)
+        holder = granted
+    assert line.backend.release(holder)
+    assert len(set(spent[1:-1])) == 1, spent  # the first one opens a connection, the last one leaves no queue

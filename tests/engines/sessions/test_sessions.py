@@ -1,0 +1,220 @@
+"""The dedicated sessions: how many there are, how long they live, and what a lock costs, as the server counts it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.db import transaction
+
+from django_distlock import advisory_lock, held_locks
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.manager import name_log
+from django_distlock.manager.keepalive import keepalive
+from django_distlock.manager.registry import registry
+from tests.conftest import eventually
+from tests.engines.actors import held_elsewhere, hold
+from tests.engines.statements import counted
+from tests.faults.server import SESSION_LOCKS, holders, lock_sessions, session_exists, session_of, waiters
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+    from tests.faults.conftest import Proxied
+
+
+pytestmark = pytest.mark.usefixtures("databases")
+each_engine = pytest.mark.parametrize("using", SESSION_LOCKS)
+WAIT_SESSIONS = 8
+IDLE = 5.0
+LOCKS_PER_SESSION = 128
+
+
+def no_sessions(using: str) -> None:
+    """A session that was closed is gone on the server only a moment later, also that of the proof that comes with the
+    first lock."""
+    with advisory_lock("proven", using=using):
+        pass
+    registry.close()
+    eventually(lambda: not lock_sessions(using), f"sessions of another test: {lock_sessions(using)}")
+
+
+def hold_without_notes(link: Any, using: str, *names: str) -> None:
+    """In a child: a session that it opened after a while, to write the names down, would be taken for one of ours."""
+    name_log.LOOK = math.inf
+    hold(link, using, *names)
+
+
+@each_engine
+def test_r23_locks_share_a_session_until_it_is_full(using: str, name: str) -> None:
+    """Each 128 locks have a session of their own, for which the documentation gives the reason."""
+    no_sessions(using)
+    leases = [advisory_lock(f"{name}{number}", using=using).acquire() for number in range(LOCKS_PER_SESSION + 2)]
+    sessions = [session_of(lease).server_id for lease in leases]
+    assert len(set(sessions[:LOCKS_PER_SESSION])) == 1
+    assert sessions[-1] == sessions[-2] != sessions[0]
+    assert set(sessions) <= lock_sessions(using)
+    for lease in leases[:LOCKS_PER_SESSION]:
+        lease.release()
+    eventually(lambda: not session_exists(using, sessions[0]), "the full session was left open with its last lock")
+    assert leases[-1].held
+    for lease in leases[LOCKS_PER_SESSION:]:
+        lease.release()
+
+
+@each_engine
+def test_many_busy_names_take_few_sessions_and_all_get_on(using: str, name: str) -> None:
+    """20 threads wait for 20 names that another process holds: on no more than the wait set and the shared session. All
+    get in though the first ones hold to the end, each on a session of its own if it had to wait."""
+    names = [f"{name}{number}" for number in range(20)]
+    everybody = threading.Barrier(len(names) + 1)
+    no_sessions(using)
+
+    def wait(one: str) -> None:
+        with advisory_lock(one, using=using, timeout=25):
+            everybody.wait(25)
+
+    with held_elsewhere(using, *names, by=hold_without_notes) as let_go, ThreadPoolExecutor(len(names)) as pool:
+        theirs = lock_sessions(using)
+        waiting = [pool.submit(wait, one) for one in names]
+        eventually(lambda: sum(len(waiters(using, one)) for one in names) == WAIT_SESSIONS, "the wait set is not full")
+        most = len(lock_sessions(using) - theirs)
+        let_go()
+        everybody.wait(25)
+        most_held = len(lock_sessions(using) - theirs)
+        for each in waiting:
+            each.result(25)
+    assert most <= WAIT_SESSIONS + 1
+    assert most_held <= len(names) + 1
+
+
+@each_engine
+def test_r23_an_idle_session_is_closed_after_five_seconds(using: str, name: str) -> None:
+    """By the clock that tick() is given: nobody has to wait. One that holds a lock is not idle."""
+    backend = registry.entry(using).backend
+    with advisory_lock(name, using=using) as lease:
+        session = session_of(lease)
+        backend.sessions._close_idle(session)  # as if the lock had come after the look
+        assert lease.held
+        backend.tick(monotonic() + 3600)
+        assert holders(using, name) == [session.server_id]
+    released, server_id = session.used_at, session.server_id
+    backend.tick(released + IDLE - 0.2)
+    assert session_exists(using, server_id)
+    assert backend.tick(released + IDLE + 0.2) is None
+    eventually(lambda: not session_exists(using, server_id), "the session is still there")
+    with advisory_lock(name, using=using) as lease:  # and comes back when needed
+        assert session_of(lease).server_id != server_id
+
+
+@each_engine
+def test_r23_the_session_of_a_listing_is_looked_after(using: str) -> None:
+    """held_locks() opens a session as well, in a process that may never lock anything."""
+    no_sessions(using)
+    eventually(lambda: not keepalive.running, "the keepalive thread goes on with nothing to look after")
+    held_locks(using)
+    assert lock_sessions(using)
+    assert keepalive.running
+
+
+@each_engine
+def test_r17_closing_the_backend_loses_what_is_held(using: str, name: str) -> None:
+    lost = threading.Event()
+    lease = advisory_lock(name, using=using).acquire()
+    lease.on_lost(lambda _: lost.set())
+    registry.close()
+    assert lost.wait(25)
+    assert lease.lost
+    eventually(lambda: not holders(using, name), "still held at the server")
+
+
+@pytest.mark.parametrize(
+    ("using", "inside"),
+    [("postgres", False), ("postgres", True), ("mysql", False)],
+    ids=["postgres", "inside", "mysql"],
+)
+def test_r5_a_wait_longer_than_the_engine_can_count_is_a_wait(using: str, inside: bool, name: str) -> None:
+    """R5: lock_timeout and poll() end at 2^31 ms, less than 25 days; the contract allows ten years."""
+
+    def wait(days: int) -> None:
+        with transaction.atomic(using) if inside else nullcontext():
+            advisory_lock(name, using=using, timeout=days * 86400.0).acquire().release()
+        transaction.get_connection(using if using == "postgres" else "mariadb").close()
+
+    for days in (25, 3660):
+        with held_elsewhere(using, name) as let_go, ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(wait, days)
+            eventually(lambda: waiters(using, name), "it does not wait")
+            let_go()
+            waiting.result(25)
+
+
+TRY = {"postgres": "SELECT pg_try_advisory_lock($1)", "mysql": "SELECT GET_LOCK (...)"}
+FREE = {"postgres": "SELECT pg_advisory_unlock($1)", "mysql": "SELECT RELEASE_LOCK (?)"}
+HEARTBEATS = ("SELECT true", "SELECT $1", "SELECT ?")
+
+
+def without_heartbeats(found: Counter[str]) -> dict[str, int]:
+    return {text: calls for text, calls in found.items() if text not in HEARTBEATS}
+
+
+@each_engine
+def test_r2_one_statement_each_way_and_none_for_who_is_in(using: str, name: str, proxied: Proxied) -> None:
+    """For threads and tasks; one round trip each, too: nothing is sent that the server does not count as a
+    statement."""
+    proxy = proxied(using)
+    lock = advisory_lock(name, using=using)
+
+    async def tasks(times: int) -> None:
+        for _ in range(times):
+            async with lock, lock:
+                pass
+
+    for _ in range(2):  # connects, prepares
+        asyncio.run(tasks(1))
+    before = proxy.requests
+    with counted(using) as found:
+        for _ in range(10):
+            with lock, lock:
+                pass
+        asyncio.run(tasks(10))
+    assert without_heartbeats(found) == {TRY[using]: 20, FREE[using]: 20}
+    assert 40 <= proxy.requests - before <= 45  # heartbeats, on a slow machine
+
+
+@each_engine
+def test_busy_without_waiting_costs_one_statement_and_none_behind_this_process(using: str, name: str) -> None:
+    """The queue of the process stands in front of the engine: waiters of one process send nothing."""
+    lock = advisory_lock(name, using=using)
+    with held_elsewhere(using, f"{name}-busy"), ThreadPoolExecutor(1) as pool, lock:
+        with counted(using) as found:
+            assert pool.submit(lock.try_acquire).result(25) is None
+            assert pool.submit(lock.try_acquire, timeout=0.05).result(25) is None
+            assert advisory_lock(f"{name}-busy", using=using).try_acquire() is None
+        assert without_heartbeats(found) == {TRY[using]: 1}
+
+
+@each_engine
+def test_r4_a_name_that_is_busy_is_tried_once_and_waited_for(using: str, name: str) -> None:
+    """R4: the engine queues the waiter."""
+
+    def wait_for(other: str) -> None:
+        """Have the lock of ``other`` once it is free."""
+        with held_elsewhere(using, other) as let_go, ThreadPoolExecutor(1) as pool:
+            with counted(using) as found:
+                waiting = pool.submit(lambda: advisory_lock(other, using=using).acquire(timeout=60).release())
+                eventually(lambda: waiters(using, other), "nobody waits at the server")
+                let_go()
+                waiting.result(25)
+            tries.append(found[TRY[using]])
+
+    tries: list[int] = []
+    for number in range(2):  # the first one opens the session to wait on, which prepares its statement
+        wait_for(f"{name}-{number}")
+    # MariaDB counts the try and the wait as one statement
+    assert tries[1] == {"postgres": 1, "mysql": 2}[using]

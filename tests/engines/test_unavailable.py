@@ -1,0 +1,124 @@
+"""R6, R7: a password that the server does not know, the wrong kind of database, and lost replies of leases."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from django_distlock import BackendUnavailable, advisory_lock, held_locks
+from django_distlock.backends.leasetable import backend as leasetable
+from django_distlock.backends.redis import backend as redis
+from django_distlock.manager.registry import registry
+from tests.conftest import eventually
+from tests.engines.redis.server import url
+from tests.faults.conftest import database_alias
+from tests.faults.proxy import Proxy
+from tests.support import services
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.faults.conftest import Proxied
+
+pytestmark = pytest.mark.usefixtures("databases")
+CANARY = "wrong-canary-password"
+
+
+def refused(using: str, name: str, match: str) -> None:
+    """Sync and async, and in the list of locks; none of it tells the password."""
+    lock = advisory_lock(name, using=using)
+    for work in (lambda: lock.acquire(timeout=20), lambda: asyncio.run(lock.aacquire(timeout=20))):
+        with pytest.raises(BackendUnavailable, match=match) as caught:
+            work()
+        assert caught.value.__cause__ is not None
+        assert CANARY not in f"{caught.value!r} {caught.value.__cause__!r}"
+    (report,) = held_locks(using)
+    assert report.error
+    registry.close()
+
+
+@pytest.mark.parametrize(
+    ("using", "database", "words"),
+    [("postgres", "postgres", "password authentication failed"), ("mysql", "mariadb", "Access denied")],
+)
+def test_r6_a_wrong_password_is_unavailable_with_the_servers_words(
+    settings: Any, name: str, using: str, database: str, words: str
+) -> None:
+    with database_alias("stranger", database, PASSWORD=CANARY) as alias:
+        options = {"database": database, "session_database": alias}
+        settings.DISTLOCK = {**settings.DISTLOCK, using: {**settings.DISTLOCK[using], "OPTIONS": options}}
+        refused(using, name, words)
+
+
+@pytest.mark.parametrize("using", ["redis", "redlock"])
+@pytest.mark.parametrize("nobody", [False, True], ids=["wrong password", "nobody listens"])
+def test_r6_a_redis_that_cannot_be_used(settings: Any, name: str, using: str, nobody: bool) -> None:
+    ports = [1 if nobody else services.load()[f"redis{number}"]["port"] for number in (1, 2, 3)]
+    urls = [f"redis://:{CANARY}@127.0.0.1:{port}/0" for port in ports]
+    options = {"url": urls[0]} if using == "redis" else {"nodes": [f"{each}?x={n}" for n, each in enumerate(urls)]}
+    settings.DISTLOCK = {**settings.DISTLOCK, using: {**settings.DISTLOCK[using], "OPTIONS": options}}
+    refused(using, name, "reached|failed|password|invalid")
+
+
+@pytest.mark.parametrize("using", ["postgres", "mysql"])
+def test_the_wrong_kind_of_database_is_named(settings: Any, name: str, using: str) -> None:
+    backend = {**settings.DISTLOCK[using], "OPTIONS": {"database": "default"}}
+    settings.DISTLOCK = {**settings.DISTLOCK, using: backend}
+    with pytest.raises(ImproperlyConfigured, match=rf"DISTLOCK\['{using}'\]: .*'default' is sqlite, not "):
+        advisory_lock(name, using=using).acquire()
+
+
+@pytest.fixture(params=["redis", "leasetable_postgres", "leasetable_mariadb"])
+def using(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    for engine in (redis, leasetable):
+        monkeypatch.setattr(engine, "RENEWAL_PATIENCE", 20.0)
+    return str(request.param)
+
+
+@pytest.fixture
+def proxy(using: str, settings: Any, proxied: Proxied) -> Iterator[Proxy]:
+    if using != "redis":
+        yield proxied(using)
+        return
+    server = services.load()["redis1"]
+    with Proxy(server["host"], server["port"]) as proxy:
+        options = {"url": url(proxy.port)}
+        settings.DISTLOCK = {**settings.DISTLOCK, using: {**settings.DISTLOCK[using], "OPTIONS": options}}
+        yield proxy
+        registry.close()
+
+
+def held(using: str, name: str) -> list[Any]:
+    (report,) = held_locks(using)
+    return [report.error] if report.error else [info.fence for info in report.locks if info.name == name]
+
+
+@pytest.mark.cold
+@pytest.mark.parametrize("cut", [True, False], ids=["cut", "silent"])
+def test_r7_a_lost_reply_of_a_lease(proxy: Proxy, using: str, name: str, cut: bool) -> None:
+    """What was asked was executed, and is asked again: the lease is ours, the release is one."""
+    lock = advisory_lock(name, using=using, timeout=20)
+    lock.acquire().release()
+    proxy.swallow(1, cut=cut)
+    lease = lock.acquire()
+    assert held(using, name) == [lease.fence]
+    proxy.swallow(1, cut=cut)
+    lease.extend(20)
+    assert lease.held
+    proxy.swallow(1, cut=cut)
+    lease.release()
+    eventually(lambda: held(using, name) == [], "still held")
+
+
+@pytest.mark.cold
+def test_r7_a_lease_whose_caller_has_gone_is_given_back(proxy: Proxy, using: str, name: str) -> None:
+    lock = advisory_lock(name, using=using, ttl=60)
+    lock.acquire(timeout=20).release()
+    proxy.swallow(1)
+    with suppress(BackendUnavailable):
+        lock.acquire(timeout=0).release()
+    eventually(lambda: held(using, name) == [], "still held")

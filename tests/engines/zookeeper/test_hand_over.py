@@ -1,0 +1,156 @@
+"""From the holder to the next in line: a marked release saves it a look at the queue, and nothing else may."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_distlock import LockLost, advisory_lock
+from django_distlock.backends.zookeeper import queue, session
+from django_distlock.concurrency.clock import monotonic
+from django_distlock.manager.registry import registry
+from django_distlock.manager.site_key import site_key
+from django_distlock.records import Claim
+from tests.conftest import eventually
+from tests.engines.zookeeper.server import (
+    USING,
+    address,
+    behind,
+    clerk,
+    nodes,
+    packets,
+    path_of,
+    stand_in,
+    use,
+    watched,
+)
+from tests.faults.proxy import Proxy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.usefixtures("databases")
+
+
+@pytest.fixture
+def server() -> Iterator[Any]:
+    with clerk() as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def _every_release_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is."""
+    monkeypatch.setattr(queue, "TRUST", 60.0)
+    monkeypatch.setattr(session, "MARK_TIMEOUT", 0.5)
+
+
+class Waiter:
+    """One waiter of this process, past the queue of the process, which would let only one of them ask."""
+
+    def __init__(self, server: Any, name: str) -> None:
+        site_key.load()
+        entry = registry.entry(USING)
+        self.backend, self.claim = entry.backend, Claim(key=entry.key(name))
+        self.grant: Any = None
+        before = nodes(server, name)
+        self._thread = threading.Thread(target=self._acquire)
+        self._thread.start()
+        eventually(lambda: len(nodes(server, name)) == len(before) + 1, "it does not queue")
+        self.path = f"{path_of(name)}/{next(node for node in nodes(server, name) if node not in before)}"
+        eventually(lambda: all(watched(f"{path_of(name)}/{node}") for node in before[-1:]), "it does not wait")
+
+    def _acquire(self) -> None:
+        self.grant = self.backend.try_acquire(self.claim, 25)
+
+    def comes_in(self) -> None:
+        self._thread.join(25)
+        assert self.grant is not None, "it waits although it is its turn"
+
+    def release(self) -> bool:
+        self.comes_in()
+        return self.backend.release(self.grant)
+
+
+def waited(server: Any, name: str) -> Waiter:
+    """A holder that had to wait for the lock, so that it marks its release."""
+    first = stand_in(server, name)
+    waiter = Waiter(server, name)
+    server.delete(first)
+    waiter.comes_in()
+    return waiter
+
+
+def test_one_request_from_holder_to_holder(name: str, server: Any, settings: Any) -> None:
+    """The marked release: the next one, which has read the queue and watches the holder, need not ask again."""
+    use(settings, session_timeout=30)
+    holder = waited(server, name)
+    cost = 0
+    for _ in range(20):
+        waiter = Waiter(server, name)
+        before = packets()
+        holder.release()
+        waiter.comes_in()
+        cost += packets() - before
+        holder = waiter
+    holder.release()
+    # the request that counts is counted too, and signs of life come on top
+    assert cost <= 20 * 2 + 3, "the release is not all that is sent once the waiter waits"
+
+
+def test_r1_a_waiter_that_dies_lets_nobody_in(name: str, server: Any) -> None:
+    """The end of its node is no release: the holder ahead of it still holds."""
+    holder = waited(server, name)
+    dead = stand_in(server, name)
+    waiter = Waiter(server, name)
+    server.delete(dead)
+    eventually(lambda: watched(holder.path), "it does not wait for the holder")
+    assert waiter.grant is None
+    assert holder.release()
+    assert waiter.release()
+
+
+def test_r17_a_waiter_without_a_node_that_comes_in_is_told(name: str, server: Any) -> None:
+    """As a holder is whose node an operator deletes."""
+    holder = waited(server, name)
+    leases: list[Any] = []
+    lock = advisory_lock(name, using=USING)
+    thread = threading.Thread(target=lambda: leases.append(lock.acquire(timeout=20)))
+    thread.start()
+    eventually(lambda: len(nodes(server, name)) == 2 and watched(holder.path), "it does not wait")
+    server.delete(f"{path_of(name)}/{nodes(server, name)[1]}")
+    holder.release()
+    thread.join()
+    (lease,) = leases
+    eventually(lambda: lease.lost, "it is not told")
+    with pytest.raises(LockLost):
+        lease.release()
+
+
+def test_r7_the_lost_reply_of_a_marked_release(name: str, server: Any, settings: Any) -> None:
+    with Proxy(*address()) as proxy:
+        behind(settings, proxy)
+        holder = waited(server, name)
+        proxy.swallow(1, cut=True)
+        assert holder.release()
+        assert nodes(server, name) == []
+        registry.close()
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_r1_a_node_that_another_program_writes_to_is_not_released(name: str, server: Any, held: bool) -> None:
+    """``set`` in ZooKeeper's shell, on the node of the holder or of a waiter, lets nobody in."""
+    holder = waited(server, name)
+    ahead = holder.path if held else stand_in(server, name)
+    waiter, began = Waiter(server, name), monotonic()
+    server.set(ahead, b"a note")
+    # it looks again after MARK_TIMEOUT, and watches the node again
+    eventually(lambda: not watched(ahead) or waiter.grant or monotonic() > began + 2, "it has not heard of it")
+    eventually(lambda: watched(ahead) or waiter.grant, "it does not look again")
+    assert waiter.grant is None, "two holders"
+    if not held:
+        server.delete(ahead)
+    assert holder.release()
+    assert waiter.release()
