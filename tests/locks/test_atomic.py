@@ -1,5 +1,5 @@
 """R12 for each shape of a decorated view: where the transaction of the request lies. What other processes see of it is
-proven in tests/manager/transactions."""
+proven in tests/transactions."""
 
 from __future__ import annotations
 

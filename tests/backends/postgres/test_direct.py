@@ -32,10 +32,10 @@ from django_distlock.manager.registry import registry
 from tests.conftest import eventually
 from tests.faults.proxy import Proxy
 from tests.faults.server import holders, key_of
-from tests.manager.transactions.reconnecting import address
 from tests.support.interrupts import interrupted_everywhere
 from tests.support.paths import PACKAGE
 from tests.support.profiled import profiled
+from tests.transactions.reconnecting import address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,36 +10,13 @@ import pytest
 from asgiref.sync import AsyncToSync, async_to_sync, sync_to_async
 from django.db import connections, transaction
 
-from django_distlock import advisory_lock
-from django_distlock.manager.transactions import bind
-from tests.manager.transactions import rows
-from tests.manager.transactions.rival import is_out
+from tests.transactions import rows
+from tests.transactions.test_deferral import in_thread  # what asgiref leaves on a thread is left on that one
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.manager.transactions.world import World
-
-
-def run_in_thread(function: Callable[[], Any]) -> Any:
-    """In a thread of its own: what asgiref and asyncio leave on a thread is left on that one."""
-    result: list[Any] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            result.append(function())
-        except BaseException as error:
-            errors.append(error)
-        finally:
-            connections.close_all()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return result[0]
+    from tests.transactions.world import World
 
 
 async def locked_write(world: World) -> None:
@@ -48,16 +25,38 @@ async def locked_write(world: World) -> None:
         assert lease.held
 
 
-def test_r11_async_lock_before_does_not_hide_a_later_transaction(one_world: World) -> None:
+def inside(world: World, call: Callable[..., Any]) -> None:
+    with transaction.atomic(world.alias):
+        call(locked_write)(world)
+        assert world.written() == 1, "written on another connection"
+        world.still_inside()
+    world.ended()
+
+
+@pytest.mark.parametrize("where", ["thread", "task"])
+def test_r11_async_lock_inside_the_transaction_of_a_waiting_thread(world: World, where: str) -> None:
+    """``async_to_sync`` inside ``atomic()``: its ORM calls run in that transaction. "task": a sync view under ASGI that
+    opens a transaction and calls async code."""
+
+    async def view() -> None:
+        await sync_to_async(inside)(world, async_to_sync)
+        await sync_to_async(connections.close_all)()
+
+    in_thread((lambda: inside(world, async_to_sync)) if where == "thread" else lambda: asyncio.run(view()))
+    world.check_rival_came_in(1)
+    world.check_returned_once()
+
+
+def test_r11_async_lock_before_does_not_hide_a_later_transaction(postgres: World) -> None:
     """Django keeps other connections for async code of the same thread; what was looked up there holds only there."""
-    world = one_world
+    world = postgres
 
     async def other() -> None:
-        async with advisory_lock(world.name + "-other", using=world.using):
+        async with world.lock("-other"):
             pass
 
     def work() -> None:
-        rows.count(world.alias, world.name)  # connected before, so that nothing is looked up anew later
+        world.written()  # connected before, so that nothing is looked up anew later
         asyncio.run(other())
         with transaction.atomic(world.alias):
             with world.lock():
@@ -65,43 +64,12 @@ def test_r11_async_lock_before_does_not_hide_a_later_transaction(one_world: Worl
             world.still_inside()
         world.ended()
 
-    run_in_thread(work)
+    in_thread(work)
     world.check_rival_came_in(1)
     world.check_returned_once()
 
 
-def inside(world: World, call: Callable[..., Any]) -> None:
-    with transaction.atomic(world.alias):
-        call(locked_write)(world)
-        assert rows.count(world.alias, world.name) == 1, "written on another connection"
-        world.still_inside()
-    world.ended()
-
-
-def test_r11_async_lock_inside_the_transaction_of_a_waiting_thread(one_world: World) -> None:
-    """``async_to_sync`` inside ``atomic()``: its ORM calls run in that transaction."""
-    world = one_world
-    run_in_thread(lambda: inside(world, async_to_sync))
-    world.check_rival_came_in(1)
-    world.check_returned_once(transaction_scope=False)
-
-
-def test_r11_async_lock_inside_a_sync_call_of_a_task(one_world: World) -> None:
-    """A sync view under ASGI that opens a transaction and calls async code."""
-    world = one_world
-
-    async def view() -> None:
-        await sync_to_async(inside)(world, async_to_sync)
-        await sync_to_async(connections.close_all)()
-
-    run_in_thread(lambda: asyncio.run(view()))
-    world.check_rival_came_in(1)
-    world.check_returned_once(transaction_scope=False)
-
-
-def test_r11_lease_from_outside_released_by_async_code_inside(one_world: World) -> None:
-    world = one_world
-
+def test_r11_lease_from_outside_released_by_async_code_inside(world: World) -> None:
     def work() -> None:
         lease = world.lock().acquire()
         with transaction.atomic(world.alias):
@@ -110,15 +78,15 @@ def test_r11_lease_from_outside_released_by_async_code_inside(one_world: World) 
             world.still_inside()
         world.ended()
 
-    run_in_thread(work)
+    in_thread(work)
     world.check_rival_came_in(1)
-    world.check_returned_once(transaction_scope=False)
+    world.check_returned_once()
 
 
 @pytest.mark.parametrize("thread_sensitive", [True, False, None])
-def test_r11_kept_lock_is_entered_again_from_async_code(one_world: World, thread_sensitive: bool | None) -> None:
+def test_r11_kept_lock_is_entered_again_from_async_code(postgres: World, thread_sensitive: bool | None) -> None:
     """The same context asks again, by another thread that cannot use the connection of the first (None: by a task)."""
-    world = one_world
+    world = postgres
 
     def again() -> None:
         try:
@@ -143,35 +111,35 @@ def test_r11_kept_lock_is_entered_again_from_async_code(one_world: World, thread
             world.still_inside()
         world.ended()
 
-    run_in_thread(work)
+    in_thread(work)
     world.check_rival_came_in(1)
     world.check_returned_once()
 
 
-def test_r11_event_loop_inside_a_transaction_of_its_thread(one_world: World) -> None:
+def test_r11_event_loop_inside_a_transaction_of_its_thread(postgres: World) -> None:
     """``asyncio.run`` inside ``atomic()``: async code has no part in that transaction, and nothing stays held."""
-    world = one_world
+    world = postgres
 
     async def locked() -> None:
         async with world.lock():
-            assert is_out(world.rival, world.using, world.name)
+            assert world.is_out()
 
     def work() -> None:
         with transaction.atomic(world.alias):
-            rows.count(world.alias, world.name)
-            with advisory_lock(world.name + "-sync", using=world.using):
+            world.written()
+            with world.lock("-sync"):
                 asyncio.run(locked())
 
-    run_in_thread(work)
-    assert not is_out(world.rival, world.using, world.name)
-    assert not is_out(world.rival, world.using, world.name + "-sync")
+    in_thread(work)
+    assert not world.is_out()
+    assert not world.is_out("-sync")
 
 
 @pytest.mark.parametrize("face", ["sync", "async"])
-def test_r11_transaction_on_the_event_loop(one_world: World, face: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r11_transaction_on_the_event_loop(postgres: World, face: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a notebook: DJANGO_ALLOW_ASYNC_UNSAFE lets the ORM run on the thread of the loop."""
     monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
-    world = one_world
+    world = postgres
 
     async def cell() -> None:
         try:
@@ -187,19 +155,9 @@ def test_r11_transaction_on_the_event_loop(one_world: World, face: str, monkeypa
         finally:
             connections.close_all()
 
-    run_in_thread(lambda: asyncio.run(cell()))
+    in_thread(lambda: asyncio.run(cell()))
     world.check_rival_came_in(1)
-    world.check_returned_once(transaction_scope=face == "sync" and world.using == "postgres")
-
-
-def test_r11_transaction_of_the_waiting_thread_that_ends_meanwhile(one_world: World) -> None:
-    """A task saw it open, and binds its lock a moment after the thread has ended it: kept for nothing, and not kept."""
-    world = one_world
-    lease = world.lock().acquire()
-    bind(lease._hold, [world.connection])
-    assert not lease.held
-    assert not is_out(world.rival, world.using, world.name)
-    world.check_connection_is_clean()
+    world.check_returned_once()
 
 
 def test_r11_names_inside_asgiref_that_are_read() -> None:
@@ -224,6 +182,6 @@ def test_r11_names_inside_asgiref_that_are_read() -> None:
     def work() -> None:
         assert async_to_sync(look)() == [threading.current_thread(), False]
 
-    run_in_thread(work)
+    in_thread(work)
     over = asyncio.Event()
-    assert run_in_thread(lambda: asyncio.run(main()))[1] is True, "nobody waits for that task any more"
+    assert in_thread(lambda: asyncio.run(main()))[1] is True, "nobody waits for that task any more"
