@@ -211,7 +211,7 @@ def test_r7_an_interrupt_leaves_no_result_behind(background: Background) -> None
         taken.clear()
         eventually(lambda: not opened, "a result is left behind")
 
-    assert interrupted_everywhere(lambda: run(connected()), clean, module, flow, parking) > 20
+    assert interrupted_everywhere(lambda: run(connected()), clean, module, flow, parking) > 10
 
 
 def test_a_call_that_failed_is_not_kept_alive_by_its_error(background: Background) -> None:

@@ -12,15 +12,12 @@ import pytest
 
 from django_distlock import advisory_lock
 from tests.faults.history import History, Hold, Journal
-from tests.support.processes import Child
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.support.child import Link
-
-THREADS, SECONDS = 4, 20.0
+THREADS, SECONDS = 4, 25.0
 # In the section, so that somebody is inside for most of the time.
 PAUSE = 0.0005
 # A lock that is broken now and then lets in one in so many.
@@ -156,18 +153,15 @@ def work(kind: Callable[[Journal, str], None], path: Path, name: str, seconds: f
     return History.read(path)
 
 
+@pytest.mark.tier2
 def test_a_sound_lock_has_no_fault(name: str, tmp_path: Path) -> None:
-    holds: list[Hold] = []
-    for number in range(20):  # a busy machine gets through few sections at a time
-        history = work(sound, tmp_path / f"journal{number}", name, 0.5)
-        assert history.check() == []
-        holds += history.holds
-        if len(holds) > 100:
-            break
-    assert len(holds) > 100
-    assert all(hold.why == "release" and hold.released is not None for hold in holds)
+    history = work(sound, tmp_path / "journal", name, 1)
+    assert history.check() == []
+    assert len(history.holds) > 10
+    assert all(hold.why == "release" and hold.released is not None for hold in history.holds)
 
 
+@pytest.mark.tier2
 @pytest.mark.parametrize(
     ("kind", "fault"),
     [(always_grants, "overlap"), (grants_twice, "overlap"), (forgets_its_fence, "fence")],
@@ -175,22 +169,4 @@ def test_a_sound_lock_has_no_fault(name: str, tmp_path: Path) -> None:
 )
 def test_broken_locks_are_found_out(kind: Callable[..., None], fault: str, name: str, tmp_path: Path) -> None:
     history = work(kind, tmp_path / "journal", name, SECONDS)
-    found = history.check()
-    print(f"{len(found)} faults in {len(history.holds)} holdings")
-    assert fault in {one.kind for one in found}
-
-
-def write_and_wait(link: Link, path: str) -> None:
-    Journal(path).granted("a", time.monotonic())
-    link.say("written")
-    link.hear()
-
-
-def test_one_that_is_killed_leaves_what_it_saw(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    with Child(write_and_wait, str(path)) as child:
-        assert child.hear() == "written"
-        when = time.monotonic()
-        child.kill()
-    (hold,) = History.read(path, killed={child.pid: when}).holds
-    assert (hold.pid, hold.end, hold.why) == (child.pid, when, "SIGKILL")
+    assert fault in {one.kind for one in history.check()}
