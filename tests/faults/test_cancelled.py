@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import connections
 
-from django_distlock import Leader, advisory_lock
+from django_distlock import advisory_lock
 from django_distlock.manager.keepalive import keepalive
 from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
@@ -163,14 +163,3 @@ def test_r16_nothing_is_acquired_that_nobody_looks_after(name: str, ttl: float |
     with lock as lease:
         assert keepalive.running
         lease.ensure_held()
-
-
-def test_a_candidate_may_stand_again(name: str, no_thread: Any) -> None:
-    leader = Leader(name, using="memory")
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="start new thread"):
-            leader.start()
-    leader.stop()
-    no_thread.undo()
-    with leader:
-        assert leader.elected(20) is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -109,34 +108,3 @@ def test_r7_no_timeout_leaves_the_lock_held(databases: None, name: str) -> None:
     assert left_held == 0, f"{left_held} of {timeouts} timeouts left the lock held"
     assert timeouts >= ENOUGH, "too few timeouts to show anything"
     assert unanswered < timeouts / 2, "each of them took longer than half a second"
-
-
-def naive(counts: list[int], end: float) -> None:
-    with connect() as connection:
-        connection.execute("SET lock_timeout = 1")
-        while time.monotonic() < end:
-            try:
-                connection.execute("SELECT pg_advisory_lock(4711)")
-            except psycopg.errors.LockNotAvailable:
-                counts[0] += 1
-                freed = connection.execute("SELECT pg_advisory_unlock(4711)").fetchone()
-                counts[1] += bool(freed and freed[0])
-            else:
-                connection.execute("SELECT pg_advisory_unlock(4711)")
-
-
-@pytest.mark.usefixtures("databases")
-def test_the_fault_exists_without_our_care() -> None:
-    """The same race on a bare driver, repeated until it shows, at most five times."""
-    counts = [0, 0]
-    for _ in range(5):
-        end = time.monotonic() + NAIVE_SECONDS
-        threads = [threading.Thread(target=naive, args=(counts, end)) for _ in range(CLIENTS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if counts[1]:
-            break
-    print(f"bare driver: {counts[0]} timeouts, {counts[1]} kept the lock")
-    assert counts[1] > 0, f"none of {counts[0]} timeouts kept the lock"

@@ -41,6 +41,11 @@ pytestmark = [
 CORE = (acquire, lock_table_module, lease, lock, lockset, open_transactions, release, transactions, flow, memory)
 
 
+def slow(value: str) -> Any:
+    """On databases a session is ended after two seconds."""
+    return pytest.param(value, marks=pytest.mark.tier2)
+
+
 class TimeLimit(Exception):
     """That of a task, raised by a signal handler."""
 
@@ -151,7 +156,7 @@ def interrupt(call: Callable[[], Any], when: Callable[[], object]) -> None:
         sent.result()
 
 
-@pytest.mark.parametrize("gate", ["request", "reply", "release"])
+@pytest.mark.parametrize("gate", [slow("request"), "reply", slow("release")])
 @pytest.mark.parametrize("using", ["postgres", "mysql", "leasetable_postgres", "redis", "zookeeper"])
 def test_r7_an_interrupt_within_the_engine_loses_no_grant(using: str, gate: str, name: str, proxied: Proxied) -> None:
     """Before the server has the request, before we have its answer, and before the answer to a release. Others get in

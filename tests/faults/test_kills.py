@@ -76,19 +76,6 @@ def test_r4_a_waiter_that_was_killed_is_passed_over(using: str, name: str) -> No
         waiting[1].say()
 
 
-@each_engine
-def test_a_stopped_holder_keeps_its_lock(using: str, name: str) -> None:
-    """SIGSTOP is not death: the session lives on, and nobody else gets in."""
-    with Child(hold, using, name) as holder:
-        assert holder.hear() == "held"
-        holder.signal(signal.SIGSTOP)
-        assert advisory_lock(name, using=using).try_acquire(timeout=1) is None
-        holder.signal(signal.SIGCONT)
-        holder.say()
-        assert holder.hear() == "released"
-    advisory_lock(name, using=using).acquire(timeout=10).release()
-
-
 def hold_and_start_a_program(link: Any, using: str, name: str) -> None:
     """In a child: start a program that inherits all that can be inherited, then hold for ever."""
     lease = advisory_lock(name, using=using).acquire()

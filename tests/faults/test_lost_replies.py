@@ -29,7 +29,12 @@ each_engine = pytest.mark.parametrize("using", SESSION_LOCKS)
 each_ending = pytest.mark.parametrize("cut", [True, False], ids=["cut", "silent"])
 # a lease of a task lives on after the task and its loop
 each_way = pytest.mark.parametrize(
-    ("cut", "in_task"), [(True, False), (False, False), (False, True)], ids=["cut", "silent", "silent-task"]
+    ("cut", "in_task"),
+    [
+        pytest.param(True, False, id="cut"),
+        pytest.param(False, False, id="silent", marks=pytest.mark.tier2),
+        pytest.param(False, True, id="silent-task", marks=pytest.mark.tier2),
+    ],
 )
 TIMEOUT = 0.5
 MOST_REQUESTS = 40

@@ -63,7 +63,9 @@ def works_again(using: str, name: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("connected", [True, False], ids=["connected", "connecting"])
+@pytest.mark.parametrize(
+    "connected", [True, pytest.param(False, marks=pytest.mark.tier2)], ids=["connected", "connecting"]
+)
 @each_engine
 def test_r5_a_silent_server(using: str, connected: bool, name: str, proxied: Proxied) -> None:
     """Callers are told, and get their locks when it answers again."""
@@ -306,21 +308,6 @@ def test_r5_a_name_server_that_hangs(name: str, settings: Any, monkeypatch: pyte
         with advisory_lock(name, using="named", timeout=10) as lease:
             lease.ensure_held()
         registry.close()
-
-
-def test_hosts(name: str, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several of them, one that is not known, and one that Python refuses to look up at all."""
-    with named(settings, HOST="127.0.0.1,127.0.0.1"):
-        advisory_lock(name, using="named").acquire(timeout=10).release()
-    with named(settings, HOST="two..dots"), pytest.raises(BackendUnavailable, match="label"):
-        advisory_lock(name, using="named").acquire(timeout=10)
-
-    def unknown(*args: Any, **kwargs: Any) -> Any:
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-
-    monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    with named(settings, HOST="nowhere"), pytest.raises(BackendUnavailable, match="Name or service not known"):
-        advisory_lock(name, using="named").acquire(timeout=10)
 
 
 @contextmanager

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from asgiref.sync import AsyncToSync, async_to_sync, sync_to_async
+from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connections, transaction
 
 from tests.transactions import rows
@@ -158,30 +157,3 @@ def test_r11_transaction_on_the_event_loop(postgres: World, face: str, monkeypat
     in_thread(lambda: asyncio.run(cell()))
     world.check_rival_came_in(1)
     world.check_returned_once()
-
-
-def test_r11_names_inside_asgiref_that_are_read() -> None:
-    """From the oldest asgiref that Django allows to the newest: how a task finds the thread that waits for it."""
-
-    async def look() -> list[object]:
-        executor = AsyncToSync.executors.current  # type: ignore[attr-defined]
-        return [executor._work_thread, executor._broken]
-
-    async def outlive() -> asyncio.Task[list[object]]:
-        return asyncio.create_task(later())
-
-    async def later() -> list[object]:
-        await over.wait()
-        return await look()
-
-    async def main() -> list[object]:
-        task = await sync_to_async(async_to_sync(outlive))()
-        over.set()
-        return await task
-
-    def work() -> None:
-        assert async_to_sync(look)() == [threading.current_thread(), False]
-
-    in_thread(work)
-    over = asyncio.Event()
-    assert in_thread(lambda: asyncio.run(main()))[1] is True, "nobody waits for that task any more"

@@ -17,7 +17,7 @@ from tests.backends.statements import counted
 from tests.conftest import eventually
 from tests.transactions import rows
 from tests.transactions.ways import Boom
-from tests.transactions.world import METHODS, check_connections_are_clean, execute, swallow
+from tests.transactions.world import check_connections_are_clean, execute, swallow
 
 if TYPE_CHECKING:
     from tests.transactions.world import World
@@ -230,29 +230,6 @@ def test_r11_failed_deferred_release_logs_and_signals_and_does_not_raise(
         backend.release(grant)
 
 
-def test_r11_interrupted_deferred_release_does_not_keep_the_other_locks(lease_world: World) -> None:
-    """Ctrl-C exactly while the first of two locks is given back after the commit: the keepalive thread does that."""
-    world = lease_world
-    backend = registry.entry(world.using).backend
-    first, second = world.lock().acquire(), world.lock("-2").acquire()
-    real, calls = backend.release_fast, []
-
-    def interrupted(grant: Any) -> bool:
-        calls.append(grant)
-        if len(calls) == 1:
-            raise KeyboardInterrupt
-        return real(grant)
-
-    with mock.patch.object(backend, "release_fast", interrupted), swallow(KeyboardInterrupt):
-        with transaction.atomic(world.alias):
-            first.release()
-            second.release()
-        raise AssertionError("not interrupted")
-    assert not world.is_out("-2")
-    eventually(lambda: not world.is_out(), "the interrupted release is not finished")
-    check_connections_are_clean()
-
-
 @pytest.mark.tier2
 def test_r11_renewal_goes_on_until_the_transaction_has_ended(lease_world: World) -> None:
     world = lease_world
@@ -279,38 +256,6 @@ def test_r8_shared_and_then_exclusive_in_one_transaction(lease_world: World, nam
 
 
 # methods of the connection are wrapped while a lock is kept
-
-
-def test_r11_somebody_elses_wrapper_survives(lease_world: World) -> None:
-    """Others put attributes on a connection too, test suites and tracing tools; before ours, or around ours."""
-    for number, method in enumerate(METHODS, 1):
-        survives(lease_world, method)
-        lease_world.connection.close()
-        assert lease_world.written() == number
-
-
-def survives(world: World, method: str) -> None:
-    connection = world.connection
-    connection.ensure_connection()
-    with mock.patch.object(connection, method, wraps=getattr(connection, method)) as patched:
-        with transaction.atomic(world.alias), world.lock():
-            world.write()
-        assert connection.__dict__.get(method) is patched, "the wrapper of somebody else is gone"
-        assert not world.is_out()
-        if method in ("commit", "set_autocommit"):
-            assert patched.called, "the wrapper of somebody else was passed by"
-    with transaction.atomic(world.alias):
-        with world.lock():
-            pass
-        patch = mock.patch.object(connection, method, wraps=getattr(connection, method))
-        patch.start()
-        assert world.is_out()
-    assert not world.is_out()
-    patch.stop()
-    for _ in range(2):
-        with transaction.atomic(world.alias), world.lock():
-            assert world.is_out()
-        assert not world.is_out()
 
 
 def test_r11_refused_call_ends_nothing(lease_world: World) -> None:

@@ -11,7 +11,6 @@ from asgiref.sync import async_to_sync
 from django.db import close_old_connections, connections, transaction
 
 from django_distlock import UnsupportedOperation
-from django_distlock.manager.registry import registry
 from tests.transactions.reconnecting import options
 
 if TYPE_CHECKING:
@@ -42,26 +41,6 @@ def behind(use: Any, make_world: Any) -> World:
     world: World = make_world("postgres", "pgbouncer")
     world.scoped = True
     return world
-
-
-def test_fault_session_locks_behind_a_transaction_pooler_exclude_nobody(behind: World) -> None:
-    """Two clients, one server session: both get the lock."""
-    first, second = (connections["pgbouncer"].copy() for _ in range(2))
-    got, pids = [], set()
-    try:
-        for connection in (first, second):
-            with connection.cursor() as cursor:
-                cursor.execute("SELECT pg_try_advisory_lock(4711), pg_backend_pid()")
-                granted, pid = cursor.fetchone()
-                got.append(granted)
-                pids.add(pid)
-        assert got == [True, True]
-        assert len(pids) == 1
-    finally:
-        with connections["postgres"].cursor() as cursor:
-            cursor.execute("SELECT pg_terminate_backend(pid) FROM unnest(%s) AS pid", [list(pids)])
-        for connection in (first, second):
-            connection.close()
 
 
 def test_r11_transaction_scope_works_behind_a_transaction_pooler(behind: World) -> None:
@@ -163,11 +142,3 @@ def test_r11_pool_of_one_gives_the_lock_back_with_the_transaction(pool_of_one: N
     postgres.check_returned_once()
     connections["postgres"].close()
     assert postgres.written() == 1
-
-
-def test_pool_is_not_used_for_lock_sessions(pool_of_one: None, postgres: World) -> None:
-    """The one connection of the pool is taken by this thread; the lock needs none of it."""
-    assert postgres.written() == 0
-    with postgres.lock() as lease:
-        lease.ensure_held()
-        assert registry.entry("postgres").backend.sessions.all()  # type: ignore[attr-defined]

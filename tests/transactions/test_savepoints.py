@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.db import connections, transaction
 
-from django_distlock import LockLost, signals
-from tests.transactions import rows
+from django_distlock import LockLost
 from tests.transactions.conftest import KINDS
 from tests.transactions.ways import Boom
 from tests.transactions.world import check_connections_are_clean, execute, swallow
@@ -116,20 +114,6 @@ def test_r15_only_what_was_taken_after_the_savepoint_is_lost(postgres: World) ->
     assert not postgres.is_out("-0")
 
 
-def test_r15_shared_and_exclusive_after_the_savepoint(postgres: World) -> None:
-    readers = postgres.lock(shared=True)
-    with transaction.atomic("postgres"):
-        with swallow(Boom), transaction.atomic("postgres"):
-            shared = readers.acquire()
-            raise Boom
-        assert shared.lost
-        with postgres.lock() as lease:
-            assert lease.held
-        with swallow(Boom), transaction.atomic("postgres"), readers:
-            raise Boom
-        assert postgres.is_out()
-
-
 def test_r15_lock_from_outside_survives_a_savepoint(world: World) -> None:
     with world.lock() as lease:
         with transaction.atomic(world.alias), swallow(Boom), transaction.atomic(world.alias), world.lock():
@@ -182,19 +166,3 @@ def test_r15_statements_of_a_block_that_is_wrapped(postgres: World, caplog: Any)
         assert lease.lost
     assert "SELECT 1" not in seen
     check_connections_are_clean()
-
-
-def test_r15_receiver_of_the_loss_may_use_the_database(postgres: World) -> None:
-    def receiver(name: str, **facts: Any) -> None:
-        rows.write("postgres", name + "-lost")
-
-    signals.lock_lost.connect(receiver)
-    try:
-        with transaction.atomic("postgres"), swallow(Boom), transaction.atomic("postgres"):
-            lease = postgres.lock().acquire()
-            raise Boom
-    finally:
-        signals.lock_lost.disconnect(receiver)
-    with contextlib.suppress(LockLost):
-        lease.release()
-    assert rows.count("postgres", postgres.name + "-lost") == 1
