@@ -169,8 +169,8 @@ class Proxy:
     def _hold_next(self, pair: Pair) -> None:
         """A request begins: is it, or its reply, to be held?"""
         for what, held in list(self._holding.items()):
-            held.nth -= 1
-            if held.nth == 0:
+            held.nth -= not pair.asking
+            if held.nth == 0 or (held.nth == 1 and pair.asking):  # a request behind another one is a next one, too
                 pair.held[what] = self._holding.pop(what)
 
     def detain(self, nth: int) -> None:
@@ -250,11 +250,11 @@ class Proxy:
         data = self._read(pair, pair.client)
         if not data:
             return
+        self._hold_next(pair)
         if not pair.asking:
             pair.asking = True
             pair.requests += 1
             self.requests += 1
-            self._hold_next(pair)
             if self._swallow_in is not None:
                 self._swallow_in -= 1
                 if self._swallow_in == 0:

@@ -26,13 +26,11 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("databases")
 each_engine = pytest.mark.parametrize("using", SESSION_LOCKS)
-each_ending = pytest.mark.parametrize("cut", [True, False], ids=["cut", "silent"])
 # a lease of a task lives on after the task and its loop
 each_way = pytest.mark.parametrize(
     ("cut", "in_task"),
     [
         pytest.param(True, False, id="cut"),
-        pytest.param(False, False, id="silent", marks=pytest.mark.tier2),
         pytest.param(False, True, id="silent-task", marks=pytest.mark.tier2),
     ],
 )
@@ -101,8 +99,7 @@ def hold_each(link: Any, using: str, *names: str) -> None:
 
 
 @pytest.mark.tier2
-@each_ending
-@each_engine
+@pytest.mark.parametrize(("using", "cut"), [("postgres", False), ("mysql", True)])
 def test_r7_each_reply_of_a_wait(using: str, cut: bool, name: str, proxied: Proxied) -> None:
     """The lock becomes free while we wait; the server grants it to us, and we do not hear of it."""
     names = [f"{name}{number}" for number in range(1, 4)]

@@ -29,8 +29,11 @@ WORLDS = {
 
 
 @pytest.fixture(autouse=True)
-def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers may take their time, also behind the deadline of a wait on the caller's own connection."""
+def unhurried(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers may take their time, also behind the deadline of a wait on the caller's own connection. Except in tests
+    of just that."""
+    if request.node.get_closest_marker("alone") is not None or "proxy" in request.fixturenames:
+        return
     give_time(monkeypatch.setattr)
     monkeypatch.setattr(statements, "SILENT", PATIENCE)
 

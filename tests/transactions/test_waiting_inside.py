@@ -13,6 +13,7 @@ from psycopg.pq import TransactionStatus
 
 from django_distlock import BackendUnavailable, DeadlockDetected, LockNotAcquired, LockTimeout, advisory_lock
 from django_distlock.backends.postgres import statements
+from django_distlock.manager.registry import registry
 from tests.conftest import eventually
 from tests.faults.proxy import Proxy
 from tests.faults.server import key_of
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tests.transactions.world import World
-
-SILENT = statements.SILENT  # as it is, see tests/transactions/conftest.py
 
 
 def ask(sql: str) -> Any:
@@ -212,9 +211,8 @@ def test_r7_interrupted_wait_leaves_the_transaction_usable(postgres: World, busy
 
 
 @pytest.fixture
-def proxy(databases: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """Before the connection of this thread; and the time of the server is as it is."""
-    monkeypatch.setattr(statements, "SILENT", SILENT)
+def proxy(databases: None) -> Iterator[Proxy]:
+    """Before the connection of this thread."""
     settings = connections["postgres"].settings_dict
     with Proxy(settings["HOST"], int(settings["PORT"])) as proxy, address("postgres", "127.0.0.1", proxy.port):
         yield proxy
@@ -237,6 +235,7 @@ def test_r5_server_that_hangs_ends_the_callers_connection(
                 # atomic() connects again; were the wait itself cut off, that would be the request that is swallowed
                 proxy.heal()
 
+    registry.entry("postgres").backend.close()  # nothing is known of the name: it is tried before it is waited for
     with pytest.raises(BackendUnavailable, match=r"did not answer in time.*transaction rolled back"):
         work()
     assert postgres.written() == 0
@@ -259,6 +258,7 @@ def test_r5_server_that_is_late_on_the_way_back_keeps_the_transaction(
     with transaction.atomic("postgres"):
         postgres.write()
         advisory_lock(f"{busy} free", using="postgres").acquire()  # the next one takes the short way
+        registry.entry("postgres").backend.close()  # nothing is known of the name: it is tried before it is waited for
         proxy.on_request = late
         with pytest.raises(LockTimeout):
             advisory_lock(busy, using="postgres").acquire(timeout=0.3)
@@ -269,10 +269,9 @@ def test_r5_server_that_is_late_on_the_way_back_keeps_the_transaction(
 
 @pytest.mark.alone
 def test_r5_wait_is_over_in_time_and_a_busy_process_does_not_cost_the_user_his_transaction(
-    postgres: World, busy: str, monkeypatch: pytest.MonkeyPatch
+    postgres: World, busy: str
 ) -> None:
     """Threads of this process fight for the interpreter while waits run out: late they may be, the connection stays."""
-    monkeypatch.setattr(statements, "SILENT", SILENT)
     stop = threading.Event()
     took = []
 
