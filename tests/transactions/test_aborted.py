@@ -99,19 +99,6 @@ def test_r14_lock_from_before_the_savepoint_is_held_again_after_its_rollback(pos
     assert not postgres.is_out()
 
 
-def test_r14_lease_from_outside_is_released_inside_an_aborted_transaction(world: World) -> None:
-    lease = world.lock().acquire()
-    with transaction.atomic(world.alias):
-        world.write()
-        with swallow(DatabaseError):
-            break_transaction(world)
-        lease.release()
-        world.still_inside()
-        transaction.set_rollback(True, using=world.alias)
-    world.check_rival_came_in(0)
-    world.check_returned_once()
-
-
 def test_r14_acquire_in_an_aborted_transaction(postgres: World) -> None:
     """PostgreSQL refuses the statement: an error of this library with the driver's as its cause, and nothing held."""
     with transaction.atomic("postgres"):
@@ -123,23 +110,6 @@ def test_r14_acquire_in_an_aborted_transaction(postgres: World) -> None:
             assert isinstance(caught.value.__cause__, InternalError)
         transaction.set_rollback(True, using="postgres")
     assert not postgres.is_out()
-    check_connections_are_clean()
-
-
-def test_r14_acquire_after_an_error_that_django_noticed(world: World) -> None:
-    """``needs_rollback``: Django itself refuses every query; locks that need none may still be taken."""
-    with transaction.atomic(world.alias):
-        with swallow(Boom), transaction.atomic(world.alias, savepoint=False):
-            raise Boom
-        if world.scoped:
-            with pytest.raises(BackendUnavailable) as caught:
-                world.lock().acquire()
-            assert isinstance(caught.value.__cause__, transaction.TransactionManagementError)
-        else:
-            with world.lock() as lease:
-                assert lease.held
-            assert world.is_out()
-    assert not world.is_out()
     check_connections_are_clean()
 
 

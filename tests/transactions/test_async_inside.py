@@ -68,20 +68,6 @@ def test_r11_async_lock_before_does_not_hide_a_later_transaction(postgres: World
     world.check_returned_once()
 
 
-def test_r11_lease_from_outside_released_by_async_code_inside(world: World) -> None:
-    def work() -> None:
-        lease = world.lock().acquire()
-        with transaction.atomic(world.alias):
-            world.write()
-            async_to_sync(lease.arelease)()
-            world.still_inside()
-        world.ended()
-
-    in_thread(work)
-    world.check_rival_came_in(1)
-    world.check_returned_once()
-
-
 @pytest.mark.parametrize("thread_sensitive", [True, False, None])
 def test_r11_kept_lock_is_entered_again_from_async_code(postgres: World, thread_sensitive: bool | None) -> None:
     """The same context asks again, by another thread that cannot use the connection of the first (None: by a task)."""
@@ -113,25 +99,6 @@ def test_r11_kept_lock_is_entered_again_from_async_code(postgres: World, thread_
     in_thread(work)
     world.check_rival_came_in(1)
     world.check_returned_once()
-
-
-def test_r11_event_loop_inside_a_transaction_of_its_thread(postgres: World) -> None:
-    """``asyncio.run`` inside ``atomic()``: async code has no part in that transaction, and nothing stays held."""
-    world = postgres
-
-    async def locked() -> None:
-        async with world.lock():
-            assert world.is_out()
-
-    def work() -> None:
-        with transaction.atomic(world.alias):
-            world.written()
-            with world.lock("-sync"):
-                asyncio.run(locked())
-
-    in_thread(work)
-    assert not world.is_out()
-    assert not world.is_out("-sync")
 
 
 @pytest.mark.parametrize("face", ["sync", "async"])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
-from django.db import DatabaseError, connections, transaction
+from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_distlock import DeadlockDetected, LockNotHeld, advisory_lock, lock_all, semaphore, signals
@@ -253,27 +253,6 @@ def test_r8_shared_and_then_exclusive_in_one_transaction(lease_world: World, nam
             pass
     with advisory_lock(name, using="memory"):
         pass
-
-
-# methods of the connection are wrapped while a lock is kept
-
-
-def test_r11_refused_call_ends_nothing(lease_world: World) -> None:
-    """Django refuses it to another thread, or inside ``atomic()``, and the transaction goes on."""
-    world = lease_world
-    connection = world.connection
-    with transaction.atomic(world.alias):
-        with world.lock():
-            world.write()
-        for method in ("commit", "rollback", "close"):
-            with swallow(DatabaseError):
-                in_thread(getattr(connection, method))
-        for call in (connection.commit, connection.rollback, lambda: connection.set_autocommit(True)):
-            with swallow(transaction.TransactionManagementError):
-                call()
-        world.still_inside()
-    world.check_rival_came_in(1)
-    world.check_returned_once()
 
 
 def test_r11_lock_taken_after_the_connection_was_closed_in_its_block(world: World) -> None:

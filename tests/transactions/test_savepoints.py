@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -145,24 +144,4 @@ def test_r15_end_of_the_transaction_by_sql(postgres: World, sql: str) -> None:
         assert lease.lost
         assert postgres.heard == ["acquired", "lost (transaction)"]
         assert not postgres.is_out()
-    check_connections_are_clean()
-
-
-def test_r15_statements_of_a_block_that_is_wrapped(postgres: World, caplog: Any) -> None:
-    """``execute_wrapper`` takes the last wrapper away at its end, which must be its own."""
-    seen: list[str] = []
-
-    def note(execute: Any, sql: str, *args: Any) -> Any:
-        seen.append(sql)
-        return execute(sql, *args)
-
-    with caplog.at_level(logging.WARNING), transaction.atomic("postgres"):
-        with connections["postgres"].execute_wrapper(note):
-            execute("postgres", "SAVEPOINT by_hand")
-            lease = postgres.lock().acquire()
-        assert lease.held
-        execute("postgres", "SELECT 1")
-        execute("postgres", "ROLLBACK TO by_hand")
-        assert lease.lost
-    assert "SELECT 1" not in seen
     check_connections_are_clean()
