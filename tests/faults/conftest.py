@@ -10,8 +10,10 @@ import pytest
 from django.db import connections
 
 from tests.faults.proxy import Proxy
+from tests.support import services
 
 DATABASES = {"postgres": "postgres", "mysql": "mariadb"}  # lock alias -> database alias
+SERVERS = {"redis": "redis1", "zookeeper": "zookeeper"}  # lock alias -> server
 BACKENDS = {
     "postgres": "django_distlock.backends.postgres.AdvisoryBackend",
     "mysql": "django_distlock.backends.mysql.NamedLockBackend",
@@ -36,12 +38,27 @@ def database_alias(alias: str, original: str, **changes: Any) -> Iterator[str]:
 Proxied = Callable[[str], Proxy]
 
 
+def elsewhere(using: str, port: int, original: dict[str, Any]) -> dict[str, Any]:
+    """The settings of an alias without a database, whose server is found at another port."""
+    if using == "redis":
+        url = f"redis://:{services.load()['redis1']['password']}@127.0.0.1:{port}/0"
+        return {"BACKEND": original["BACKEND"], "OPTIONS": {"url": url}}
+    options = {"hosts": f"127.0.0.1:{port}", "session_timeout": 10}
+    return {**original, "OPTIONS": {**original["OPTIONS"], **options}}
+
+
 @pytest.fixture
 def proxied(databases: None, settings: Any) -> Iterator[Proxied]:
     """``proxied("postgres")`` puts a proxy between this process and the server of that lock alias."""
     with ExitStack() as stack:
 
         def put(using: str) -> Proxy:
+            if using in SERVERS:
+                server = services.load()[SERVERS[using]]
+                proxy = stack.enter_context(Proxy(server["host"], int(server["port"])))
+                alias = elsewhere(using, proxy.port, settings.DISTLOCK[using])
+                settings.DISTLOCK = {**settings.DISTLOCK, using: alias}
+                return proxy
             database = str(settings.DISTLOCK[using]["OPTIONS"]["database"])
             server = connections.settings[database]
             proxy = stack.enter_context(Proxy(server["HOST"], int(server["PORT"])))

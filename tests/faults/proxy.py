@@ -1,9 +1,12 @@
-"""A TCP proxy in front of a database server, for the faults that a network has: it counts round trips, and can delay,
-swallow replies, fall silent with the connections open, or cut them.
+"""A TCP proxy in front of a database server, for the faults that a network has: it counts round trips, and can hold up
+or swallow what passes, fall silent with the connections open, or cut them.
 
     with Proxy(host, port) as proxy:
         proxy.blackhole()      # from here on nothing passes; packets are still acknowledged, connects still accepted
         proxy.swallow(3)       # the third request from here on reaches the server, its reply and all after it do not
+        held = proxy.hold("reply")    # a gate: the next request reaches the server, its reply stays here
+        held.wait()                   # until it is here
+        held.pass_on()                # or held.drop(), or held.cut()
 
 A *request* is what a client sends at one go after the server's last reply: one round trip.
 """
@@ -16,12 +19,54 @@ import socket
 import struct
 import threading
 import time
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+Direction: TypeAlias = Literal["request", "reply"]
+
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER with no time: close() sends RST
+PATIENCE = 25.0  # seconds
+
+
+class Held:
+    """A request, or the reply to one, that stays in the proxy, and with it all that follows on its connection in that
+    direction."""
+
+    def __init__(self, proxy: Proxy, nth: int) -> None:
+        self._proxy = proxy
+        self.nth = nth  # requests until then
+        self.data = b""
+        self._pair: Pair | None = None
+        self._arrived = threading.Event()
+        self._dropped = False
+
+    def wait(self) -> None:
+        """Until it is here."""
+        assert self._arrived.wait(PATIENCE), "nothing came to be held"
+
+    def pass_on(self) -> None:
+        """Let it go on; what follows passes."""
+        with self._proxy._guard:
+            self._proxy._let_go(self, self._pair)
+
+    def drop(self) -> None:
+        """Lose it, and what follows on its connection, which stays open."""
+        with self._proxy._guard:
+            self._dropped, self.data = True, b""
+
+    def cut(self) -> None:
+        """Lose it, and close its connection at the client's side."""
+        self.drop()
+        with self._proxy._guard:
+            if self._pair is not None:
+                self._proxy._close_client(self._pair)
+
+    def take(self, pair: Pair, data: bytes) -> None:
+        self._pair = pair
+        self.data += b"" if self._dropped else data
+        self._arrived.set()
 
 
 class Pair:
@@ -35,6 +80,7 @@ class Pair:
         self.asking = False  # the last thing that passed came from the client
         self.requests = 0
         self.detained: bytes | None = None  # what does not get to the server
+        self.held: dict[Direction, Held] = {}
 
 
 class Proxy:
@@ -57,6 +103,7 @@ class Proxy:
         self._then_cut = False
         self._passing = 0
         self._detain_in: int | None = None
+        self._holding: dict[Direction, Held] = {}
         self._rewritten: list[tuple[bytes, bytes]] = []
         self.on_request: Callable[[int], None] = lambda number: None
         self.requests = 0
@@ -102,6 +149,29 @@ class Proxy:
             self._swallow_in = nth
             self._then_cut = cut
             self._passing = passing
+
+    def hold(self, what: Direction, nth: int = 1) -> Held:
+        """Hold up the ``nth`` request from here on, or the reply to it. One gate of each kind at a time."""
+        with self._guard:
+            self._holding[what] = held = Held(self, nth)
+        return held
+
+    def _let_go(self, held: Held, pair: Pair | None) -> None:
+        self._holding = {what: each for what, each in self._holding.items() if each is not held}
+        if pair is None:
+            return
+        for what, end in (("request", pair.server), ("reply", pair.client)):
+            if pair.held.get(what) is held:  # type: ignore[call-overload]
+                del pair.held[what]  # type: ignore[arg-type]
+                pair.asking = what == "request"
+                self._write(pair, end, held.data)
+
+    def _hold_next(self, pair: Pair) -> None:
+        """A request begins: is it, or its reply, to be held?"""
+        for what, held in list(self._holding.items()):
+            held.nth -= not pair.asking
+            if held.nth == 0 or (held.nth == 1 and pair.asking):  # a request behind another one is a next one, too
+                pair.held[what] = self._holding.pop(what)
 
     def detain(self, nth: int) -> None:
         """The ``nth`` request from here on, and all after it on its connection, are held up until :meth:`deliver`, even
@@ -180,6 +250,7 @@ class Proxy:
         data = self._read(pair, pair.client)
         if not data:
             return
+        self._hold_next(pair)
         if not pair.asking:
             pair.asking = True
             pair.requests += 1
@@ -197,6 +268,9 @@ class Proxy:
                     self._detain_in = None
                     pair.detained = data
                     return
+        if "request" in pair.held:
+            pair.held["request"].take(pair, data)
+            return
         self._write(pair, pair.server, data)
 
     def _detain(self, pair: Pair) -> None:
@@ -211,6 +285,9 @@ class Proxy:
     def _to_client(self, pair: Pair) -> None:
         data = self._read(pair, pair.server)
         if not data:
+            return
+        if "reply" in pair.held:
+            pair.held["reply"].take(pair, data)
             return
         pair.asking = False
         if not pair.silent:

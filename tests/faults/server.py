@@ -91,11 +91,6 @@ def waiters(using: str, name: str) -> list[int]:
     return [hold.session for hold in holds(using, name) if not hold.granted]
 
 
-def advisory_locks_of(session: int) -> int:
-    """How many advisory locks a PostgreSQL session holds or waits for."""
-    return int(ask("postgres", "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = %s", session)[0][0])
-
-
 def noted(using: str, name: str) -> list[tuple[Any, ...]]:
     """What is written down for other processes: name, other name, session, holder."""
     key = registry.entry(using).backend.listed_as(key_of(using, name))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,44 +16,38 @@ from django.db import connections
 
 from django_distlock import BackendUnavailable, DistlockError, LockLost, LockNotAcquired, advisory_lock
 from django_distlock.manager.registry import registry
-from tests.conftest import eventually
+from tests.conftest import connect, eventually
 from tests.faults.server import SESSION_LOCKS, holders, session_of, waiters
 from tests.support.processes import Child
-from tests.support.timing import within
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.faults.conftest import Proxied
     from tests.faults.proxy import Proxy
 
-pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.tier2]
+pytestmark = pytest.mark.usefixtures("databases")
 each_engine = pytest.mark.parametrize("using", SESSION_LOCKS)
-each_ending = pytest.mark.parametrize("cut", [True, False], ids=["cut", "silent"])
-
+# a lease of a task lives on after the task and its loop
+each_way = pytest.mark.parametrize(
+    ("cut", "in_task"),
+    [
+        pytest.param(True, False, id="cut"),
+        pytest.param(False, True, id="silent-task", marks=pytest.mark.tier2),
+    ],
+)
 TIMEOUT = 0.5
-IDLE = 5.0
 MOST_REQUESTS = 40
 
 
-def acquire(name: str, using: str) -> Any:
-    return advisory_lock(name, using=using).try_acquire(timeout=TIMEOUT)
-
-
-def acquire_in_task(name: str, using: str) -> Any:
-    """The lease lives on after the task and its loop."""
-    return asyncio.run(advisory_lock(name, using=using).atry_acquire(timeout=TIMEOUT))
-
-
-def known_or_free(proxy: Proxy, using: str, name: str, ask: Callable[[str, str], Any]) -> None:
+def known_or_free(proxy: Proxy, using: str, name: str, in_task: bool) -> None:
     """Acquire while a reply is lost. With a lease: we hold, and nobody else does. Without: nobody holds once the server
     has noticed that our old connection is gone."""
-    began = time.monotonic()
-    try:
-        lease = ask(name, using)
-    except (BackendUnavailable, LockNotAcquired):
-        lease = None
-    within(time.monotonic() - began, TIMEOUT + 0.05)
+    lock, lease = advisory_lock(name, using=using), None
+    with suppress(BackendUnavailable, LockNotAcquired):
+        lease = asyncio.run(lock.aacquire(timeout=TIMEOUT)) if in_task else lock.acquire(timeout=TIMEOUT)
+    freed(proxy, using, name, lease)
+
+
+def freed(proxy: Proxy, using: str, name: str, lease: Any) -> None:
     if lease is not None:
         assert holders(using, name) == [session_of(lease).server_id]
         proxy.heal()
@@ -63,40 +57,33 @@ def known_or_free(proxy: Proxy, using: str, name: str, ask: Callable[[str, str],
     eventually(lambda: not holders(using, name), "held, and nobody knows")
 
 
-@pytest.mark.alone
-@pytest.mark.parametrize("ask", [acquire, acquire_in_task], ids=["thread", "task"])
-@each_ending
+@pytest.mark.tier2
+@each_way
 @each_engine
-def test_r7_each_reply_of_a_first_acquire(
-    using: str, cut: bool, ask: Callable[[str, str], Any], name: str, proxied: Proxied
-) -> None:
+def test_r7_each_reply_of_a_first_acquire(using: str, cut: bool, in_task: bool, name: str, proxied: Proxied) -> None:
     """From the greeting of the server on: connecting, preparing, locking."""
     proxy = proxied(using)
     for number in range(1, MOST_REQUESTS):
         registry.close()
         proxy.swallow(number, cut=cut)
         before = proxy.requests
-        known_or_free(proxy, using, f"{name}{number}", ask)
+        known_or_free(proxy, using, f"{name}{number}", in_task)
         if proxy.requests - before < number:  # there was no such request any more
             assert number > 4
             return
     raise AssertionError(f"an acquire of {MOST_REQUESTS} requests")
 
 
-@pytest.mark.parametrize("ask", [acquire, acquire_in_task], ids=["thread", "task"])
-@each_ending
+@each_way
 @each_engine
-def test_r7_the_reply_of_a_later_acquire(
-    using: str, cut: bool, ask: Callable[[str, str], Any], name: str, proxied: Proxied
-) -> None:
+def test_r7_the_reply_of_a_later_acquire(using: str, cut: bool, in_task: bool, name: str, proxied: Proxied) -> None:
     """On a session that is open and holds another lock, which is lost with it."""
     proxy = proxied(using)
-    for _ in range(2):
-        with advisory_lock(name, using=using):
-            pass
+    connect(using)
+    connect(using)
     other = advisory_lock(name + "-other", using=using).acquire()
     proxy.swallow(1, cut=cut)
-    known_or_free(proxy, using, name, ask)
+    known_or_free(proxy, using, name, in_task)
     eventually(lambda: other.lost, "the loss of the session is not told")
     with pytest.raises(LockLost):
         other.release()
@@ -111,8 +98,8 @@ def hold_each(link: Any, using: str, *names: str) -> None:
         link.say("released")
 
 
-@each_ending
-@each_engine
+@pytest.mark.tier2
+@pytest.mark.parametrize(("using", "cut"), [("postgres", False), ("mysql", True)])
 def test_r7_each_reply_of_a_wait(using: str, cut: bool, name: str, proxied: Proxied) -> None:
     """The lock becomes free while we wait; the server grants it to us, and we do not hear of it."""
     names = [f"{name}{number}" for number in range(1, 4)]
@@ -128,15 +115,8 @@ def test_r7_each_reply_of_a_wait(using: str, cut: bool, name: str, proxied: Prox
             eventually(lambda one=one, out=outcome: waiters(using, one) or out, "neither waits nor ended")
             child.say(one)
             assert child.hear() == "released"
-            thread.join(10)
-            assert not thread.is_alive()
-            if outcome[0] is not None and not isinstance(outcome[0], Exception):
-                assert holders(using, one) == [session_of(outcome[0]).server_id]
-                proxy.heal()
-                outcome[0].release()
-            proxy.heal()
-            proxy.cut()
-            eventually(lambda one=one: not holders(using, one), "held, and nobody knows")
+            thread.join()
+            freed(proxy, using, one, None if isinstance(outcome[0], Exception) else outcome[0])
 
 
 def wait(using: str, name: str, outcome: list[Any]) -> None:
@@ -148,35 +128,15 @@ def wait(using: str, name: str, outcome: list[Any]) -> None:
         connections.close_all()
 
 
-@each_ending
+@each_way
 @each_engine
-def test_r7_the_reply_of_a_release(using: str, cut: bool, name: str, proxied: Proxied) -> None:
-    """Whether it was freed is not known: the holder is told, and the session ends so that the server frees it."""
+def test_r7_the_reply_of_a_release(using: str, cut: bool, in_task: bool, name: str, proxied: Proxied) -> None:
+    """Whether it was freed is not known: the holder is told, and the session ends so that the server frees it. A task
+    sends its release without the watchdog: its own limit tells it that the reply does not come."""
     proxy = proxied(using)
-    for _ in range(2):
-        with advisory_lock(name, using=using):
-            pass
-    lease = advisory_lock(name, using=using).acquire()
-    proxy.swallow(1, cut=cut)
-    with pytest.raises((LockLost, BackendUnavailable)):
-        lease.release()
-    assert not lease.held
-    lease.release()  # twice is harmless
-    proxy.cut()
-    eventually(lambda: not holders(using, name), "still held")
-    proxy.heal()
-    with advisory_lock(name, using=using, timeout=5):
-        pass
+    lock = advisory_lock(name, using=using)
 
-
-@each_ending
-@each_engine
-def test_r7_the_reply_of_a_release_to_a_task(using: str, cut: bool, name: str, proxied: Proxied) -> None:
-    """A task sends its release without the watchdog: its own limit tells it that the reply does not come."""
-    proxy = proxied(using)
-
-    async def work() -> None:
-        lock = advisory_lock(name, using=using)
+    async def in_a_task() -> Any:
         for _ in range(2):
             async with lock:
                 pass
@@ -184,26 +144,41 @@ def test_r7_the_reply_of_a_release_to_a_task(using: str, cut: bool, name: str, p
         proxy.swallow(1, cut=cut)
         with pytest.raises((LockLost, BackendUnavailable)):
             await lease.arelease()
-        assert not lease.held
+        return lease
 
-    asyncio.run(work())
+    if in_task:
+        lease = asyncio.run(in_a_task())
+    else:
+        connect(using)
+        connect(using)
+        lease = lock.acquire()
+        proxy.swallow(1, cut=cut)
+        with pytest.raises((LockLost, BackendUnavailable)):
+            lease.release()
+    assert not lease.held
+    lease.release()  # twice is harmless
     proxy.cut()
     eventually(lambda: not holders(using, name), "still held")
+    proxy.heal()
+    with advisory_lock(name, using=using, timeout=10):
+        pass
 
 
 @each_engine
 def test_r7_a_grant_that_comes_late_is_given_back(using: str, name: str, proxied: Proxied) -> None:
     """The server is slow, not silent: the caller has gone when the grant arrives, on a session that lives on."""
     proxy = proxied(using)
-    for _ in range(2):
-        with advisory_lock(name, using=using):
-            pass
-    proxy.delay(0.8 * TIMEOUT)  # on the way there, and on the way back
+    connect(using)
+    connect(using)
+    other = advisory_lock(f"{name}-other", using=using).acquire()  # without it the session is closed for being idle
+    held = proxy.hold("reply")
     with pytest.raises((BackendUnavailable, LockNotAcquired)):
         advisory_lock(name, using=using).acquire(timeout=TIMEOUT)
-    eventually(lambda: holders(using, name), "it was not granted", pause=0.001)
-    proxy.delay(0)
-    # sooner than the session is closed because it is idle, which would free the lock as well
-    eventually(lambda: not holders(using, name), "held by a session that nobody asks", patience=IDLE - 1)
-    with advisory_lock(name, using=using, timeout=5) as lease:
+    held.wait()
+    assert holders(using, name), "it was not granted"
+    held.pass_on()
+    eventually(lambda: not holders(using, name), "held by a session that nobody asks")
+    with suppress(LockLost):  # if this machine stands still for seconds
+        other.release()
+    with advisory_lock(name, using=using, timeout=10) as lease:
         assert holders(using, name) == [session_of(lease).server_id]

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import signal
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tests.faults import server
 from tests.faults.workload_actors import COUNTER, JOURNAL, ORACLE, PATIENCE, work
 from tests.support.processes import Child
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
@@ -147,41 +143,3 @@ def kill(run: Run) -> None:
     run._working.remove(victim)
     run.killed[victim.pid] = time.monotonic()
     run.crew.replace(victim)
-
-
-def stop(seconds: float) -> Fault:
-    def fault(run: Run) -> None:
-        """SIGSTOP of the holder, and SIGCONT after a while."""
-        victim = run.holder()
-        run.stopped.append(victim.pid)
-        victim.signal(signal.SIGSTOP)
-        time.sleep(seconds)
-        victim.signal(signal.SIGCONT)
-
-    return fault
-
-
-def terminate(run: Run) -> None:
-    """The server ends the session of the holder."""
-    for session in server.holders(run.using, run.name):
-        with contextlib.suppress(Exception):  # it has gone meanwhile
-            server.end_session(run.using, session)
-
-
-def at_random(rng: random.Random, using: str, seconds: float) -> list[tuple[float, Fault]]:
-    """Faults for one run: about one every two seconds."""
-    kinds: list[Callable[[], Fault]] = [lambda: kill, lambda: stop(rng.uniform(0.01, 1.5))]
-    if using in server.SESSION_LOCKS:
-        kinds.append(lambda: terminate)
-    times = sorted(rng.uniform(0.3, seconds * 0.8) for _ in range(max(1, int(seconds / 2))))
-    return [(at, rng.choice(kinds)()) for at in times]
-
-
-def chaos_seconds() -> float:
-    return 60 * float(os.environ.get("DISTLOCK_CHAOS_MINUTES") or 60)
-
-
-def folder_for(root: Path, *parts: Any) -> Path:
-    folder = root.joinpath("-".join(str(part) for part in parts))
-    folder.mkdir()
-    return folder

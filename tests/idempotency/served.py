@@ -17,7 +17,7 @@ from django.views.decorators.csrf import csrf_exempt
 from django_distlock.idempotency import idempotent
 from django_distlock.idempotency.signals import key_claimed
 from tests.idempotency.conftest import MIDDLEWARE as SITE
-from tests.manager.transactions import rows
+from tests.transactions import rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable

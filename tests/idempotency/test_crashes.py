@@ -19,7 +19,7 @@ from tests.idempotency.conftest import Sender, every_database, expire, states
 from tests.idempotency.test_forms import Browser, hidden_fields
 from tests.idempotency.test_races import Running
 from tests.idempotency.views import BRIEF, redirect
-from tests.manager.transactions import rows
+from tests.transactions import rows
 
 if TYPE_CHECKING:
     from tests.idempotency.views import Stage

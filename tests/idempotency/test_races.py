@@ -15,7 +15,7 @@ from django_distlock import LockNotAcquired
 from django_distlock.idempotency.records import KeyClaim
 from django_distlock.idempotency.storage import storage_of
 from tests.idempotency.conftest import Sender, every_database
-from tests.manager.transactions import rows
+from tests.transactions import rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,9 +19,9 @@ from testproject.replay.server import Server
 from tests.conftest import eventually
 from tests.idempotency.conftest import LOCKS, forget_everything
 from tests.idempotency.served import LEASE, MIDDLEWARE, POINTS
-from tests.manager.transactions import rows
 from tests.support.processes import Child
 from tests.support.sizes import LONG
+from tests.transactions import rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,7 +13,7 @@ from django_distlock.idempotency.storage.database import DatabaseStorage
 from tests.faults.server import is_mariadb
 from tests.idempotency.conftest import forget_everything
 from tests.idempotency.test_storages import ANSWER, claim_of, read
-from tests.manager.transactions import rows
+from tests.transactions import rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,7 +14,7 @@ from tests.faults.server import is_mariadb
 from tests.idempotency.conftest import Sender, every_database, expire
 from tests.idempotency.test_races import Running, at_once
 from tests.idempotency.views import SHAPES
-from tests.manager.transactions import rows
+from tests.transactions import rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

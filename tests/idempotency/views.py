@@ -17,7 +17,7 @@ from django.views.decorators.cache import cache_page
 from django.views.decorators.csrf import csrf_exempt
 
 from django_distlock.idempotency import idempotency_exempt, idempotent
-from tests.manager.transactions import rows
+from tests.transactions import rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,5 +1,5 @@
-"""R12: where the transaction of the request lies for each shape of a locked view, and which aliases are taken out of
-it. What other processes see of it is proven in tests/manager/transactions."""
+"""R12 for each shape of a decorated view: where the transaction of the request lies. What other processes see of it is
+proven in tests/transactions."""
 
 from __future__ import annotations
 

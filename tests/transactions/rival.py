@@ -13,12 +13,10 @@ from typing import Any
 from django.db import connections
 
 from django_distlock import Lease, advisory_lock
-from tests.manager.transactions import rows
+from tests.conftest import PATIENCE
 from tests.support.processes import Child
 from tests.support.unhurried import give_time
-
-# How long a rival waits for the lock; seconds.
-PATIENCE = 10.0
+from tests.transactions import rows
 
 
 def serve(link: Any) -> None:
@@ -29,10 +27,7 @@ def serve(link: Any) -> None:
     ["release"]                    -> "released"
     """
     leases: list[Lease] = []
-    while True:
-        question = link.hear()
-        if question is None:
-            return
+    while (question := link.hear()) is not None:
         try:
             _answer(link, question, leases)
         except Exception as error:
@@ -64,84 +59,58 @@ def _answer(link: Any, question: list[str], leases: list[Lease]) -> None:
             link.say("released")
 
 
-class ProcessRival:
-    kind = "process"
-
-    def __init__(self) -> None:
-        self.child = Child(serve_unhurried)
-
+class Rival:
     def say(self, value: Any) -> None:
-        self.child.say(value)
+        raise NotImplementedError
+
+    def answer(self) -> Any:
+        raise NotImplementedError
 
     def hear(self) -> Any:
-        return told(self.child.hear())
+        """What the rival said; AssertionError if it failed."""
+        answer = self.answer()
+        if isinstance(answer, dict):
+            raise AssertionError(f"the rival failed: {answer['error']}")
+        return answer
+
+    def is_out(self, using: str, name: str) -> bool:
+        """Is the lock refused to the rival?"""
+        self.say(["try", using, name])
+        return {"busy": True, "free": False}[self.hear()]
+
+    def wait(self, using: str, name: str, alias: str) -> None:
+        self.say(["wait", using, name, alias])
+        assert self.hear() == "waiting"
+
+    def release(self) -> None:
+        self.say(["release"])
+        assert self.hear() == "released"
+
+
+class ProcessRival(Rival):
+    def __init__(self) -> None:
+        self.child = Child(serve_unhurried)
+        self.say, self.answer = self.child.say, self.child.hear  # type: ignore[method-assign]
 
     def stop(self) -> None:
         with self.child as child:
             child.say(None)
 
 
-class ThreadRival:
-    kind = "thread"
-
+class ThreadRival(Rival):
     def __init__(self) -> None:
-        self._questions: queue.Queue[Any] = queue.Queue()
-        self._answers: queue.Queue[Any] = queue.Queue()
-        self._thread = threading.Thread(target=self._serve, name="rival")
-        self._thread.start()
-
-    def _serve(self) -> None:
-        questions, answers = self._questions, self._answers
+        questions, answers = queue.Queue[Any](), queue.Queue[Any]()
+        self.say = questions.put  # type: ignore[method-assign,assignment]
+        self.answer = lambda: answers.get(timeout=2 * PATIENCE)  # type: ignore[method-assign]
 
         class Ends:
-            @staticmethod
-            def say(value: Any = None) -> None:
-                answers.put(value)
+            say = staticmethod(answers.put)
+            hear = staticmethod(questions.get)
 
-            @staticmethod
-            def hear() -> Any:
-                return questions.get()
-
-        try:
-            serve(Ends)
-        finally:
-            connections.close_all()
-
-    def say(self, value: Any) -> None:
-        self._questions.put(value)
-
-    def hear(self) -> Any:
-        return told(self._answers.get(timeout=2 * PATIENCE))
+        self._thread = threading.Thread(target=serve, args=(Ends,), name="rival")
+        self._thread.start()
 
     def stop(self) -> None:
-        self._questions.put(None)
+        self.say(None)
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
-
-
-Rival = ProcessRival | ThreadRival
-
-
-def told(answer: Any) -> Any:
-    """What the rival said; AssertionError if it failed."""
-    if isinstance(answer, dict):
-        raise AssertionError(f"the rival failed: {answer['error']}")
-    return answer
-
-
-def is_out(rival: Rival, using: str, name: str) -> bool:
-    """Is the lock refused to the rival?"""
-    rival.say(["try", using, name])
-    answer = rival.hear()
-    assert answer in ("busy", "free")
-    return bool(answer == "busy")
-
-
-def start_waiting(rival: Rival, using: str, name: str, alias: str) -> None:
-    rival.say(["wait", using, name, alias])
-    assert rival.hear() == "waiting"
-
-
-def release(rival: Rival) -> None:
-    rival.say(["release"])
-    assert rival.hear() == "released"

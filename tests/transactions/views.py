@@ -1,4 +1,4 @@
-"""Locked views in every shape, for tests of ATOMIC_REQUESTS (R12); and URLs for them: /<lock alias>/<shape>/."""
+"""Locked views in every shape, for tests of ATOMIC_REQUESTS (R12)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse
-from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.cache import never_cache
@@ -18,47 +17,49 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
-from django_distlock import Lock, advisory_lock
-from tests.matrix import MATRIX
+from tests.transactions.ways import Boom
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.manager.transactions.world import World
-
-
-class Boom(Exception):
-    pass
+    from django_distlock import Lock
+    from tests.transactions.world import World
 
 
 class Stage:
     """What the view of the running test has at hand, and what it noticed."""
 
     world: World
-    fails: type[BaseException] | None
+    fails: bool
+    rival_waits: bool
     atomic: dict[str, bool]
 
-    def set(self, world: World, fails: type[BaseException] | None = None) -> None:
-        self.world, self.fails, self.atomic = world, fails, {}
+    def set(self, world: World, *, fails: bool = False, rival_waits: bool = True) -> None:
+        self.world, self.fails, self.rival_waits, self.atomic = world, fails, rival_waits, {}
 
 
 stage = Stage()
 
 
-def work() -> None:
+def work(error: Exception) -> None:
     """The body of each view: write a row under the lock, with the rival outside."""
     stage.atomic = {alias: connections[alias].in_atomic_block for alias in ("default", "postgres", "mariadb")}
     stage.world.write()
-    stage.world.still_inside()
-    if stage.fails is ValidationError:
-        raise ValidationError("not like that")
-    if stage.fails is not None:
-        raise stage.fails
+    if stage.rival_waits:
+        stage.world.still_inside()
+    if stage.fails:
+        raise error
 
 
 def body(request: HttpRequest, **kwargs: Any) -> HttpResponse:
-    work()
+    work(Boom())
     return HttpResponse("done")
+
+
+def drf_body(request: Any) -> Response:
+    """DRF makes a response of its own exceptions, and marks the transaction for rollback."""
+    work(ValidationError("not like that"))
+    return Response("done")
 
 
 class Plain(View):
@@ -70,16 +71,14 @@ class PlainDRF(APIView):
     authentication_classes = ()
 
     def get(self, request: Any) -> Response:
-        work()
-        return Response("done")
+        return drf_body(request)
 
 
 class PlainViewSet(ViewSet):
     authentication_classes = ()
 
     def list(self, request: Any) -> Response:
-        work()
-        return Response("done")
+        return drf_body(request)
 
 
 def on_dispatch(base: type, *decorators: Any) -> Any:
@@ -119,11 +118,6 @@ def bare(view: Callable[..., Any]) -> Callable[..., Any]:
     return inner
 
 
-def drf_function(request: Any) -> Response:
-    work()
-    return Response("done")
-
-
 def excluded(alias: str) -> Callable[..., Any]:
     """non_atomic_requests on a view of its own: Django marks the function itself."""
 
@@ -158,19 +152,19 @@ def outside(lock: Lock, second: Lock) -> dict[str, Any]:
         "around_as_view": lock(Plain.as_view()),
         "drf_dispatch": on_dispatch(PlainDRF, lock).as_view(),
         "drf_around_as_view": lock(PlainDRF.as_view()),
-        "drf_above_api_view": lock(api_view(["GET"])(drf_function)),
+        "drf_above_api_view": lock(api_view(["GET"])(drf_body)),
         "drf_viewset": on_dispatch(PlainViewSet, lock).as_view({"get": "list"}),
     }
 
 
-def inside(lock: Lock) -> dict[str, Any]:
+def inside(lock: Lock, alias: str) -> dict[str, Any]:
     """Where the decorator cannot reach: the lock is taken inside the transaction, and kept until that has ended."""
     return {
         "get": on_get(Plain, lock).as_view(),
         "overridden_dispatch": overridden_dispatch(Plain, lock).as_view(),
-        "below_api_view": api_view(["GET"])(lock(drf_function)),
+        "drf_below_api_view": api_view(["GET"])(lock(drf_body)),
         "drf_get": on_get(PlainDRF, lock).as_view(),
-        "below_atomic": transaction.atomic(using=DATABASES[lock.using])(lock(body)),
+        "below_atomic": transaction.atomic(using=alias)(lock(body)),
         "without_wraps": bare(lock(body)),
         "bare_partial": functools.partial(lock(body), extra=1),
     }
@@ -190,22 +184,3 @@ def without(lock: Lock, alias: str) -> dict[str, Any]:
         "excluded_dispatch_list_below": on_dispatch(Plain, [lock, out]).as_view(),
         "excluded_as_view": out(lock(Plain.as_view())),
     }
-
-
-DATABASES = {entry.using: entry.database or "default" for entry in MATRIX}
-NAME = "{request.GET.name}"
-
-
-def locks(using: str) -> tuple[Lock, Lock]:
-    return advisory_lock(NAME, using=using), advisory_lock(NAME + "-second", using=using)
-
-
-VIEWS = {
-    using: outside(*locks(using)) | inside(locks(using)[0]) | without(locks(using)[0], alias)
-    for using, alias in DATABASES.items()
-}
-OUTSIDE = tuple(outside(*locks("memory")))
-INSIDE = tuple(inside(locks("memory")[0]))
-WITHOUT = tuple(without(locks("memory")[0], "default"))
-
-urlpatterns = [path(f"{using}/{shape}/", view) for using, views in VIEWS.items() for shape, view in views.items()]

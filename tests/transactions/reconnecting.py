@@ -14,24 +14,23 @@ if TYPE_CHECKING:
 @contextlib.contextmanager
 def options(alias: str, **changes: Any) -> Iterator[None]:
     """Other OPTIONS for the connection of this thread."""
-    connection = connections[alias]
-    before = connection.settings_dict["OPTIONS"]
-    connection.close()
-    connection.settings_dict["OPTIONS"] = {**before, **changes}
-    try:
+    with _changed(alias, OPTIONS={**connections[alias].settings_dict["OPTIONS"], **changes}):
         yield
-    finally:
-        connection.close()
-        connection.settings_dict["OPTIONS"] = before
 
 
 @contextlib.contextmanager
 def address(alias: str, host: str, port: int) -> Iterator[None]:
     """Another way to the same server, for the connection of this thread."""
+    with _changed(alias, HOST=host, PORT=str(port)):
+        yield
+
+
+@contextlib.contextmanager
+def _changed(alias: str, **changes: Any) -> Iterator[None]:
     connection = connections[alias]
     connection.close()
-    before = {key: connection.settings_dict[key] for key in ("HOST", "PORT")}
-    connection.settings_dict.update(HOST=host, PORT=str(port))
+    before = {key: connection.settings_dict[key] for key in changes}
+    connection.settings_dict.update(changes)
     try:
         yield
     finally:

@@ -9,8 +9,8 @@ from typing import Any
 
 from django.db import Error, IntegrityError, close_old_connections, transaction
 
-from tests.manager.transactions import rows
-from tests.manager.transactions.world import World, swallow
+from tests.transactions import rows
+from tests.transactions.world import World, swallow
 
 Way = Callable[[World], int]
 
@@ -132,7 +132,7 @@ def _kill(world: World) -> None:
         world.connection.connection.close()  # no server: the driver's connection goes from under Django's
     else:
         rows.kill(world.alias, rows.server_id(world.alias))
-    if world.using == "postgres":
+    if world.scoped:
         world.ended()  # the lock died with its transaction
 
 
@@ -271,5 +271,3 @@ WAYS: tuple[Way, ...] = (
     two_databases,
     two_databases_crosswise,
 )
-# In these the lock is on a session of its own even on PostgreSQL: its own database is not the only one.
-SESSION_SCOPE = (two_databases, two_databases_crosswise)

@@ -1,0 +1,259 @@
+"""Processes that die, are stopped, or end with locks held; hosts that are suspended; servers that start again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_distlock import DistlockError, LockLost, advisory_lock
+from tests.backends.actors import hold, share_and_write
+from tests.backends.zookeeper.server import clerk, nodes
+from tests.conftest import connect, eventually
+from tests.faults import server
+from tests.faults.history import History, Journal
+from tests.faults.pausing import take_over, wake
+from tests.faults.server import SESSION_LOCKS
+from tests.support import services
+from tests.support.processes import Child
+from tests.support.timing import within
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from pathlib import Path
+
+    from django_distlock import Lease
+
+pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.tier2]
+each_engine = pytest.mark.parametrize("using", SESSION_LOCKS)
+
+
+def in_the_queue(using: str, name: str) -> int:
+    """How many hold the name or wait for it."""
+    if using == "zookeeper":
+        with clerk() as client:
+            return len(nodes(client, name))
+    return len(server.holds(using, name))
+
+
+@pytest.mark.alone
+@each_engine
+def test_i8_sigkill_of_the_holder_frees_at_once(using: str, name: str) -> None:
+    """The kernel closes the socket and the server ends the session: nobody waits for a timeout."""
+    connect(using)
+    with Child(hold, using, name) as child:
+        assert child.hear() == "held"
+        assert advisory_lock(name, using=using).try_acquire() is None
+        child.kill()
+        killed = time.monotonic()
+        with advisory_lock(name, using=using, timeout=5):
+            within(time.monotonic() - killed, 0.1 + 1)
+
+
+@pytest.mark.parametrize("using", [*SESSION_LOCKS, "zookeeper"])
+def test_r4_a_waiter_that_was_killed_is_passed_over(using: str, name: str) -> None:
+    """It leaves the queue while the lock is held, and the lock goes to the one behind it."""
+    with ExitStack() as stack:
+        holder = stack.enter_context(Child(hold, using, name))
+        assert holder.hear() == "held"
+        waiting = [stack.enter_context(Child(share_and_write, using, name)) for _ in range(2)]
+        for number, child in enumerate(waiting, 2):
+            assert child.hear() == "asking"
+            eventually(lambda number=number: in_the_queue(using, name) >= number, "nobody waits")
+        waiting[0].kill()
+        eventually(lambda: in_the_queue(using, name) == 2, "the dead one is still in the queue")
+        holder.say()
+        waiting[1].hear()
+        assert holder.hear() == "released"
+        waiting[1].say()
+
+
+def hold_and_start_a_program(link: Any, using: str, name: str) -> None:
+    """In a child: start a program that inherits all that can be inherited, then hold for ever."""
+    lease = advisory_lock(name, using=using).acquire()
+    silent = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], close_fds=False, **silent)
+    link.say(sleeper.pid)
+    link.hear()
+    lease.release()
+
+
+@each_engine
+def test_r22_a_program_that_the_holder_started_does_not_keep_the_lock(using: str, name: str) -> None:
+    """An inherited socket would keep the session, and so the lock, for as long as the program runs."""
+    with Child(hold_and_start_a_program, using, name) as child:
+        sleeper = child.hear()
+        try:
+            child.kill()
+            advisory_lock(name, using=using).acquire(timeout=20).release()
+            os.kill(sleeper, 0)  # it does still run
+        finally:
+            os.kill(sleeper, signal.SIGKILL)
+
+
+# a host that is suspended: the kernel's CLOCK_MONOTONIC stands still meanwhile, leases go on
+
+
+def refusal(lease: Lease) -> str:
+    """What ``ensure_held()`` says; empty if it passes."""
+    try:
+        lease.ensure_held()
+    except LockLost as error:
+        return str(error)
+    return ""
+
+
+def holder(link: Any, using: str, name: str) -> None:
+    """Hold the lock, with a clock that stands still from before the stop until it has looked at its lease."""
+    lock = advisory_lock(name, using=using, **({} if using == "zookeeper" else {"ttl": 0.6}))
+    lease = lock.acquire()
+    real, stood_still = time.monotonic, time.monotonic()
+    time.monotonic = lambda: stood_still  # type: ignore[assignment]
+    link.say("ready")
+    link.hear()  # it is stopped here
+    said = refusal(lease)
+    time.monotonic = real
+    link.say(said)
+    link.hear()
+    eventually(lambda: lease.lost, "the keepalive thread has revived it")
+    with suppress(LockLost):
+        lease.release()
+    link.say(refusal(lease))
+
+
+@pytest.mark.parametrize("using", ["leasetable", "redis", "redlock", "zookeeper"])
+def test_r18_a_lease_that_ended_while_the_host_was_suspended_is_lost_at_the_first_look(using: str, name: str) -> None:
+    """SIGSTOP stops the process as a suspended host does; what the kernel does to the clock, the child does."""
+    with Child(holder, using, name) as child:
+        assert child.hear() == "ready"
+        lease = take_over(child, advisory_lock(name, using=using), patience=8)
+        child.say("look")
+        wake(child)
+        first = child.hear()
+        assert "was lost" in first or "ZooKeeper does not answer" in first
+        child.say("and later")
+        assert "was lost" in child.hear()
+        lease.ensure_held()
+        lease.release()
+
+
+def taker(link: Any, using: str, name: str, path: str, count: int) -> None:
+    """Take the lock ``count`` times and write down each time; what the server's restart costs is not counted."""
+    journal, lock, done = Journal(path), advisory_lock(name, using=using), 0
+    while done < count:
+        with suppress(DistlockError):
+            with journal.hold(lock):
+                pass
+            done += 1
+    journal.close()
+    link.say("done")
+
+
+@pytest.mark.parametrize(("using", "server"), [("redis", "redis1"), ("zookeeper", "zookeeper")])
+def test_r21_fences_rise_through_a_restart_of_the_server(using: str, server: str, name: str, tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    journal.touch()
+    with ExitStack() as stack:
+        children = [stack.enter_context(Child(taker, using, name, str(journal), 40)) for _ in range(3)]
+        eventually(lambda: journal.read_text().count("granted") > 40, "too slow")
+        services.restart(server)
+        for child in children:
+            assert child.hear() == "done"
+    history = History.read(journal)
+    assert history.check() == []
+    assert len(history.holds) >= 120
+
+
+def test_a_lock_outlives_a_restart_of_zookeeper(name: str, settings: Any) -> None:
+    from tests.backends.zookeeper.server import use
+
+    use(settings, session_timeout=15)
+    with advisory_lock(name, using="zookeeper") as lease:
+        services.restart("zookeeper")
+        eventually(lambda: lease.held, "it is not held again")
+        with Child(get_not, name) as rival:
+            assert rival.hear() is False
+
+
+def get_not(link: Any, name: str) -> None:
+    link.say(advisory_lock(name, using="zookeeper").try_acquire() is not None)
+
+
+# programs that end with locks held: without a word, and the server has the lock back
+
+kept: list[Any] = []
+
+
+def forget(link: Any, using: str, name: str) -> None:
+    kept.append(advisory_lock(name, using=using).acquire())
+    link.say("held")
+
+
+def forget_in_a_generator(link: Any, using: str, name: str) -> None:
+    """Which is closed somewhen during the end of the interpreter."""
+
+    def hold() -> Generator[None, None, None]:
+        with advisory_lock(name, using=using):
+            yield
+
+    kept.append(hold())
+    next(kept[-1])
+    kept.append(kept)
+    link.say("held")
+
+
+def forget_in_a_thread(link: Any, using: str, name: str) -> None:
+    """One daemon thread holds, another one waits behind it."""
+    held = threading.Event()
+
+    def hold() -> None:
+        with advisory_lock(name, using=using):
+            held.set()
+            threading.Event().wait()
+
+    threading.Thread(target=hold, daemon=True).start()
+    held.wait()
+    threading.Thread(target=lambda: advisory_lock(name, using=using).acquire(timeout=None), daemon=True).start()
+    link.say("held")
+
+
+def forget_a_task(link: Any, using: str, name: str) -> None:
+    """asyncio.run() cancels it at the end."""
+
+    async def hold(held: asyncio.Event) -> None:
+        async with advisory_lock(name, using=using):
+            held.set()
+            await asyncio.Event().wait()
+
+    async def main() -> None:
+        held = asyncio.Event()
+        kept.append(asyncio.create_task(hold(held)))
+        await held.wait()
+        link.say("held")
+
+    asyncio.run(main())
+
+
+FORGETFUL = [forget, forget_in_a_generator, forget_in_a_thread, forget_a_task]
+
+
+@pytest.mark.parametrize(
+    ("using", "function"),
+    [*(("postgres", each) for each in FORGETFUL), *((using, forget) for using in ("mysql", "zookeeper", "leasetable"))],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_a_program_that_ends_with_a_lock_held(using: str, function: Callable[..., None], name: str) -> None:
+    with Child(function, using, name) as child:
+        assert child.hear() == "held"
+        child.finish()
+        assert using == "zookeeper" or child._errors == []  # whose session ends first, and says so
+    if using != "leasetable":
+        advisory_lock(name, using=using).acquire(timeout=20).release()

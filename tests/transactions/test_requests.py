@@ -1,0 +1,288 @@
+"""R12: a decorated view takes the lock before the transaction of its request, and releases it after the commit. All
+shapes of views on SQLite, one on each kind of engine."""
+
+from __future__ import annotations
+
+import threading
+import unittest
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.core.handlers.wsgi import WSGIHandler
+from django.db import connections
+from django.http import HttpRequest, HttpResponse
+from django.test import Client, TestCase
+from django.test.client import RequestFactory
+from django.urls import clear_url_caches, path
+
+from django_distlock import advisory_lock, signals
+from tests.transactions import rows, views
+from tests.transactions.views import stage
+from tests.transactions.ways import Boom
+from tests.transactions.world import check_connections_are_clean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.transactions.world import World
+
+    Serve = Callable[[Any], None]
+
+pytestmark = pytest.mark.urls("tests.transactions.test_requests")
+urlpatterns: list[Any] = []
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """``serve(view)`` at /view/."""
+
+    def put(view: Any) -> None:
+        urlpatterns[:] = [path("view/", view)]
+        clear_url_caches()
+
+    yield put
+    urlpatterns.clear()
+    clear_url_caches()
+
+
+def shapes(world: World) -> dict[str, dict[str, Any]]:
+    lock = world.lock()
+    return {
+        "outside": views.outside(lock, world.lock("-second")),
+        "inside": views.inside(lock, world.alias),
+        "without": views.without(lock, world.alias),
+    }
+
+
+def names(kind: str) -> list[str]:
+    lock = advisory_lock("any", using="memory")
+    return list(getattr(views, kind)(*{"outside": (lock, lock)}.get(kind, (lock, "default"))))
+
+
+def get(world: World, *, fails: bool = False) -> int:
+    stage.set(world, fails=fails)
+    response = Client(raise_request_exception=False).get("/view/")
+    world.ended()
+    return response.status_code
+
+
+@pytest.fixture
+def order(request: pytest.FixtureRequest) -> Iterator[list[Any]]:
+    """ATOMIC_REQUESTS for the database of the lock; and what happened to the lock, with the state of the transaction
+    and the number of committed rows at that moment."""
+    kind = "lease_world" if "lease_world" in request.fixturenames else "each_world"
+    world: World = request.getfixturevalue(kind)
+    happened: list[Any] = []
+    counting = connections[world.alias].copy()
+
+    def receiver(signal: Any, name: str, **facts: Any) -> None:
+        if name == world.name:
+            with counting.cursor() as cursor:
+                cursor.execute("SELECT count(*) FROM distlock_written WHERE name = %s", [name])
+                committed = cursor.fetchone()[0]
+            what = "acquired" if signal is signals.lock_acquired else "released"
+            happened.append((what, connections[world.alias].in_atomic_block, committed))
+
+    heard = (signals.lock_acquired, signals.lock_released)
+    for signal in heard:
+        signal.connect(receiver)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(connections.settings[world.alias], "ATOMIC_REQUESTS", True)
+        yield happened
+    for signal in heard:
+        signal.disconnect(receiver)
+    counting.close()
+
+
+def is_outside(world: World, serve: Serve, order: list[Any], shape: str) -> None:
+    """Twice: a request that fails, of which nothing stays, and one that does not."""
+    serve(shapes(world)["outside"][shape])
+    for seen, fails in enumerate((True, False)):
+        assert get(world, fails=fails) == (200 if not fails else 400 if shape.startswith("drf") else 500)
+        world.check_rival_came_in(seen)
+        assert stage.atomic[world.alias], "the request had no transaction"
+        assert order == [("acquired", False, 0), ("released", False, seen)]
+        check_connections_are_clean()
+        world.again()
+        order.clear()
+
+
+@pytest.mark.parametrize("shape", names("outside"))
+def test_r12_lock_is_taken_before_the_transaction_and_released_after_it(
+    lease_world: World, serve: Serve, order: list[Any], shape: str
+) -> None:
+    is_outside(lease_world, serve, order, shape)
+
+
+def test_r12_on_each_engine(each_world: World, serve: Serve, order: list[Any]) -> None:
+    is_outside(each_world, serve, order, "dispatch_stacked")
+
+
+@pytest.mark.parametrize("shape", names("inside"))
+def test_r12_where_the_decorator_cannot_reach_r11_keeps_the_lock(
+    lease_world: World, serve: Serve, order: list[Any], shape: str
+) -> None:
+    world = lease_world
+    serve(shapes(world)["inside"][shape])
+    for seen, fails in enumerate((True, False)):
+        assert get(world, fails=fails) == (200 if not fails else 400 if shape.startswith("drf") else 500)
+        world.check_rival_came_in(seen)
+        assert stage.atomic[world.alias]
+        assert [what for what, *_ in order] == ["acquired", "released"]
+        assert order[0] == ("acquired", True, 0)
+        world.again()
+        order.clear()
+
+
+@pytest.mark.parametrize("shape", names("without"))
+def test_r12_non_atomic_requests_is_remembered(lease_world: World, serve: Serve, order: list[Any], shape: str) -> None:
+    """What was written stays although the view failed: the user wanted no transaction."""
+    world = lease_world
+    serve(shapes(world)["without"][shape])
+    assert get(world, fails=True) == 500
+    world.check_rival_came_in(1)
+    assert not stage.atomic[world.alias], "a transaction was opened although the view was taken out"
+    assert order == [("acquired", False, 0), ("released", False, 1)]
+
+
+def test_r12_several_databases_with_atomic_requests(
+    postgres: World, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A view has a transaction on each of them, and may be taken out of that of one."""
+    for alias in ("postgres", "default"):
+        monkeypatch.setitem(connections.settings[alias], "ATOMIC_REQUESTS", True)
+    for seen, (kind, shape) in enumerate(
+        [("outside", "stacked"), ("without", "excluded_above"), ("without", "excluded_dispatch_list_below")], 1
+    ):
+        serve(shapes(postgres)[kind][shape])
+        assert get(postgres) == 200
+        postgres.check_rival_came_in(seen)
+        assert stage.atomic == {"default": True, "postgres": kind == "outside", "mariadb": False}
+        postgres.again()
+
+
+def test_r12_nothing_is_opened_that_nobody_asked_for(lease_world: World, serve: Serve, rf: Any) -> None:
+    """Without ATOMIC_REQUESTS; nor with it where the view is called as a function by other code."""
+    world = lease_world
+    found = shapes(world)
+    for seen, view in enumerate([found["outside"]["function"], found["inside"]["get"]], 1):
+        serve(view)
+        assert get(world, fails=True) == 500
+        assert not any(stage.atomic.values())
+        world.check_rival_came_in(seen)
+        world.again()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(connections.settings[world.alias], "ATOMIC_REQUESTS", True)
+        for shape in ("function", "stacked", "partial", "dispatch", "around_as_view"):
+            stage.set(world, rival_waits=False)
+            found["outside"][shape](rf.get("/"))
+            assert not any(stage.atomic.values()), shape
+
+
+def test_r12_plain_call_from_a_view_that_is_not_locked(lease_world: World, serve: Serve, order: list[Any]) -> None:
+    """Django opened the transaction of the resolved view; the locked one that it calls adds none."""
+    inner = shapes(lease_world)["outside"]["function"]
+    serve(lambda request: inner(request))
+    assert get(lease_world) == 200
+    lease_world.check_rival_came_in(1)
+    assert order[0] == ("acquired", True, 0)
+
+
+@pytest.mark.parametrize("shape", ["function", "drf_dispatch"])
+def test_r12_failed_request_inside_a_test_case(lease_world: World, serve: Serve, order: list[Any], shape: str) -> None:
+    """The transaction around a TestCase is not the request's. As without a lock, what the request wrote is rolled back
+    and the test goes on; DRF marks the innermost transaction, which must not be that of the test."""
+    world = lease_world
+    serve(shapes(world)["outside"][shape])
+
+    class Case(TestCase):
+        databases = frozenset({world.alias})
+
+        def test_request(self) -> None:
+            rows.write(world.alias, world.name + "-mine")
+            stage.set(world, fails=True, rival_waits=False)
+            response = Client(raise_request_exception=False).get("/view/")
+            assert response.status_code == (400 if shape.startswith("drf") else 500)
+            assert world.written() == 0
+            assert rows.count(world.alias, world.name + "-mine") == 1
+
+    result = unittest.TestResult()
+    unittest.defaultTestLoader.loadTestsFromTestCase(Case).run(result)
+    assert [trace for _, trace in (*result.errors, *result.failures)] == []
+    assert result.testsRun == 1
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_r12_on_busy_runs_in_the_transaction_of_the_request(
+    lease_world: World, serve: Serve, order: list[Any], stacked: bool
+) -> None:
+    """Django opened none around a locked view; what is called instead of the view must have it all the same."""
+    world = lease_world
+    atomic: list[bool] = []
+    fails = [True, False]
+
+    def instead(request: HttpRequest) -> HttpResponse:
+        atomic.append(world.connection.in_atomic_block)
+        world.write()
+        if fails.pop(0):
+            raise Boom
+        return HttpResponse("busy", status=409)
+
+    def view(request: HttpRequest) -> HttpResponse:
+        raise AssertionError("ran although the lock was busy")
+
+    locked: Any = world.lock("-busy", timeout=0, on_busy=instead)(view)
+    serve(world.lock("-outer")(locked) if stacked else locked)
+    with world.busy("-busy"):
+        client = Client(raise_request_exception=False)
+        statuses = [client.get("/view/").status_code for _ in range(2)]
+    assert statuses == [500, 409]
+    assert atomic == [True, True]
+    assert world.written() == 1
+
+
+def sign_up(world: World, between: Callable[[], object]) -> Callable[[HttpRequest], HttpResponse]:
+    """A view that checks, then writes, as registrations do."""
+
+    def view(request: HttpRequest) -> HttpResponse:
+        if world.written():
+            return HttpResponse("taken", status=409)
+        between()
+        world.write()
+        return HttpResponse("made", status=201)
+
+    return view
+
+
+def requests_at_once(count: int) -> list[str]:
+    """The answers of Django's WSGI handler in threads at one barrier."""
+    handler, barrier, statuses = WSGIHandler(), threading.Barrier(count), []
+
+    def request(_: int) -> None:
+        environ = RequestFactory().get("/view/").environ
+        barrier.wait(10)
+        try:
+            handler(environ, lambda status, headers: statuses.append(status[:3])).close()
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(request, range(count)))
+    return sorted(statuses)
+
+
+def test_r12_eight_requests_at_once_write_one_row(world: World, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(connections.settings[world.alias], "ATOMIC_REQUESTS", True)
+    serve(world.lock()(sign_up(world, lambda: None)))
+    assert requests_at_once(8) == ["201"] + ["409"] * 7
+    assert world.written() == 1
+
+
+def test_r12_fault_without_a_lock(postgres: World, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same without a lock, both requests stopped between check and write: two rows. So the test above can fail."""
+    monkeypatch.setitem(connections.settings["postgres"], "ATOMIC_REQUESTS", True)
+    checked = threading.Barrier(2)
+    serve(sign_up(postgres, lambda: checked.wait(10)))
+    assert requests_at_once(2) == ["201", "201"]
+    assert postgres.written() == 2

@@ -1,0 +1,147 @@
+"""R15: ``ROLLBACK TO`` a savepoint frees a transaction-scoped lock that was taken after it, and no other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.db import connections, transaction
+
+from django_distlock import LockLost
+from tests.transactions.conftest import KINDS
+from tests.transactions.ways import Boom
+from tests.transactions.world import check_connections_are_clean, execute, swallow
+
+if TYPE_CHECKING:
+    from tests.transactions.world import World
+
+
+def back(world: World, how: str) -> Any:
+    """Take the lock after a savepoint and go back to that; returns the lease."""
+    if how == "atomic":
+        with swallow(Boom), transaction.atomic(world.alias):
+            lease = world.lock().acquire()
+            raise Boom
+    elif how == "released":
+        with swallow(Boom), transaction.atomic(world.alias):
+            with world.lock() as lease:
+                pass
+            raise Boom
+    elif how == "deeper":
+        with swallow(Boom), transaction.atomic(world.alias):
+            with transaction.atomic(world.alias), transaction.atomic(world.alias):
+                lease = world.lock().acquire()
+            raise Boom
+    elif how == "low_level":
+        sid = connections[world.alias].savepoint()
+        lease = world.lock().acquire()
+        transaction.savepoint_rollback(sid, using=world.alias)
+        transaction.savepoint_commit(sid, using=world.alias)
+    else:
+        execute(world.alias, "SAVEPOINT by_hand")
+        lease = world.lock().acquire()
+        execute(world.alias, how)
+    return lease
+
+
+BACK = ["atomic", "released", "deeper", "low_level", "ROLLBACK TO SAVEPOINT by_hand", "/* x */ rollback to by_hand"]
+
+
+@pytest.mark.parametrize(("kind", "how"), [*(("own", how) for how in BACK), ("lease", "atomic"), ("session", BACK[-2])])
+def test_r15_lock_taken_after_the_savepoint(make_world: Any, kind: str, how: str) -> None:
+    """Each acquire is followed by one release or loss; nothing is lost by the end of what everybody has released."""
+    world = make_world(*KINDS[kind])
+    released = how == "released"
+    with transaction.atomic(world.alias):
+        world.written()
+        lease = back(world, how)
+        if world.scoped:
+            assert not lease.held
+            if not released:
+                assert lease.lost
+                for ask in (lease.ensure_held, lease.release):
+                    with pytest.raises(LockLost):
+                        ask()
+            assert not world.is_out()
+            with world.lock() as second:
+                assert second.held
+        else:
+            assert lease.held is not released
+            with world.lock():
+                pass
+        world.write()
+        world.still_inside()
+    world.check_rival_came_in(1)
+    check_connections_are_clean()
+    first = ["acquired", "released" if released else "lost (savepoint)"] if world.scoped else []
+    assert world.heard == [*first, "acquired", "released"]
+
+
+def test_r15_lock_taken_before_the_savepoint_stays(world: World) -> None:
+    with transaction.atomic(world.alias):
+        with world.lock() as lease:
+            world.write()
+            for _ in range(2):
+                with swallow(Boom), transaction.atomic(world.alias), world.lock():
+                    world.write()
+                    raise Boom
+            sid = connections[world.alias].savepoint()
+            transaction.savepoint_rollback(sid, using=world.alias)
+            assert lease.held
+        with swallow(Boom), transaction.atomic(world.alias), world.lock():
+            raise Boom
+        world.still_inside()
+    world.check_rival_came_in(1)
+    world.check_returned_once()
+    assert world.heard == ["acquired", "released"]
+
+
+def test_r15_only_what_was_taken_after_the_savepoint_is_lost(postgres: World) -> None:
+    locks = [postgres.lock(f"-{n}") for n in range(4)]
+    with transaction.atomic("postgres"):
+        early = locks[0].acquire()
+        sid = connections["postgres"].savepoint()
+        middle = locks[1].acquire()
+        inner = connections["postgres"].savepoint()
+        late = locks[2].acquire()
+        transaction.savepoint_rollback(inner, using="postgres")
+        assert [lease.lost for lease in (early, middle, late)] == [False, False, True]
+        after = locks[3].acquire()
+        transaction.savepoint_rollback(sid, using="postgres")
+        assert [lease.lost for lease in (early, middle, late, after)] == [False, True, True, True]
+        assert [postgres.is_out(f"-{n}") for n in range(4)] == [True, False, False, False]
+    assert not postgres.is_out("-0")
+
+
+def test_r15_lock_from_outside_survives_a_savepoint(world: World) -> None:
+    with world.lock() as lease:
+        with transaction.atomic(world.alias), swallow(Boom), transaction.atomic(world.alias), world.lock():
+            raise Boom
+        assert lease.held
+        assert world.is_out()
+    assert world.heard == ["acquired", "released"]
+
+
+def test_r15_failed_release_of_a_savepoint(postgres: World) -> None:
+    """``RELEASE`` of a savepoint in an aborted transaction fails; Django goes back to it instead."""
+    with transaction.atomic("postgres"):
+        with swallow(Exception), transaction.atomic("postgres"):
+            lease = postgres.lock().acquire()
+            with swallow(Exception):
+                execute("postgres", "SELECT 1/0")
+        assert lease.lost
+        assert not postgres.is_out()
+        postgres.write()
+    assert postgres.written() == 1
+
+
+@pytest.mark.parametrize("sql", ["COMMIT", "ROLLBACK"])
+def test_r15_end_of_the_transaction_by_sql(postgres: World, sql: str) -> None:
+    """Inside ``atomic()``, which knows nothing of it."""
+    with transaction.atomic("postgres"):
+        lease = postgres.lock().acquire()
+        execute("postgres", sql)
+        assert lease.lost
+        assert postgres.heard == ["acquired", "lost (transaction)"]
+        assert not postgres.is_out()
+    check_connections_are_clean()

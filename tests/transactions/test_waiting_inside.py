@@ -1,0 +1,302 @@
+"""R5, R7, R8 inside a transaction of PostgreSQL: a wait that ends leaves it, and its settings, as they were."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.db import connections, transaction
+from psycopg.pq import TransactionStatus
+
+from django_distlock import BackendUnavailable, DeadlockDetected, LockNotAcquired, LockTimeout, advisory_lock
+from django_distlock.backends.postgres import statements
+from django_distlock.manager.registry import registry
+from tests.conftest import eventually
+from tests.faults.proxy import Proxy
+from tests.faults.server import key_of
+from tests.support.timing import within
+from tests.transactions import rows
+from tests.transactions.reconnecting import address, options
+from tests.transactions.world import check_connections_are_clean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.transactions.world import World
+
+
+def ask(sql: str) -> Any:
+    with connections["postgres"].cursor() as cursor:
+        cursor.execute(sql)
+        return cursor.fetchone()[0]
+
+
+def held_here() -> int:
+    return int(ask("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"))
+
+
+def in_vain(busy: str, timeout: float = 0.1) -> None:
+    assert advisory_lock(busy, using="postgres").try_acquire(timeout) is None
+
+
+def test_r5_timeout_inside_atomic_leaves_the_transaction_alive(postgres: World, busy: str) -> None:
+    """Also one that begins with the wait, and one whose user limits the time of his statements."""
+    world = postgres
+    lock = advisory_lock(busy, using="postgres")
+    with transaction.atomic("postgres"):
+        world.write()
+        ask("SELECT set_config('statement_timeout', '50ms', true)")
+        with pytest.raises(LockTimeout):
+            lock.acquire(timeout=0.3)
+        assert ask("SHOW statement_timeout") == "50ms"
+        with pytest.raises(LockNotAcquired):
+            lock.acquire(timeout=0)
+        in_vain(busy, 0)
+        assert held_here() == 0
+        world.write()
+        with world.lock():
+            pass
+    assert world.written() == 2
+    with transaction.atomic("postgres"):
+        for _ in range(2):
+            in_vain(busy)  # known to be busy: waited for without a try
+            assert world.connection.connection.pgconn.transaction_status == TransactionStatus.IDLE
+        world.write()
+    assert world.written() == 3
+
+
+@pytest.mark.parametrize("outcome", ["granted", "timeout"])
+@pytest.mark.parametrize(("how", "value"), [("local", "1d"), ("session", "2500ms"), ("begins", "90min")])
+def test_r7_lock_timeout_is_as_it_was(postgres: World, busy: str, value: str, how: str, outcome: str) -> None:
+    """Also after the transaction, and also if the user had a value of his own that we would not write that way.
+    "begins": the wait begins the transaction."""
+    in_vain(busy, 0)
+    with connections["postgres"].cursor() as cursor:
+        if how != "local":
+            cursor.execute(f"SET lock_timeout = '{value}'")
+        try:
+            with transaction.atomic("postgres"):
+                if how == "local":
+                    cursor.execute(f"SET LOCAL lock_timeout = '{value}'")
+                elif how == "session":
+                    ask("SELECT 1")
+                if outcome == "timeout":
+                    in_vain(busy)
+                else:
+                    assert let_go_soon(postgres, lambda: postgres.lock().acquire()).held
+                assert ask("SHOW lock_timeout") == ask("SELECT current_setting('lock_timeout')") == value
+            assert ask("SHOW lock_timeout") == (value if how != "local" else "0")
+        finally:
+            cursor.execute("RESET lock_timeout")
+
+
+def let_go_soon(world: World, acquire: Callable[[], Any]) -> Any:
+    """Acquire a lock that another session frees once it is waited for: a real wait in the queue of the server."""
+    other = connections["postgres"].copy()
+    number = key_of("postgres", world.name).number
+    pid = world.connection.connection.info.backend_pid
+
+    def let_go() -> None:
+        try:
+            with other.cursor() as cursor:
+                eventually(lambda: waits(cursor, pid), "nobody waits")
+                cursor.execute("SELECT pg_advisory_unlock(%s)", [number])
+        finally:
+            other.close()
+
+    other.inc_thread_sharing()
+    with other.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_lock(%s)", [number])
+    thread = threading.Thread(target=let_go)
+    thread.start()
+    lease = acquire()
+    thread.join()
+    return lease
+
+
+def waits(cursor: Any, pid: int) -> bool:
+    cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND pid = %s", [pid])
+    return bool(cursor.fetchone()[0])
+
+
+@pytest.mark.parametrize(("threshold", "binding"), [(None, False), (0, True), (1, False)])
+def test_r7_wait_with_prepared_statements_and_server_side_binding(
+    postgres: World, busy: str, threshold: int | None, binding: bool
+) -> None:
+    """OPTIONS that change how Django's cursor talks to the server."""
+    with (
+        options("postgres", prepare_threshold=threshold, server_side_binding=binding),
+        transaction.atomic("postgres"),
+    ):
+        postgres.write()
+        for _ in range(3):
+            in_vain(busy)
+        assert let_go_soon(postgres, lambda: postgres.lock().acquire()).held
+        assert held_here() == 1
+        postgres.write()
+    assert postgres.written() == 2
+
+
+def test_r8_deadlock_between_two_processes_is_found_by_the_server(postgres: World) -> None:
+    """40P01: the victim's transaction goes on, without what the failed attempt had taken, with what it had before."""
+    world = postgres
+    other = connections["postgres"].copy()
+    other.inc_thread_sharing()
+    mine, its = (key_of("postgres", world.name + suffix).number for suffix in ("-mine", "-its"))
+    done: list[object] = []
+
+    def wait_for_mine() -> None:
+        with other.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [mine])
+        done.append(True)
+
+    other.set_autocommit(False)
+    try:
+        with other.cursor() as cursor:
+            cursor.execute("SET deadlock_timeout = '60s'")  # ours looks first, after its one second
+            cursor.execute("SELECT pg_backend_pid()")
+            pid = cursor.fetchone()[0]
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [its])
+        thread = threading.Thread(target=wait_for_mine)
+        with transaction.atomic("postgres"):
+            world.write()
+            first = world.lock("-mine").acquire()
+            thread.start()
+            with connections["postgres"].cursor() as cursor:
+                eventually(lambda: waits(cursor, pid), "the other does not wait")
+            with pytest.raises(DeadlockDetected) as caught:
+                world.lock("-its").acquire(timeout=25)
+            assert caught.value.__cause__ is not None
+            assert first.held
+            assert held_here() == 1
+            world.write()
+        thread.join(10)
+        assert done
+        assert world.written() == 2
+    finally:
+        other.rollback()
+        other.close()
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_r7_interrupted_wait_leaves_the_transaction_usable(postgres: World, busy: str, begun: bool) -> None:
+    """Ctrl-C while waiting, caught inside the transaction: as after a timeout."""
+    pid, here = ask("SELECT pg_backend_pid()"), threading.get_ident()
+
+    def interrupt() -> None:
+        try:
+            with connections["postgres"].cursor() as cursor:
+                eventually(lambda: waits(cursor, pid), "nobody waits")
+            signal.pthread_kill(here, signal.SIGINT)  # the system call returns, unlike with interrupt_main()
+        finally:
+            connections.close_all()
+
+    with transaction.atomic("postgres"):
+        if begun:
+            postgres.write()
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            advisory_lock(busy, using="postgres").acquire(timeout=25)
+        thread.join()
+        assert held_here() == 0
+        postgres.write()
+    assert postgres.written() == 1 + begun
+
+
+# R5: the caller's own connection is ended if the server hangs, and only then
+
+
+@pytest.fixture
+def proxy(databases: None) -> Iterator[Proxy]:
+    """Before the connection of this thread."""
+    settings = connections["postgres"].settings_dict
+    with Proxy(settings["HOST"], int(settings["PORT"])) as proxy, address("postgres", "127.0.0.1", proxy.port):
+        yield proxy
+
+
+@pytest.mark.parametrize("answered", [0, 1, 2])
+def test_r5_server_that_hangs_ends_the_callers_connection(
+    postgres: World, busy: str, proxy: Proxy, answered: int
+) -> None:
+    """It acknowledges and never answers: to the first question, to the wait after it, or to the way back to the
+    savepoint. The transaction is lost with its connection, the caller is not."""
+
+    def work() -> None:
+        with transaction.atomic("postgres"):
+            postgres.write()
+            proxy.swallow(1 + answered)
+            try:
+                advisory_lock(busy, using="postgres").acquire(timeout=0.6)
+            finally:
+                # atomic() connects again; were the wait itself cut off, that would be the request that is swallowed
+                proxy.heal()
+
+    registry.entry("postgres").backend.close()  # nothing is known of the name: it is tried before it is waited for
+    with pytest.raises(BackendUnavailable, match=r"did not answer in time.*transaction rolled back"):
+        work()
+    assert postgres.written() == 0
+    check_connections_are_clean()
+
+
+@pytest.mark.alone
+def test_r5_server_that_is_late_on_the_way_back_keeps_the_transaction(
+    postgres: World, busy: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has said that the wait is over, and then it does not get a processor for longer than it may be silent."""
+    monkeypatch.setattr(statements, "SILENT", 0.08)  # the wait itself may end late, too
+    asked: list[int] = []
+
+    def late(number: int) -> None:
+        asked.append(number)
+        if len(asked) == 3:  # after the question and the wait
+            time.sleep(0.15)
+
+    with transaction.atomic("postgres"):
+        postgres.write()
+        advisory_lock(f"{busy} free", using="postgres").acquire()  # the next one takes the short way
+        registry.entry("postgres").backend.close()  # nothing is known of the name: it is tried before it is waited for
+        proxy.on_request = late
+        with pytest.raises(LockTimeout):
+            advisory_lock(busy, using="postgres").acquire(timeout=0.3)
+        proxy.on_request = lambda number: None
+        assert len(asked) == 3
+    assert postgres.written() == 1
+
+
+@pytest.mark.alone
+def test_r5_wait_is_over_in_time_and_a_busy_process_does_not_cost_the_user_his_transaction(
+    postgres: World, busy: str
+) -> None:
+    """Threads of this process fight for the interpreter while waits run out: late they may be, the connection stays."""
+    stop = threading.Event()
+    took = []
+
+    def burn() -> None:
+        while not stop.is_set():
+            sum(range(2000))
+
+    burners = [threading.Thread(target=burn) for _ in range(6)]
+    try:
+        with transaction.atomic("postgres"):
+            pid = rows.server_id("postgres")
+            for number in range(8):
+                if number == 4:
+                    for thread in burners:
+                        thread.start()
+                began = time.monotonic()
+                with pytest.raises(LockTimeout):
+                    advisory_lock(busy, using="postgres").acquire(timeout=0.55)
+                took.append(time.monotonic() - began)
+            postgres.write()
+            assert rows.server_id("postgres") == pid
+    finally:
+        stop.set()
+        for thread in burners:
+            thread.join()
+    assert min(took) >= 0.55
+    within(max(took[:4]), 0.6, what=f"took {took}")
+    assert postgres.written() == 1

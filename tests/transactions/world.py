@@ -1,0 +1,156 @@
+"""One lock, the database whose transaction counts, and a rival; and what must hold when the transaction has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+from django.db import connections, transaction
+
+from django_distlock import Lock, advisory_lock, signals
+from tests.transactions import rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.transactions.rival import Rival
+
+SIGNALS = {signals.lock_acquired: "acquired", signals.lock_released: "released", signals.lock_lost: "lost"}
+
+
+class World:
+    """``heard``: each time that the lock was acquired, released or lost, as the signals tell it."""
+
+    def __init__(self, using: str, alias: str, name: str, rival: Rival) -> None:
+        self.using, self.alias, self.name, self.rival = using, alias, name, rival
+        # PostgreSQL's own lock on the connection of the transaction, which ends with it
+        self.scoped = using == alias == "postgres"
+        self.late = 0.0
+        self.heard: list[str] = []
+        self._waiting = self._answered = False
+        self._before = self._after = 0.0
+        for signal in SIGNALS:
+            signal.connect(self._hear)
+
+    def _hear(self, signal: Any, name: str, **facts: Any) -> None:
+        if name == self.name:
+            self.heard.append(SIGNALS[signal] + (f" ({facts['reason']})" if "reason" in facts else ""))
+
+    @property
+    def connection(self) -> Any:
+        return connections[self.alias]
+
+    @property
+    def other(self) -> str:
+        """A database of which nobody has said anything."""
+        return "mariadb" if self.alias != "mariadb" else "postgres"
+
+    def lock(self, suffix: str = "", **options: Any) -> Lock:
+        return advisory_lock(self.name + suffix, using=self.using, **{"timeout": 10, **options})
+
+    def write(self) -> None:
+        rows.write(self.alias, self.name)
+
+    def written(self) -> int:
+        return rows.count(self.alias, self.name)
+
+    def is_out(self, suffix: str = "") -> bool:
+        """Is the lock refused to the rival?"""
+        return self.rival.is_out(self.using, self.name + suffix)
+
+    @contextlib.contextmanager
+    def busy(self, suffix: str) -> Iterator[None]:
+        """The rival holds the lock of that name."""
+        self.rival.wait(self.using, self.name + suffix, self.alias)
+        self.rival.hear()
+        try:
+            yield
+        finally:
+            self.rival.release()
+
+    # the steps of a test
+
+    def still_inside(self) -> None:
+        """The transaction is open: the rival is refused. From now on it waits."""
+        assert self.is_out(), "the rival got the lock before the transaction had ended"
+        self.starts_to_wait()
+        self._before = time.monotonic()
+
+    def starts_to_wait(self) -> None:
+        self.rival.wait(self.using, self.name, self.alias)
+        self._waiting = True
+
+    def ended(self) -> None:
+        """The transaction has ended just now; called by a way whose end is not the end of its last block."""
+        self._after = self._after or time.monotonic()
+
+    def check_rival_came_in(self, seen: int) -> None:
+        """The rival got the lock after the end, and saw ``seen`` rows at that moment."""
+        if self._answered:  # checked by the way itself, before it went on
+            return
+        self.ended()
+        assert self._waiting, "what should run under the lock did not run"
+        granted_at, count = self.hear_grant()
+        assert granted_at >= self._before, "the rival was in before the end"
+        self.late = granted_at - self._after
+        assert count == seen, "the rival did not see what was committed under the lock"
+
+    def check_returned_once(self) -> None:
+        """The lock was given back once, and the connection is as it was."""
+        assert len([what for what in self.heard if what != "acquired"]) == 1, self.heard
+        check_connections_are_clean()
+
+    def check_rival_keeps_it(self) -> None:
+        """What this connection does next takes nothing away from the rival."""
+        with transaction.atomic(self.alias):
+            rows.count(self.alias, self.name)
+        assert self.lock().try_acquire() is None
+
+    def hear_grant(self) -> list[Any]:
+        self._answered = True
+        answer: list[Any] = self.rival.hear()
+        return answer
+
+    def again(self) -> None:
+        """Another round with the same lock."""
+        self.rival.release()
+        self._waiting = self._answered = False
+        self._before = self._after = 0.0
+
+    def leave(self) -> None:
+        """Leave the rival without a lock and without a question, also after a test that failed."""
+        for signal in SIGNALS:
+            signal.disconnect(self._hear)
+        with contextlib.suppress(AssertionError):
+            if self._waiting and not self._answered:
+                self.rival.hear()
+            if self._waiting:
+                self.rival.release()
+
+
+# that end a transaction, or a part of it, and are wrapped meanwhile
+METHODS = ("commit", "rollback", "close", "set_autocommit", "savepoint_rollback")
+
+
+def check_connections_are_clean() -> None:
+    """Nothing of the library's is left in the way on any connection of this thread."""
+    for connection in connections.all(initialized_only=True):
+        replaced = [name for name in METHODS if name in vars(connection)]
+        assert not replaced, f"left on {connection.alias}: {replaced}"
+        assert not connection.execute_wrappers, f"left on {connection.alias}: {connection.execute_wrappers}"
+
+
+def execute(alias: str, sql: str) -> None:
+    with connections[alias].cursor() as cursor:
+        cursor.execute(sql)
+
+
+@contextlib.contextmanager
+def swallow(*kinds: type[BaseException]) -> Iterator[None]:
+    """The end of a transaction by an exception: it must come out, and is then done with."""
+    try:
+        yield
+    except kinds:
+        return
+    raise AssertionError(f"none of {kinds} came out")
