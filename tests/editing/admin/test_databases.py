@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.contrib import admin
-from django.db import connections, models
-from django.urls import clear_url_caches, include, path, reverse
+from django.db import models
+from django.urls import include, path, reverse
 
 from django_distlock.editing import EditLockAdmin
 from django_distlock.editing.admin.lists import held_of
 from django_distlock.editing.http.forms import FIELD
 from testproject.articles.models import Article
 from tests.editing.people import HIDDEN
+from tests.editing.store.conftest import emptied
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,13 +52,9 @@ LIST = "elsewhere:articles_article_changelist"
 
 
 @pytest.fixture
-def theirs(crew: dict[str, Person], settings: Any) -> Iterator[Article]:
-    settings.ROOT_URLCONF = __name__
-    clear_url_caches()
-    yield Article.objects.using(OTHER).create(title="A bridge opens", body="On Saturday.")
-    Article.objects.using(OTHER).all().delete()
-    with connections[OTHER].cursor() as cursor:
-        cursor.execute("DELETE FROM django_distlock_editlease")
+def theirs(site: None) -> Iterator[Article]:
+    for alias in emptied(OTHER):
+        yield Article.objects.using(alias).create(title="A bridge opens", body="On Saturday.")
 
 
 def test_an_editable_list(ada: Person, theirs: Article) -> None:
@@ -93,9 +90,9 @@ def test_actions_and_the_filter(ada: Person, bo: Person, theirs: Article) -> Non
     assert bo.client.post(change, {"title": "x", "body": "y", "section": "news", **fields}).status_code == 409
 
 
-@pytest.mark.parametrize("key", [models.UUIDField, models.DateField])
-def test_keys_that_are_no_numbers(databases: None, key: Any) -> None:
-    meta = type("Meta", (), {"app_label": "dataapp", "managed": False})
-    name = f"With{key.__name__}"
-    model = type(name, (models.Model,), {"key": key(primary_key=True), "Meta": meta, "__module__": __name__})
-    assert held_of(model, "default") == {}
+def test_keys_that_are_no_numbers(databases: None) -> None:
+    for key in (models.UUIDField, models.DateField):
+        meta = type("Meta", (), {"app_label": "dataapp", "managed": False})
+        name = f"With{key.__name__}"
+        model = type(name, (models.Model,), {"key": key(primary_key=True), "Meta": meta, "__module__": __name__})
+        assert held_of(model, "default") == {}

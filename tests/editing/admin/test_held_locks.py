@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -10,11 +11,9 @@ from django.contrib.auth.models import Permission
 from django.urls import reverse
 
 from tests.editing.admin.test_change import address
-from tests.editing.people import HIDDEN, is_held
+from tests.editing.people import is_held
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from testproject.articles.models import Article
     from tests.editing.people import Person
 
@@ -28,16 +27,12 @@ def one_alias(settings: Any) -> None:
     settings.DISTLOCK = {"default": {"BACKEND": "django_distlock.backends.memory.MemoryBackend"}}
 
 
-def test_user_and_object(ada: Person, boss: Person, article: Article) -> None:
+def test_names_are_for_those_who_may_see_the_object(ada: Person, bo: Person, boss: Person, article: Article) -> None:
     assert "distlock-edits" not in boss.client.get(LIST).content.decode()
     ada.claim(ada.open(address(article))["distlock_edit"])
     text = boss.client.get(LIST).content.decode()
     assert f'<a href="{address(article)}"><bdi>A bridge opens</bdi></a>' in text
     assert "<td><bdi>Ada</bdi></td>" in text
-
-
-def test_the_name_of_an_object_is_for_those_who_may_see_it(ada: Person, bo: Person, article: Article) -> None:
-    ada.claim(ada.open(address(article))["distlock_edit"])
     assert bo.user is not None
     bo.user.user_permissions.set(Permission.objects.filter(codename="view_heldlock"))
     text = bo.client.get(LIST).content.decode()
@@ -50,7 +45,9 @@ def test_the_name_of_an_object_is_for_those_who_may_see_it(ada: Person, bo: Pers
 def test_breaking(ada: Person, boss: Person, article: Article) -> None:
     grant = ada.open(address(article))["distlock_edit"]
     lease = ada.claim(grant)
-    sent = {"reason": "gone\nhome", **shown(boss)}
+    text = boss.client.get(LIST).content.decode().partition("distlock-edits")[2]
+    shown = dict(re.findall(r'<input type="hidden" name="(database|model|pk|fence)" value="([^"]*)">', text))
+    sent = {"reason": "gone\nhome", **shown}
     assert boss.client.post(BREAK, {**sent, "fence": "999"}).status_code == 302
     assert is_held(article)
     assert boss.client.post(BREAK, sent).status_code == 302
@@ -59,12 +56,3 @@ def test_breaking(ada: Person, boss: Person, article: Article) -> None:
     assert "gone home" in LogEntry.objects.get().change_message
     assert boss.client.post(BREAK, {**sent, "database": "none"}).status_code == 403
     assert boss.client.get(BREAK).status_code == 403
-
-
-def shown(person: Person) -> dict[str, str]:
-    import re
-
-    text = person.client.get(LIST).content.decode()
-    text = text[text.index("distlock-edits") :]
-    assert not HIDDEN.findall(text)
-    return dict(re.findall(r'<input type="hidden" name="(database|model|pk|fence)" value="([^"]*)">', text))

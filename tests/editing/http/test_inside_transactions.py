@@ -10,7 +10,7 @@ from django.contrib.admin.utils import quote, unquote
 from django.db import transaction
 from django.shortcuts import redirect
 from django.test import Client
-from django.urls import clear_url_caches, path, re_path
+from django.urls import path, re_path
 from django.utils.decorators import method_decorator
 
 from django_distlock.editing import EditLockAdmin, edit_locked
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from tests.editing.people import Person
 
 OLD = {"body": "An old text.", "section": "culture"}
-LIST = "articles_article_changelist"
 
 
 class RollBack(Exception):
@@ -138,14 +137,8 @@ PAGES = [
     "/decorated/{}/",
 ]
 REVERTS = ["/versioned/articles/article/{}/history/1/", "/outside/articles/article/{}/history/1/"]
-pytestmark = pytest.mark.usefixtures("atomic_requests")
+pytestmark = pytest.mark.usefixtures("site")
 every_page = pytest.mark.parametrize("page", [*PAGES, *REVERTS])
-
-
-@pytest.fixture(autouse=True)
-def addresses(site: None, settings: Any) -> None:
-    settings.ROOT_URLCONF = __name__
-    clear_url_caches()
 
 
 def post(person: Person, address: str, fields: dict[str, str], body: str) -> Any:
@@ -157,6 +150,7 @@ def body() -> str:
 
 
 @every_page
+@pytest.mark.usefixtures("atomic_requests")
 def test_a_save_and_a_second_one(ada: Person, bo: Person, article: Article, page: str) -> None:
     address = page.format(article.pk)
     first, second = ada.open(address), bo.open(address)
@@ -171,42 +165,32 @@ def test_a_save_and_a_second_one(ada: Person, bo: Person, article: Article, page
 
 
 @every_page
-def test_refused_while_another_user_edits(ada: Person, bo: Person, article: Article, page: str) -> None:
-    address = page.format(article.pk)
-    ada.claim(ada.open(f"/edit/{article.pk}/")["distlock_edit"])
-    post(bo, address, bo.open(address), "By Bo.")
-    assert Article.objects.get().section == "news"
-    assert body() == "On Saturday."
-
-
-@pytest.mark.parametrize("page", [*PAGES, REVERTS[0]])
-def test_a_refusal_says_why(ada: Person, bo: Person, article: Article, page: str) -> None:
+def test_a_refusal_while_another_user_edits_says_why(ada: Person, bo: Person, article: Article, page: str) -> None:
     address = page.format(article.pk)
     fields = bo.open(address)
     lease = ada.claim(grant := ada.open(f"/edit/{article.pk}/")["distlock_edit"])
     refused = post(bo, address, fields, "By Bo.")
+    assert Article.objects.get().section == "news"
+    assert body() == "On Saturday."
+    if page == REVERTS[1]:
+        return  # its own transaction turns whatever is no save into a message
     assert refused.status_code == 409
     assert "Ada is editing this now." in refused.content.decode()
     assert "By Bo." in refused.content.decode()
     ada.release([grant], [lease])
     Article.objects.update(body="By a command.")
-    refused = post(bo, address, fields, "By Bo.")
-    assert refused.status_code == 409
+    assert post(bo, address, fields, "By Bo.").status_code == 409
     assert body() == "By a command."
 
 
-def test_a_revert_restores_what_is_not_in_the_form(ada: Person, article: Article) -> None:
-    address = REVERTS[0].format(article.pk)
-    page = ada.client.get(address).content.decode()
-    assert "An old text." in page
-    assert post(ada, address, ada.open(address), "An old text.").status_code == 302
-    assert Article.objects.get().section == "culture"
-
-
-def test_a_form_that_was_open_sees_the_revert(ada: Person, bo: Person, article: Article) -> None:
+def test_a_revert_restores_what_is_not_in_the_form_and_open_forms_see_it(
+    ada: Person, bo: Person, article: Article
+) -> None:
     fields = bo.open(f"/edit/{article.pk}/")
     address = REVERTS[0].format(article.pk)
+    assert "An old text." in ada.client.get(address).content.decode()
     assert post(ada, address, ada.open(address), "On Saturday.").status_code == 302
+    assert Article.objects.get().section == "culture"
     assert post(bo, f"/edit/{article.pk}/", fields, "By Bo.").status_code == 409
 
 
@@ -237,17 +221,13 @@ def test_a_deleted_object_is_recovered(ada: Person, article: Article) -> None:
 
 
 @pytest.mark.parametrize("site_name", ["versioned", "outside"])
-def test_an_editable_list(ada: Person, article: Article, site_name: str) -> None:
+@pytest.mark.usefixtures("atomic_requests")
+def test_an_editable_list_and_a_deletion(ada: Person, article: Article, site_name: str) -> None:
     address = f"/{site_name}/articles/article/"
-    fields = ada.open(address)
     form = {"form-TOTAL_FORMS": 1, "form-INITIAL_FORMS": 1, "form-0-id": article.pk, "form-0-section": "sport"}
-    assert ada.client.post(address, {**form, **fields, "_save": "Save"}).status_code == 302
+    assert ada.client.post(address, {**form, **ada.open(address), "_save": "Save"}).status_code == 302
     assert Article.objects.get().section == "sport"
-
-
-@pytest.mark.parametrize("site_name", ["versioned", "outside"])
-def test_a_deletion(ada: Person, article: Article, site_name: str) -> None:
-    address = f"/{site_name}/articles/article/{article.pk}/delete/"
+    address = f"{address}{article.pk}/delete/"
     assert ada.client.post(address, {**ada.open(address), "post": "yes"}).status_code == 302
     assert not Article.objects.exists()
 
@@ -267,16 +247,3 @@ def test_a_revert_needs_the_token_of_the_form(ada: Person, article: Article) -> 
     for page in (PAGES[0], REVERTS[0]):
         assert client.post(page.format(article.pk), {"title": "x", "body": "y"}).status_code == 403
     assert body() == "On Saturday."
-
-
-def test_bases_in_an_order_that_locks_nothing() -> None:
-    with pytest.raises(TypeError, match="Put EditLockAdmin before ModelAdmin"):
-
-        class Wrong(admin.ModelAdmin, EditLockAdmin):  # type: ignore[type-arg,misc]
-            pass
-
-    class VersionAdmin(Revisions, admin.ModelAdmin):  # type: ignore[type-arg]
-        pass
-
-    with pytest.raises(TypeError, match="Put EditLockAdmin before VersionAdmin"):
-        type("Wrong", (VersionAdmin, EditLockAdmin), {})

@@ -17,7 +17,6 @@ from django_distlock.storage.dialect import contended
 from testproject.articles.models import Article
 from tests.editing.store.desks import Desk, expire, new_id, write_behind
 from tests.support.places import Place, isolate
-from tests.support.sizes import be_polite
 
 if TYPE_CHECKING:
     from tests.support.child import Link
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 def edit(link: Link, place: tuple[str, str], pks: list[int], person: str, seconds: float, seed: str) -> None:
     """Say the tokens of the saves and of the writes behind the lock that were committed, and how much was refused."""
-    be_polite()
     isolate(Place(*place))
     chance = random.Random(seed)
     articles = list(Article.objects.using(place[0]).filter(pk__in=pks))
@@ -57,12 +55,8 @@ def _one(chance: random.Random, article: Article, desk: Desk, told: dict[str, An
         found = desk.take_over(resource) if kind < 0.05 else desk.claim(resource)
         if isinstance(found, Busy):
             told["busy"] += 1
-            if (
-                not found.saving
-                and found.holder
-                and found.holder.owner
-                and found.holder.owner.label == desk.owner.label
-            ):
+            holder = found.holder and found.holder.owner
+            if not found.saving and holder and holder.label == desk.owner.label:
                 told["wrong"].append("held by you")
             if chance.random() < 0.7:
                 return
@@ -121,12 +115,11 @@ def claim_at_once(link: Link, alias: str, pk: int, count: int) -> None:
 
 
 def hold_and_hang(link: Link, alias: str, pk: int) -> None:
-    """Claim, and say so; then begin a save and hang in it."""
+    """Claim, and say so; then begin a save, and hang in it until the end."""
     article = Article.objects.using(alias).get(pk=pk)
     desk = Desk("ada")
     desk.open(article)
     assert isinstance(store.claim(resource_of(article), desk.owner, new_id(), 3.0), EditLease)
     link.say("held")
-    if link.hear() == "save":
-        with contextlib.suppress(EditConflict):
-            desk.save("never", lambda save: (link.say("saving"), time.sleep(600)))
+    link.hear()
+    desk.save("never", lambda save: (link.say("saving"), link.hear()))

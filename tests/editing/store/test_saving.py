@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.db import DatabaseError, OperationalError, connections, transaction
 from django.db.transaction import TransactionManagementError
-from django.test.utils import CaptureQueriesContext
 
 from django_distlock.editing import store
-from django_distlock.editing.conf import config
 from django_distlock.editing.grants import EditGrant, open_grant
-from django_distlock.editing.records import EditConflict, EditLease
+from django_distlock.editing.records import EditConflict
 from django_distlock.editing.resources import resource_of
-from django_distlock.editing.saving import run_save, saving
+from django_distlock.editing.saving import saving
 from django_distlock.editing.signals import edit_refused
 from django_distlock.editing.versions import Inline
 from testproject.articles.models import Article, Source
 from tests.data.app.models import Course, Restaurant, Student
-from tests.editing.store.desks import Desk, expire, make_article, text_of, write_behind
-from tests.support.places import REPEATABLE_READ, Place, at_the_side
+from tests.editing.store.desks import Desk, hearing, make_article, text_of, until_somebody_waits, write_behind
+from tests.support.places import REPEATABLE_READ, Place, at_the_side, statements_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from django_distlock.editing.saving import Save
 
 every_server = pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
 SOURCES = Inline(model="articles.source", fk="article", fields=("name",))
@@ -38,151 +36,70 @@ def refused(desk: Desk) -> EditConflict:
     return caught.value
 
 
-def opened(desk: Desk, obj: Any, **options: Any) -> Any:
+def opened(desk: Desk, obj: Any, **options: Any) -> EditGrant:
     found = open_grant([resource_of(obj)], principal=desk.owner.principal, **options)
     assert found is not None
-    desk.grant = found.grant
-    return found.obj
+    return found.grant
+
+
+# what other writers do
+
+
+@every_server
+def test_the_write_rule_makes_the_other_writer_wait(alias: str) -> None:
+    """A command that knows no edit locks waits for the end of the save, and nothing is lost."""
+    article, ada = make_article(alias), Desk("ada")
+    ada.open(article)
+    place = Place(alias, "READ COMMITTED")
+    thread = threading.Thread(target=at_the_side, args=(place, lambda: write_behind(article, "theirs")))
+
+    def meanwhile(save: object) -> None:
+        thread.start()
+        until_somebody_waits(alias)
+
+    ada.save("mine", meanwhile)
+    thread.join(30)
+    assert text_of(article) == "0;mine;theirs"
+
+
+def test_a_save_on_sqlite_has_the_write_lock_before_it_reads(databases: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the settings say DEFERRED, which would end with "database is locked" at once."""
+    article, ada = make_article("default"), Desk("ada")
+    monkeypatch.setattr(connections["default"], "transaction_mode", "DEFERRED")
+    ada.open(article)
+    name = connections["default"].settings_dict["NAME"]
+    other = sqlite3.connect(name, timeout=0, isolation_level=None)
+
+    def meanwhile(save: object) -> None:
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            other.execute("UPDATE articles_article SET title = 'theirs' WHERE id = ?", [article.pk])
+
+    try:
+        ada.save("mine", meanwhile)
+        assert text_of(article) == "0;mine"
+        assert connections["default"].transaction_mode == "DEFERRED"  # type: ignore[attr-defined]
+    finally:
+        other.close()
+        article.delete()
 
 
 # who is refused, and who is not
-
-
-def test_somebody_who_held_it_and_left_is_no_reason(alias: str) -> None:
-    article, ada, bob = make_article(alias), Desk("ada"), Desk("bob")
-    ada.open(article)
-    bob.claim(resource_of(article))
-    bob.release(resource_of(article))
-    ada.save("mine")
-    assert text_of(article) == "0;mine"
-
-
-def test_an_expired_lease_that_nobody_wanted_is_taken_again(alias: str) -> None:
-    article, ada = make_article(alias), Desk("ada")
-    resource = resource_of(article)
-    ada.open(article)
-    ada.claim(resource)
-    expire(resource)
-    ada.save("mine", reserve=None)
-    row = store.read([resource])[resource.digest]
-    assert (row.held, row.lease, row.changed_by) == (True, ada.lease, "Ada")
-
-
-def test_a_page_that_stays_keeps_its_lease(alias: str) -> None:
-    article, ada = make_article(alias), Desk("ada")
-    resource = resource_of(article)
-    ada.open(article)
-    ada.claim(resource)
-
-    def work(save: Save) -> None:
-        save.wrote()
-        save.keep()
-
-    assert ada.grant is not None
-    run_save(ada.grant, ada.owner, ada.lease, work)
-    row = store.read([resource])[resource.digest]
-    assert (row.held, row.lease, row.reserved) == (True, ada.lease, False)
-    assert row.expires_in > 5
-
-
-def test_after_a_save_the_lease_waits_some_seconds_for_the_next_page(alias: str) -> None:
-    article, ada = make_article(alias), Desk("ada")
-    resource = resource_of(article)
-    ada.open(article)
-    ada.claim(resource)
-    ada.save("mine", reserve=5.0)
-    row = store.read([resource])[resource.digest]
-    assert row.held
-    assert row.expires_in <= 5
-    assert isinstance(ada.renew(resource), EditLease)  # a page that stayed
-    assert store.read([resource])[resource.digest].expires_in > 5
-
-
-def test_without_a_script_the_version_decides(alias: str) -> None:
-    article, ada, bob = make_article(alias), Desk("ada"), Desk("bob")
-    ada.open(article)
-    bob.open(article)
-    ada.save("ada")
-    conflict = refused(bob)
-    assert (conflict.reason, conflict.changed_by) == ("changed", "Ada")
-    assert conflict.obj.body == "0;ada"
-
-
-def test_the_other_tab_of_the_same_person_refuses_nothing_until_it_saves(alias: str) -> None:
-    article, first, second = make_article(alias), Desk("ada"), Desk("ada")
-    resource = resource_of(article)
-    first.open(article)
-    second.open(article)
-    second.claim(resource)
-    first.save("mine")
-    assert store.read([resource])[resource.digest].lease == second.lease
-    assert refused(second).reason == "changed"
 
 
 def test_the_holder_is_named(alias: str) -> None:
     article, ada, bob = make_article(alias), Desk("ada"), Desk("bob")
     ada.open(article)
     bob.claim(resource_of(article))
-    heard: list[Any] = []
-
-    def hear(**told: Any) -> None:
-        heard.append(told["conflict"])
-
-    edit_refused.connect(hear)
-    try:
+    with hearing(edit_refused) as heard:
         conflict = refused(ada)
-    finally:
-        edit_refused.disconnect(hear)
     assert conflict.reason == "held"
     assert conflict.holder is not None
     assert conflict.holder.label == "Bob"
-    assert heard == [conflict]
+    assert [told["conflict"] for told in heard] == [conflict]
     assert "Bob" in str(conflict)
 
 
-def test_mode_warn_saves_and_says_so(alias: str) -> None:
-    article, ada, bob = make_article(alias), Desk("ada"), Desk("bob")
-    resource = resource_of(article)
-    opened(ada, article, fields=["body"], options=config(mode="warn"))
-    bob.claim(resource)
-    assert ada.grant is not None
-    with saving(ada.grant, ada.owner) as save:
-        assert [warning.reason for warning in save.warnings] == ["held"]
-        save.wrote()
-    row = store.read([resource])[resource.digest]
-    assert (row.lease, row.changed_by) == (bob.lease, "Ada")
-
-
-def test_a_deleted_object_does_not_come_back(alias: str) -> None:
-    article, ada = make_article(alias), Desk("ada")
-    ada.open(article)
-    Article.objects.using(alias).filter(pk=article.pk).delete()
-    assert refused(ada).reason == "deleted"
-    assert not Article.objects.using(alias).filter(pk=article.pk).exists()
-
-
-def test_the_holder_learns_that_the_object_was_deleted(alias: str) -> None:
-    article, ada = make_article(alias), Desk("ada")
-    resource = resource_of(article)
-    ada.open(article)
-    ada.claim(resource)
-    assert ada.grant is not None
-    with saving(ada.grant, ada.owner, ada.lease) as save:
-        save.object.delete()
-        save.deleted()
-    assert ada.renew(resource).reason == "deleted"
-
-
 # what is seen, and what is kept
-
-
-def test_a_field_that_is_not_in_the_form_is_kept_and_is_no_conflict(alias: str) -> None:
-    article, ada = make_article(alias), Desk("ada")
-    ada.open(article)
-    Article.objects.using(alias).filter(pk=article.pk).update(section="sport")
-    ada.save("mine")
-    article.refresh_from_db()
-    assert (article.body, article.section) == ("0;mine", "sport")
 
 
 def test_inline_rows_are_part_of_the_version(alias: str) -> None:
@@ -193,12 +110,11 @@ def test_inline_rows_are_part_of_the_version(alias: str) -> None:
         lambda: Source.objects.using(alias).create(article=article, name="c"),
         lambda: Source.objects.using(alias).filter(name="c").delete(),
     ):
-        opened(ada, article, fields=["title", "body"], inlines=[SOURCES])
+        ada.grant = opened(ada, article, fields=["title", "body"], inlines=[SOURCES])
         change()
         assert refused(ada).reason == "changed"
-    opened(ada, article, fields=["title", "body"], inlines=[SOURCES])
-    assert ada.grant is not None
-    with saving(ada.grant, ada.owner) as save:
+    grant = opened(ada, article, fields=["title", "body"], inlines=[SOURCES])
+    with saving(grant, ada.owner) as save:
         assert [row.pk for row in save.inlines[SOURCES]] == [source.pk]
 
 
@@ -206,8 +122,7 @@ def test_inline_rows_are_part_of_the_version(alias: str) -> None:
 def test_inline_rows_are_locked(alias: str) -> None:
     article, ada = make_article(alias), Desk("ada")
     source = Source.objects.using(alias).create(article=article, name="a")
-    opened(ada, article, fields=["body"], inlines=[SOURCES])
-    assert ada.grant is not None
+    grant = opened(ada, article, fields=["body"], inlines=[SOURCES])
     found: list[bool] = []
 
     def look() -> None:
@@ -215,7 +130,7 @@ def test_inline_rows_are_locked(alias: str) -> None:
             rows = Source.objects.using(alias).filter(pk=source.pk).select_for_update(skip_locked=True)
             found.append(rows.exists())
 
-    with saving(ada.grant, ada.owner):
+    with saving(grant, ada.owner):
         at_the_side(Place(alias, "READ COMMITTED"), look)
     assert found == [False]
 
@@ -235,17 +150,14 @@ def test_the_row_of_the_parent_is_locked_too(alias: str) -> None:
             found.append(rows.select_for_update(skip_locked=True).exists())
 
     try:
-        opened(ada, restaurant)
-        opened(bob, place_of_it)
-        assert ada.grant is not None
-        assert bob.grant is not None
-        with saving(ada.grant, ada.owner) as save:
+        mine, theirs = opened(ada, restaurant), opened(bob, place_of_it)
+        with saving(mine, ada.owner) as save:
             at_the_side(Place(alias, "READ COMMITTED"), look)
             save.object.seats = 6
             save.object.save()
             save.wrote()
         assert found == [False]
-        with pytest.raises(EditConflict), saving(bob.grant, bob.owner):
+        with pytest.raises(EditConflict), saving(theirs, bob.owner):
             pytest.fail("the child was written since")
     finally:
         restaurant.delete()
@@ -255,14 +167,11 @@ def test_many_to_many_rows_are_seen_through_the_counter(alias: str) -> None:
     student, course = Student.objects.using(alias).create(name="s"), Course.objects.using(alias).create(title="c")
     ada, bob = Desk("ada"), Desk("bob")
     try:
-        opened(ada, student)
-        opened(bob, student)
-        assert ada.grant is not None
-        assert bob.grant is not None
-        with saving(ada.grant, ada.owner) as save:
+        mine, theirs = opened(ada, student), opened(bob, student)
+        with saving(mine, ada.owner) as save:
             save.object.courses.add(course)
             save.wrote()
-        with pytest.raises(EditConflict, match="changed by Ada"), saving(bob.grant, bob.owner):
+        with pytest.raises(EditConflict, match="changed by Ada"), saving(theirs, bob.owner):
             pytest.fail("the courses were changed since")
     finally:
         student.delete()
@@ -337,22 +246,6 @@ def test_mysql_with_another_isolation_reads_what_is_out_of_date(
         article.delete()
 
 
-def test_an_error_rolls_everything_back(alias: str) -> None:
-    article, ada = make_article(alias), Desk("ada")
-    ada.open(article)
-
-    def fail(save: Any) -> None:
-        save.object.body = "never"
-        save.object.save()
-        save.wrote()
-        raise LookupError
-
-    with pytest.raises(LookupError):
-        ada.save("mine", fail)
-    assert text_of(article) == "0"
-    ada.save("mine")
-
-
 class Refusing:
     """Fails the first statements that begin with a word, as the database would."""
 
@@ -368,36 +261,24 @@ class Refusing:
         return execute(sql, params, many, context)
 
 
-@pytest.fixture(params=[1020, 1205, 1213])
-def busy(request: pytest.FixtureRequest) -> OperationalError:
-    return OperationalError(request.param, "another transaction was first")
-
-
-def test_once_more_if_the_database_gave_up(alias: str, busy: OperationalError) -> None:
-    article, ada = make_article(alias), Desk("ada")
+@pytest.mark.parametrize("number", [1020, 1205, 1213])
+def test_once_more_if_the_database_gave_up_then_a_page(databases: None, number: int) -> None:
+    article, ada, calls = make_article("mariadb"), Desk("ada"), list[int]()
+    busy = OperationalError(number, "another transaction was first")
     ada.open(article)
-    calls: list[int] = []
-    with connections[alias].execute_wrapper(Refusing("UPDATE", busy, 1)):
+    with connections["mariadb"].execute_wrapper(Refusing("UPDATE", busy, 100)):
+        assert refused(ada).reason == "saving"
+    assert text_of(article) == "0"
+    with connections["mariadb"].execute_wrapper(Refusing("UPDATE", busy, 1)):
         ada.save("mine", lambda save: calls.append(1))
     assert len(calls) == 2
     assert text_of(article) == "0;mine"
-
-
-def test_if_it_gives_up_again_the_page_says_so(alias: str, busy: OperationalError) -> None:
-    article, ada = make_article(alias), Desk("ada")
-    ada.open(article)
-    with connections[alias].execute_wrapper(Refusing("UPDATE", busy, 100)):
-        assert refused(ada).reason == "saving"
-    assert text_of(article) == "0"
-
-
-def test_another_error_is_not_repeated(alias: str) -> None:
-    article, ada = make_article(alias), Desk("ada")
-    ada.open(article)
     refusing = Refusing("UPDATE", DatabaseError("a constraint"), 100)
-    with connections[alias].execute_wrapper(refusing), pytest.raises(DatabaseError, match="constraint"):
-        ada.save("mine")
+    ada.open(article)
+    with connections["mariadb"].execute_wrapper(refusing), pytest.raises(DatabaseError, match="constraint"):
+        ada.save("never")
     assert refusing.seen == 1
+    article.delete()
 
 
 @pytest.mark.parametrize(
@@ -409,23 +290,22 @@ def test_a_beat_while_the_save_waits_for_its_lock(place: Place) -> None:
     resource = resource_of(article)
     ada.open(article)
     ada.claim(resource)
-    begun, go = threading.Event(), threading.Event()
+    begun = threading.Event()
 
     def hold() -> None:
         with transaction.atomic(using=place.alias):
             store.lock([resource])
             begun.set()
-            go.wait(10)
+            until_somebody_waits(place.alias)
             store.wrote([resource_of(make_article(place.alias))], "somebody")
             with connections[place.alias].cursor() as cursor:
                 cursor.execute("UPDATE django_distlock_editlease SET seen = seen + 1")
 
     thread = threading.Thread(target=at_the_side, args=(place, hold))
     thread.start()
-    assert begun.wait(10)
-    threading.Timer(0.3, go.set).start()
+    assert begun.wait(30)
     ada.save("mine")
-    thread.join(10)
+    thread.join(30)
     bob.open(article)
     assert bob.shown == "0;mine"
 
@@ -433,30 +313,20 @@ def test_a_beat_while_the_save_waits_for_its_lock(place: Place) -> None:
 # what it costs
 
 
-def test_a_save_costs_three_statements_more(alias: str) -> None:
+def test_a_form_costs_two_statements_and_its_save_three_more(alias: str) -> None:
     article, ada = make_article(alias), Desk("ada")
-    ada.open(article)
+    assert statements_of(alias, lambda: ada.open(article)) == ["SELECT", "SELECT"]
 
     def naive() -> None:
         with transaction.atomic(using=alias):
             article.body = "naive"
             article.save(using=alias, update_fields=["title", "body"], force_update=True)
 
-    with CaptureQueriesContext(connections[alias]) as before:
-        naive()
-    ada.open(article)
+    before = statements_of(alias, naive)
     for _ in range(2):  # the first save makes the row
-        with CaptureQueriesContext(connections[alias]) as after:
-            ada.save("mine")
-        assert len(after) - len(before) == 3, [query["sql"] for query in after]
         ada.open(article)
-
-
-def test_a_form_costs_two_statements(alias: str) -> None:
-    article, ada = make_article(alias), Desk("ada")
-    with CaptureQueriesContext(connections[alias]) as queries:
-        ada.open(article)
-    assert [query["sql"].split(None, 1)[0] for query in queries] == ["SELECT", "SELECT"]
+        after = statements_of(alias, lambda: ada.save("mine"))
+        assert len(after) - len(before) == 3, after
 
 
 # a separate database
@@ -488,15 +358,3 @@ def test_locks_in_another_database(locks_elsewhere: None) -> None:
     with connections["default"].cursor() as cursor:
         cursor.execute("SELECT COUNT(*) FROM django_distlock_editlease")
         assert cursor.fetchone()[0] == 0
-
-
-def test_a_grant_without_a_version_asks_who_holds_it_alone(alias: str) -> None:
-    """As an API does without If-Match."""
-    article, ada, bob = make_article(alias), Desk("ada"), Desk("bob")
-    resource = resource_of(article)
-    grant = EditGrant(resources=(resource,), principal=ada.owner.principal)
-    write_behind(article, "behind")
-    run_save(grant, ada.owner, "", lambda save: save.wrote())
-    bob.claim(resource)
-    with pytest.raises(EditConflict, match="Bob"):
-        run_save(grant, ada.owner, "", lambda save: save.wrote())
