@@ -9,13 +9,14 @@ from django.contrib import admin
 from django.contrib.auth.models import Permission
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
-from django.urls import include, path, reverse
+from django.urls import reverse
 
 from django_distlock.editing import EditLockAdmin
 from django_distlock.editing.grants import read_grant
 from django_distlock.models import EditLeaseRow
 from testproject.articles.models import Article, Source
 from tests.data.app.models import Node
+from tests.editing import site as views
 from tests.editing.admin.test_change import sent
 from tests.editing.people import is_held
 
@@ -44,14 +45,7 @@ class Nodes(EditLockAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
     inlines = (NodeInline,)
 
 
-family = admin.AdminSite("family")
-family.register(Article, Parents)
-family.register(Source, Children)
-family.register(Node, Nodes)
-urlpatterns = [
-    path("family/", family.urls),
-    path("distlock/editing/", include("django_distlock.editing.urls")),
-]
+urlpatterns = [views.beats, views.admin_site("family", (Article, Parents), (Source, Children), (Node, Nodes))]
 
 
 @pytest.fixture
@@ -108,7 +102,6 @@ def test_the_admin_of_a_child_decides_who_takes_it_over(
 
 
 def test_children_that_one_may_only_see_stay_free(ada: Person, bo: Person, article: Article, source: Source) -> None:
-    assert bo.user is not None
     bo.user.user_permissions.remove(*Permission.objects.filter(codename__in=["change_source", "delete_source"]))
     fields = bo.open(parent(article))
     bo.claim(fields["distlock_edit"])

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.contrib import admin
 from django.db import models
-from django.urls import include, path, reverse
+from django.urls import reverse
 
 from django_distlock.editing import EditLockAdmin
 from django_distlock.editing.admin.lists import held_of
 from django_distlock.editing.http.forms import FIELD
 from testproject.articles.models import Article
+from tests.editing import site as views
 from tests.editing.people import HIDDEN
 from tests.editing.store.conftest import emptied
 
@@ -42,12 +43,7 @@ class Elsewhere(EditLockAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
         queryset.update(published=True)
 
 
-elsewhere = admin.AdminSite("elsewhere")
-elsewhere.register(Article, Elsewhere)
-urlpatterns = [
-    path("elsewhere/", elsewhere.urls),
-    path("distlock/editing/", include("django_distlock.editing.urls")),
-]
+urlpatterns = [views.beats, views.admin_site("elsewhere", (Article, Elsewhere))]
 LIST = "elsewhere:articles_article_changelist"
 
 

@@ -133,7 +133,6 @@ def test_a_row_that_was_deleted_can_be_left_out(bo: Person, article: Article, so
 
 
 def test_somebody_who_may_not_add_rows(bo: Person, article: Article, sources: list[Source]) -> None:
-    assert bo.user is not None
     bo.user.user_permissions.remove(Permission.objects.get(codename="add_source"))
     fields: dict[str, Any] = opened(bo, article)
     fields["sources-0-name"] = "by Bo"

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import OperationalError, ProgrammingError, connections
 from django.shortcuts import get_object_or_404
-from django.urls import clear_url_caches, include, path
+from django.urls import clear_url_caches, path
 
-from django_distlock.editing import edit_locked
 from django_distlock.editing.grants import read_grant, sign
 from django_distlock.editing.versions import Inline
 from testproject.articles.models import Article
@@ -20,7 +19,7 @@ from tests.editing import site as views
 from tests.editing.people import is_held
 
 if TYPE_CHECKING:
-    from django.http import HttpRequest, HttpResponse, HttpResponseBase
+    from django.http import HttpRequest, HttpResponseBase
 
     from tests.editing.people import Person
 
@@ -41,7 +40,6 @@ class Matched(views.Edit):
 
     def get_queryset(self) -> Any:
         match = self.request.resolver_match
-        assert match is not None
         assert match.url_name == "matched"
         assert match.kwargs == self.kwargs
         return super().get_queryset()
@@ -91,20 +89,15 @@ def moody_permission(request: HttpRequest, obj: Any) -> bool:
     return True
 
 
-@edit_locked(Article, permission=moody_permission)
-def moody_function(request: HttpRequest, pk: int) -> HttpResponse:
-    return views.act(request, pk)
-
-
 urlpatterns = [
-    path("distlock/editing/", include("django_distlock.editing.urls")),
+    views.beats,
     path("edit/<int:pk>/", views.Edit.as_view()),
     path("prepared/<int:pk>/", Prepared.as_view()),
     path("matched/<int:pk>/", Matched.as_view(), name="matched"),
     path("query/", ByQuery.as_view()),
     path("locking/<int:pk>/", Locking.as_view()),
     path("moody/<int:pk>/", Moody.as_view()),
-    path("moody-function/<int:pk>/", moody_function),
+    path("moody-function/<int:pk>/", views.locked(permission=moody_permission)),
 ]
 POSTED = {"title": "A bridge opens", "body": "By Ada."}
 

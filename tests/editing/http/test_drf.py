@@ -35,9 +35,7 @@ def test_a_write_and_its_tag(ada: Person, bo: Person, article: Article) -> None:
     done = patch(ada, article, **{"If-Match": before})
     assert done.status_code == 200
     assert done["ETag"] == tag(ada, article) != before
-    found = row(article)
-    assert found is not None
-    assert found.changed_by == "Ada"
+    assert row(article).changed_by == "Ada"
     assert bo.client.post(f"/edit/{article.pk}/", {"title": "x", "body": "y", **fields}).status_code == 409
 
 

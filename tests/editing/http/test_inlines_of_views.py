@@ -9,7 +9,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.forms import inlineformset_factory
 from django.http import HttpResponse, HttpResponseRedirect
 from django.template import Context, Template
-from django.urls import include, path
+from django.urls import path
 from django.views.generic import UpdateView
 
 from django_distlock.editing import EditLockMixin
@@ -61,7 +61,7 @@ class Row(EditLockMixin, UpdateView):  # type: ignore[type-arg]
 
 
 urlpatterns = [
-    path("distlock/editing/", include("django_distlock.editing.urls")),
+    views.beats,
     path("all/<int:pk>/", Everything.as_view()),
     path("row/<int:pk>/", Row.as_view()),
 ]

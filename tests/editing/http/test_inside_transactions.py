@@ -99,21 +99,9 @@ class Open(Versioned):
     edit_lock = {"WHEN": "open"}  # noqa: RUF012
 
 
-versioned, outside, opening = admin.AdminSite("versioned"), admin.AdminSite("outside"), admin.AdminSite("opening")
-versioned.register(Article, Versioned)
-outside.register(Article, Outside)
-opening.register(Article, Open)
-
-
 @method_decorator(transaction.atomic, name="dispatch")
 class Edit(views.Edit):
     pass
-
-
-@transaction.atomic
-@edit_locked(Article)
-def function(request: HttpRequest, pk: int) -> HttpResponse:
-    return views.act(request, pk)
 
 
 @method_decorator(transaction.atomic, name="dispatch")
@@ -123,11 +111,11 @@ class Api(views.ArticleViewSet):
 
 urlpatterns = [
     *views.urlpatterns,
-    path("versioned/", versioned.urls),
-    path("outside/", outside.urls),
-    path("opening/", opening.urls),
+    views.admin_site("versioned", (Article, Versioned)),
+    views.admin_site("outside", (Article, Outside)),
+    views.admin_site("opening", (Article, Open)),
     path("inside/<int:pk>/", Edit.as_view()),
-    path("decorated/<int:pk>/", function),
+    path("decorated/<int:pk>/", transaction.atomic(views.locked())),
     path("atomic-api/<int:pk>/", Api.as_view(views.one)),
 ]
 PAGES = [

@@ -32,9 +32,7 @@ def test_the_second_save_is_refused_and_keeps_the_text(ada: Person, bo: Person, 
     first, second = ada.open(path), bo.open(path)
     Article.objects.update(section="culture")  # is not in the form
     assert ada.client.post(path, sent(first, body="By Ada.")).status_code == 302
-    found = row(article)
-    assert found is not None
-    assert found.changed_by == "Ada"
+    assert row(article).changed_by == "Ada"
     refused = bo.client.post(path, sent(second, body="By Bo."))
     assert refused.status_code == 409
     for text in ("Ada has saved this since you opened the form.", "By Bo."):
@@ -196,9 +194,7 @@ def test_an_async_view(ada: Person, bo: Person, article: Article) -> None:
     assert ada.client.post(path, {"body": "By Ada.", "break": "1"}).status_code == 500
     assert Article.objects.get().body == "On Saturday.", "an error rolls back"
     assert ada.client.post(path, {"body": "By Ada."}).status_code == 302
-    found = row(article)
-    assert found is not None
-    assert found.changed_by == "Ada"
+    assert row(article).changed_by == "Ada"
     ada.claim(ada.open(f"/edit/{article.pk}/")["distlock_edit"])
     assert bo.client.post(path, {"body": "By Bo."}).status_code == 409
     assert Article.objects.get().body == "By Ada."

@@ -20,6 +20,7 @@ from rest_framework.authentication import SessionAuthentication
 from rest_framework.test import force_authenticate
 
 from django_distlock.editing import EditLockAdmin, EditLockMixin, EditLockViewSetMixin, edit_locked
+from tests.editing import site as views
 from tests.editing.people import Person, hidden
 
 if TYPE_CHECKING:
@@ -51,11 +52,6 @@ def act(request: HttpRequest, pk: int) -> HttpResponse:
         return HttpResponseRedirect("/done/")
     meanwhile()
     return render(request, "editing_site/form.html", {"form": form, "object": group})
-
-
-@edit_locked(Group)
-def function(request: HttpRequest, pk: int) -> HttpResponse:
-    return act(request, pk)
 
 
 @edit_locked(Group)
@@ -97,14 +93,12 @@ class GroupAdmin(EditLockAdmin, Loading, admin.ModelAdmin):  # type: ignore[type
         return super().get_queryset(request).prefetch_related("permissions")
 
 
-groups = admin.AdminSite("groups")
-groups.register(Group, GroupAdmin)
 urlpatterns = [
-    path("function/<int:pk>/", function),
+    path("function/<int:pk>/", edit_locked(Group)(act)),
     path("async/<int:pk>/", coroutine),
     path("class/<int:pk>/", Edit.as_view()),
     path("api/<int:pk>/", GroupViewSet.as_view({"get": "retrieve", "put": "update"})),
-    path("admin/", groups.urls),
+    views.admin_site("groups", (Group, GroupAdmin)),
 ]
 
 
@@ -129,7 +123,7 @@ def adds(person: Person, group: Group, *pks: int) -> None:
     assert save(person, address, *pks, **person.open(address)).status_code == 302
 
 
-@pytest.mark.parametrize("page", ["function/{}/", "async/{}/", "class/{}/", "admin/auth/group/{}/change/"])
+@pytest.mark.parametrize("page", ["function/{}/", "async/{}/", "class/{}/", "groups/auth/group/{}/change/"])
 def test_a_form_that_read_them_before_a_save_is_refused(boss: Person, bo: Person, group: Group, page: str) -> None:
     """Or it shows what was saved; either way that save is not lost."""
     address = f"/{page.format(group.pk)}"

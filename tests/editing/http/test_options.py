@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.contrib import admin
 from django.contrib.auth.admin import GroupAdmin
 from django.core.exceptions import ImproperlyConfigured
 from django.template import Context, Template
-from django.urls import include, path
+from django.urls import path
 
 from django_distlock.editing import EditLockAdmin, edit_locked
 from testproject.articles.models import Article
 from tests.editing import site as views
 from tests.editing.people import Person, is_held
 from tests.support.findings import findings
-
-if TYPE_CHECKING:
-    from django.http import HttpRequest, HttpResponse
 
 SITE_WIDE = {
     "TTL": 120,
@@ -45,16 +42,6 @@ class StrictEdit(views.Edit):
     edit_lock = {"TAKEOVER": never}  # noqa: RUF012
 
 
-@edit_locked(Article, takeover=lambda request, obj: never(request.user, obj, None))
-def strict_function(request: HttpRequest, pk: int) -> HttpResponse:
-    return views.act(request, pk)
-
-
-@edit_locked(Article, when="open", idle=333)
-def eager_function(request: HttpRequest, pk: int) -> HttpResponse:
-    return views.act(request, pk)
-
-
 class Eager(views.Edit):
     edit_lock = {"WHEN": "open", "IDLE": 333}  # noqa: RUF012
 
@@ -63,21 +50,17 @@ class EagerAdmin(EditLockAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
     edit_lock = {"WHEN": "open", "IDLE": 333}  # noqa: RUF012
 
 
-eager = admin.AdminSite("eager")
-eager.register(Article, EagerAdmin)
-strict = admin.AdminSite("strict")
-strict.register(Article, Strict)
 urlpatterns = [
-    path("distlock/editing/", include("django_distlock.editing.urls")),
-    path("admin/", strict.urls),
-    path("view/<int:pk>/change/", StrictEdit.as_view()),
-    path("function/<int:pk>/change/", strict_function),
+    views.beats,
+    views.admin_site("strict", (Article, Strict)),
+    path("view/<int:pk>/", StrictEdit.as_view()),
+    path("function/<int:pk>/", views.locked(takeover=lambda request, obj: never(request.user, obj, None))),
     path("eager/<int:pk>/", Eager.as_view()),
-    path("eager-function/<int:pk>/", eager_function),
-    path("eager-admin/", eager.urls),
-    path("edit/<int:pk>/change/", views.Edit.as_view()),
+    path("eager-function/<int:pk>/", views.locked(when="open", idle=333)),
+    views.admin_site("eager-admin", (Article, EagerAdmin)),
+    path("edit/<int:pk>/", views.Edit.as_view()),
 ]
-PAGES = ["/admin/articles/article/{pk}/change/", "/view/{pk}/change/", "/function/{pk}/change/"]
+PAGES = ["/strict/articles/article/{pk}/change/", "/view/{pk}/", "/function/{pk}/"]
 
 
 @pytest.mark.usefixtures("site")
@@ -105,7 +88,7 @@ def test_it_is_that_of_the_page_and_not_of_the_setting(
     ada.claim(ada.open(address)["distlock_edit"])
     theirs = boss.open(address)["distlock_edit"]
     assert boss.ask("takeover", theirs, lease=secrets.token_hex(16))["state"] == "error"
-    theirs = boss.open(f"/edit/{article.pk}/change/")["distlock_edit"]
+    theirs = boss.open(f"/edit/{article.pk}/")["distlock_edit"]
     assert boss.ask("takeover", theirs, lease=secrets.token_hex(16))["state"] == "held"
 
 

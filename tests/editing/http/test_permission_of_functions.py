@@ -11,7 +11,7 @@ from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
 from django.test import RequestFactory
-from django.urls import include, path
+from django.urls import path
 from django.views.generic import UpdateView
 
 from django_distlock.editing import EditLockMixin, edit_locked
@@ -33,47 +33,23 @@ def owns(request: HttpRequest, obj: Any) -> bool:
     return bool(request.user.has_perm(CHANGE))
 
 
-@edit_locked(Article, pk="pk", permission=CHANGE)
-def by_name(request: HttpRequest, pk: int) -> HttpResponse:
-    return views.act(request, pk)
-
-
-@edit_locked(Article, pk="pk", permission=CHANGE, when="open")
-def opened(request: HttpRequest, pk: int) -> HttpResponse:
-    return views.act(request, pk)
-
-
-@edit_locked(Article, pk="pk", permission=owns)
-def by_call(request: HttpRequest, pk: int) -> HttpResponse:
-    return views.act(request, pk)
-
-
-@edit_locked(Article, pk="pk", permission=CHANGE, mode="off")
-def switched_off(request: HttpRequest, pk: int) -> HttpResponse:
-    return views.act(request, pk)
-
-
-@edit_locked(Article, pk="pk", permission=CHANGE)
+@edit_locked(Article, permission=CHANGE)
 async def coroutine(request: HttpRequest, pk: int) -> HttpResponse:
     return await sync_to_async(views.act)(request, pk)
 
 
-@login_required
-@edit_locked(Article, pk="pk", when="open")
-def below(request: HttpRequest, pk: int) -> HttpResponse:
-    return views.act(request, pk)
-
-
+KINDS = {
+    "by_name": views.locked(permission=CHANGE),
+    "opened": views.locked(permission=CHANGE, when="open"),
+    "by_call": views.locked(permission=owns),
+    "switched_off": views.locked(permission=CHANGE, mode="off"),
+    "coroutine": coroutine,
+}
 urlpatterns = [
-    path("below/<int:pk>/", below),
-    path("distlock/editing/", include("django_distlock.editing.urls")),
-    path("by_name/<int:pk>/", by_name),
-    path("opened/<int:pk>/", opened),
-    path("by_call/<int:pk>/", by_call),
-    path("switched_off/<int:pk>/", switched_off),
-    path("coroutine/<int:pk>/", coroutine),
+    views.beats,
+    path("below/<int:pk>/", login_required(views.locked(when="open"))),
+    *(path(f"{name}/<int:pk>/", view) for name, view in KINDS.items()),
 ]
-KINDS = ["by_name", "opened", "by_call", "switched_off", "coroutine"]
 METHODS = ["get", "head", "post", "put", "patch", "delete"]
 POSTED = {"title": "A bridge opens", "body": "By a stranger."}
 
@@ -122,7 +98,6 @@ def test_what_is_gone(ada: Person, article: Article, kind: str) -> None:
     assert ada.client.get(f"/{kind}/{article.pk + 1}/").status_code == 404
     assert ada.client.post(f"/{kind}/{article.pk + 1}/", POSTED).status_code == 404
     fields = ada.open(address)
-    assert ada.user is not None
     permissions = list(ada.user.user_permissions.all())
     ada.user.user_permissions.clear()
     answer = ada.ask("claim", fields["distlock_edit"], lease=secrets.token_hex(16))

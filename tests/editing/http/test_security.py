@@ -73,7 +73,6 @@ class TestGrants:
         assert ada.user is not None
         signer = read_grant(ada.open(path_of(article))["distlock_edit"], None).principal
         opened = open_grant([resource_of(parent), resource_of(article)], principal=signer)
-        assert opened is not None
         sent["distlock_edit"] = sign(opened.grant)
         assert ada.client.post(path_of(article), sent).status_code == 409
         assert not Article.objects.filter(title="x").exists()
@@ -211,7 +210,6 @@ class TestPermissions:
     def test_one_that_is_lost_ends_the_lease(self, ada: Person, article: Article, settings: Any) -> None:
         grant = ada.open(f"/admin/articles/article/{article.pk}/change/")["distlock_edit"]
         lease = ada.claim(grant)
-        assert ada.user is not None
         ada.user.user_permissions.clear()
         forget()
         lost = ada.ask("renew", grant, lease=lease)
@@ -222,7 +220,6 @@ class TestPermissions:
         """A user who may no longer see an object gets one answer, with the same statements, whatever became of it."""
         path = f"/admin/articles/article/{article.pk}/change/"
         grant = bo.open(path)["distlock_edit"]
-        assert bo.user is not None
         bo.user.user_permissions.clear()
         found = []
         for change in (
@@ -272,7 +269,6 @@ class TestGets:
         assert not EditLeaseRow.rows.exists(), "a prefetch is no visit"
         fields = ada.open(path_of(article))
         found = row(article)
-        assert found is not None
         assert fields["distlock_edit_lease"] == found.lease
         assert (found.expires_at - found.since) // 1_000_000 == 900
         page = bo.client.get(path_of(article))
@@ -284,7 +280,6 @@ class TestGets:
 
 def test_labels_and_texts_are_no_markup(ada: Person, bo: Person, article: Article) -> None:
     evil = "</script><img src=x onerror=alert(1)>\u202e"
-    assert ada.user is not None
     ada.user.first_name = evil
     ada.user.save()
     theirs = bo.open(path_of(article))

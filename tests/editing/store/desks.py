@@ -110,7 +110,6 @@ class Desk:
     def open(self, article: Article) -> None:
         """Render the form."""
         opened = open_grant([resource_of(article)], principal=self.owner.principal, fields=["title", "body"])
-        assert opened is not None
         self.grant, self.shown = opened.grant, opened.obj.body  # type: ignore[attr-defined]
 
     def claim(self, resource: Resource) -> Any:
@@ -141,7 +140,6 @@ class Desk:
         self, token: str, during: Callable[[Save], object] = lambda save: None, *, reserve: float | None = None
     ) -> None:
         """Send the form: what was shown, and something more. EditConflict if it is refused."""
-        assert self.grant is not None
 
         def work(save: Save) -> None:
             during(save)
