@@ -4,22 +4,32 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.contrib.admin import ModelAdmin
 from django.core import signing
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, models
+from django.template import engines
+from django.views.generic import UpdateView
+from rest_framework.viewsets import ModelViewSet
 
-from django_distlock.editing import EditConflict
+from django_distlock.editing import EditConflict, EditLockAdmin, EditLockMixin
 from django_distlock.editing.checks import check_editing
 from django_distlock.editing.conf import config
+from django_distlock.editing.drf import EditLockViewSetMixin
 from django_distlock.editing.grants import SALT, EditGrant, GrantError, read_grant, sign
+from django_distlock.editing.http.template_checks import check_templates
 from django_distlock.editing.records import Owner, Resource
 from django_distlock.editing.resources import matched, model_of, objects_of, pk_of, resource_of
 from django_distlock.editing.versions import Inline, version_field_of, version_of
+from django_distlock.idempotency.drf import IdempotentMixin
 from testproject.articles.models import Article
 from tests.data.app.models import AccountProxy, Currency, Place, Restaurant
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 GRANT = EditGrant(
     resources=(Resource("default", "articles.article", "1", "articles.article"),),
@@ -244,3 +254,63 @@ def test_the_message_of_a_conflict() -> None:
     assert str(EditConflict("deleted")) == "The object was deleted after the form was rendered."
     assert "another user" in str(EditConflict("held"))
     assert "busy" in str(EditConflict("saving"))
+
+
+# a mixin behind the class whose methods it extends would lock nothing, and nobody would notice
+
+PAIRS = [
+    (EditLockAdmin, ModelAdmin),
+    (EditLockMixin, UpdateView),
+    (EditLockViewSetMixin, ModelViewSet),
+    (IdempotentMixin, ModelViewSet),
+]
+
+
+def test_a_mixin_in_the_wrong_place_is_refused() -> None:
+    for mixin, base in PAIRS:
+        child = type("Child", (base,), {})
+        for wrong in ((base, mixin), (child, mixin)):
+            text = f"Put {mixin.__name__} before {wrong[0].__name__} among the bases of Wrong"
+            with pytest.raises(TypeError, match=text):
+                type("Wrong", wrong, {})
+        right = type("Right", (mixin, child), {})
+        assert issubclass(type("Child", (right,), {}), mixin)
+
+
+# templates with the tag
+
+TAG = "{% load editing %}"
+
+
+@pytest.fixture
+def found(tmp_path: Path, settings: Any) -> Any:
+    settings.TEMPLATES = [{**settings.TEMPLATES[0], "APP_DIRS": False, "DIRS": [tmp_path]}]
+    assert engines
+
+    def ids(text: str) -> list[str | None]:
+        (tmp_path / "form.html").write_text(text)
+        return [message.id for message in check_templates(None)]
+
+    return ids
+
+
+FORMS = {
+    '<form method="post">{% edit_lock object %}</form>': ["distlock.W075"],
+    '<form method="post" autocomplete="off">{% edit_lock object %}</form>': [],
+    "<form autocomplete=off method=post>{%edit_lock object%}</form>": [],
+    "<FORM\n method=post>\n{% edit_lock object when='open' %}</FORM>": ["distlock.W075"],
+    "<form></form>{% edit_lock object %}": [],
+    "<form>{# {% edit_lock object %} #}</form>": [],
+    "<form>{% edit_locked object %}</form>": [],
+    '<form autocomplete="off"></form><form>{% edit_lock object %}</form>': ["distlock.W075"],
+}
+
+
+def test_forms(found: Any) -> None:
+    assert {text: found(TAG + text) for text in FORMS} == FORMS
+
+
+def test_addresses(found: Any, settings: Any) -> None:
+    settings.ROOT_URLCONF = "tests.idempotency.served"
+    assert found('<form autocomplete="off">{% edit_lock object %}</form>') == ["distlock.W076"]
+    assert found("<form></form>") == []

@@ -13,7 +13,7 @@ from django.test import Client
 from django.urls import path, re_path
 from django.utils.decorators import method_decorator
 
-from django_distlock.editing import EditLockAdmin, edit_locked
+from django_distlock.editing import EditLockAdmin
 from testproject.articles.models import Article
 from tests.editing import site as views
 from tests.editing.people import hidden
