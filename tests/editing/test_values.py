@@ -15,7 +15,7 @@ from django.template import engines
 from django.views.generic import UpdateView
 from rest_framework.viewsets import ModelViewSet
 
-from django_distlock.editing import EditConflict, EditLockAdmin, EditLockMixin
+from django_distlock.editing import EditLockAdmin, EditLockMixin
 from django_distlock.editing.checks import check_editing
 from django_distlock.editing.conf import config
 from django_distlock.editing.drf import EditLockViewSetMixin
@@ -143,13 +143,6 @@ def test_what_is_no_grant_of_ours() -> None:
             read_grant(each, "user:1")
 
 
-def test_a_grant_is_for_one_database() -> None:
-    with pytest.raises(ValueError, match="one database"):
-        EditGrant(resources=(Resource("a", "b.c", "1"), Resource("b", "b.c", "1")), principal="p")
-    with pytest.raises(ValueError, match="counter"):
-        EditGrant(resources=GRANT.resources, principal="p", writes=(1, 2))
-
-
 # versions
 
 
@@ -246,14 +239,6 @@ def test_a_view_overrides_the_setting(settings: Any) -> None:
     assert (config().ttl, config(idle=120).ttl, config(idle=120).idle, config(idle=None).idle) == (90, 90, 120, 900)
     assert (config(mode="off").mode, config().mode) == ("off", "warn")
     assert config().label_of("ada") == "user ada"
-
-
-def test_the_message_of_a_conflict() -> None:
-    resource = Resource("default", "shop.invoice", "5")
-    assert str(EditConflict("changed", resource=resource)) == "shop.invoice 5 was changed after the form was rendered."
-    assert str(EditConflict("deleted")) == "The object was deleted after the form was rendered."
-    assert "another user" in str(EditConflict("held"))
-    assert "busy" in str(EditConflict("saving"))
 
 
 # a mixin behind the class whose methods it extends would lock nothing, and nobody would notice

@@ -158,20 +158,6 @@ def test_two_tabs_of_one_person_one_of_them_duplicated(ada: Person, article: Art
     assert first.value(BODY) == "On Saturday. Typed."
 
 
-def test_a_lost_release_blocks_until_the_ttl(ada: Person, bo: Person, article: Article) -> None:
-    mine, theirs = ada.edit(article), bo.edit(article)
-    type_and_hold(mine, " Unsaved.")
-    busy(theirs, "Ada")
-    with wire.lost(is_release):
-        mine.open(f"{ada.url}/articles/")
-        busy(theirs, "Ada")
-        banner(theirs, "You can edit this now")
-    type_and_hold(theirs, " By Bo.")
-    save(theirs)
-    mine.open(f"{ada.url}/articles/{article.pk}/")
-    offered(mine, "against an older version")
-
-
 def test_a_browser_that_slept_beyond_the_ttl(
     ada: Person, bo: Person, article: Article, saved: Callable[[], str]
 ) -> None:

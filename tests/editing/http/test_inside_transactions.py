@@ -126,6 +126,7 @@ PAGES = [
 ]
 REVERTS = ["/versioned/articles/article/{}/history/1/", "/outside/articles/article/{}/history/1/"]
 pytestmark = pytest.mark.usefixtures("site")
+atomic = pytest.mark.parametrize("atomic_requests", [True], indirect=True)
 every_page = pytest.mark.parametrize("page", [*PAGES, *REVERTS])
 
 
@@ -138,7 +139,6 @@ def body() -> str:
 
 
 @every_page
-@pytest.mark.usefixtures("atomic_requests")
 def test_a_save_and_a_second_one(ada: Person, bo: Person, article: Article, page: str) -> None:
     address = page.format(article.pk)
     first, second = ada.open(address), bo.open(address)
@@ -153,7 +153,10 @@ def test_a_save_and_a_second_one(ada: Person, bo: Person, article: Article, page
 
 
 @every_page
-def test_a_refusal_while_another_user_edits_says_why(ada: Person, bo: Person, article: Article, page: str) -> None:
+@atomic
+def test_a_refusal_while_another_user_edits_says_why(
+    ada: Person, bo: Person, article: Article, page: str, atomic_requests: bool
+) -> None:
     address = page.format(article.pk)
     fields = bo.open(address)
     lease = ada.claim(grant := ada.open(f"/edit/{article.pk}/")["distlock_edit"])
@@ -209,8 +212,8 @@ def test_a_deleted_object_is_recovered(ada: Person, article: Article) -> None:
 
 
 @pytest.mark.parametrize("site_name", ["versioned", "outside"])
-@pytest.mark.usefixtures("atomic_requests")
-def test_an_editable_list_and_a_deletion(ada: Person, article: Article, site_name: str) -> None:
+@atomic
+def test_an_editable_list_and_a_deletion(ada: Person, article: Article, site_name: str, atomic_requests: bool) -> None:
     address = f"/{site_name}/articles/article/"
     form = {"form-TOTAL_FORMS": 1, "form-INITIAL_FORMS": 1, "form-0-id": article.pk, "form-0-section": "sport"}
     assert ada.client.post(address, {**form, **ada.open(address), "_save": "Save"}).status_code == 302

@@ -66,7 +66,6 @@ def stranger(crew: None) -> Iterator[Person]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.usefixtures("atomic_requests")
 def test_strangers_and_those_with_the_permission(
     ada: Person, stranger: Person, bo: Person, article: Article, kind: str
 ) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import random
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from django.db import DatabaseError, connections
+from django.db import DatabaseError
 
 from django_distlock.editing import store
 from django_distlock.editing.records import Busy, EditConflict, EditLease
@@ -78,40 +77,6 @@ def _one(chance: random.Random, article: Article, desk: Desk, told: dict[str, An
         told["saved"].append([article.pk, token])
     if desk.lease and chance.random() < 0.8:
         desk.release(resource)
-
-
-def claim_at_once(link: Link, alias: str, pk: int, count: int) -> None:
-    """Say how many of ``count`` claims by different people, at once, have won."""
-    resource = resource_of(Article.objects.using(alias).get(pk=pk))
-    together = threading.Barrier(count + 1)
-    won: list[str] = []
-    odd: list[str] = []
-
-    def claim() -> None:
-        desk = Desk(new_id())
-        try:
-            with connections[alias].cursor() as cursor:
-                cursor.execute("SELECT 1")
-            together.wait(30)
-            found = desk.claim(resource)
-            if isinstance(found, EditLease):
-                won.append(found.lease)
-            elif found.own:
-                odd.append("own")
-        except BaseException as error:
-            odd.append(repr(error))
-        finally:
-            connections[alias].close()
-
-    threads = [threading.Thread(target=claim) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    link.say("ready")
-    link.hear()
-    together.wait(30)
-    for thread in threads:
-        thread.join(60)
-    link.say([won, odd])
 
 
 def hold_and_hang(link: Link, alias: str, pk: int) -> None:

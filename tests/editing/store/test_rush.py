@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock.editing import store
 from django_distlock.editing.records import EditLease
 from django_distlock.editing.resources import resource_of
 from tests.conftest import eventually
 from tests.editing.store.desks import Desk, make_article, text_of
-from tests.editing.store.rush import claim_at_once, edit, hold_and_hang
+from tests.editing.store.rush import edit, hold_and_hang
 from tests.support.processes import Child
 
 if TYPE_CHECKING:
@@ -50,22 +49,6 @@ def test_no_update_is_lost_and_no_save_vanishes(place: Place) -> None:
         assert all(before[0] < after[0] for before, after in pairwise(fences))
     assert sum(len(each["saved"]) for each in told) > PROCESSES
     assert sum(each["refused"] for each in told) > 0
-
-
-def test_of_fifty_claims_at_once_one_wins(alias: str) -> None:
-    """From 4 processes. SQLite's one write lock makes them come one after the other."""
-    article = make_article(alias)
-    with ExitStack() as stack:
-        crowds = [stack.enter_context(Child(claim_at_once, alias, article.pk, count)) for count in (13, 13, 12, 12)]
-        for child in crowds:
-            assert child.hear() == "ready"
-        for child in crowds:
-            child.say("go")
-        told = [child.hear() for child in crowds]
-    assert not [odd for _, each in told for odd in each]
-    winners = [lease for won, _ in told for lease in won]
-    assert len(winners) == 1
-    assert store.read([resource_of(article)])[resource_of(article).digest].lease == winners[0]
 
 
 def test_a_process_that_is_killed_while_it_saves_leaves_nothing(alias: str) -> None:

@@ -23,6 +23,7 @@ from tests.editing.store.desks import Desk, hearing, make_article, text_of, unti
 from tests.support.places import REPEATABLE_READ, Place, at_the_side, statements_of
 
 every_server = pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
+on_sqlite = pytest.mark.parametrize("alias", ["default"], indirect=True)
 SOURCES = Inline(model="articles.source", fk="article", fields=("name",))
 
 
@@ -81,6 +82,7 @@ def test_a_save_on_sqlite_has_the_write_lock_before_it_reads(databases: None, mo
 # what is seen, and what is locked
 
 
+@on_sqlite
 def test_inline_rows_are_part_of_the_version(alias: str) -> None:
     article, ada = make_article(alias), Desk("ada")
     source = Source.objects.using(alias).create(article=article, name="a")
@@ -132,6 +134,7 @@ def test_rows_of_inlines_and_of_the_parent_are_locked_too(alias: str) -> None:
         restaurant.delete()
 
 
+@on_sqlite
 def test_many_to_many_rows_are_seen_through_the_counter(alias: str) -> None:
     student, course = Student.objects.using(alias).create(name="s"), Course.objects.using(alias).create(title="c")
     ada, bob = Desk("ada"), Desk("bob")
@@ -147,6 +150,7 @@ def test_many_to_many_rows_are_seen_through_the_counter(alias: str) -> None:
         course.delete()
 
 
+@on_sqlite
 def test_several_objects_of_one_grant(alias: str) -> None:
     """One refused object refuses all; one save counts for all."""
     first, second, ada, bob = make_article(alias), make_article(alias), Desk("ada"), Desk("bob")

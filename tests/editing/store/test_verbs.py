@@ -29,13 +29,20 @@ def row_of(resource: Resource) -> EditLease:
     return store.read([resource])[resource.digest]
 
 
-def test_a_claim_is_refused_with_the_name_of_the_holder(resource: Resource) -> None:
-    assert isinstance(Desk("ada").claim(resource), EditLease)
+def test_claims(resource: Resource) -> None:
+    first, second, lease = Desk("ada"), Desk("ada"), new_id()
+    held = store.claim(resource, first.owner, lease, TTL)
+    again = store.claim(resource, first.owner, lease, TTL)  # the answer was lost
+    assert (held.lease, held.fence, held.since) == (again.lease, again.fence, again.since)
     found = Desk("bob").claim(resource)
-    assert not found.own
-    assert not found.saving
-    assert found.holder.editor.label == "Ada"
-    assert TTL - 5 < found.holder.expires_in <= TTL
+    assert isinstance(found, Busy)
+    assert (found.own, found.saving, found.holder.editor.label) == (False, False, "Ada")
+    assert 0 < found.holder.expires_in <= TTL
+    taken = second.claim(resource)  # another tab of the same person
+    assert taken.fence > held.fence
+    lost = store.renew(resource, lease, TTL)
+    assert (lost.reason, lost.by) == ("other_tab", "Ada")
+    assert isinstance(second.renew(resource), EditLease)
 
 
 def test_labels_are_cut_and_cleaned_and_gone_from_a_free_object(resource: Resource) -> None:
@@ -50,34 +57,6 @@ def test_labels_are_cut_and_cleaned_and_gone_from_a_free_object(resource: Resour
         assert list(cursor.fetchall()) == [("", "", "")]
 
 
-def test_a_claim_whose_answer_was_lost_is_repeated(resource: Resource) -> None:
-    """The same id: the same lease, the same fence."""
-    ada, lease = Desk("ada"), new_id()
-    first = store.claim(resource, ada.owner, lease, TTL)
-    again = store.claim(resource, ada.owner, lease, TTL)
-    assert (first.lease, first.fence, first.since) == (again.lease, again.fence, again.since)
-
-
-def test_another_tab_of_the_same_person_takes_it_and_the_first_is_told(resource: Resource) -> None:
-    first, second = Desk("ada"), Desk("ada")
-    held = first.claim(resource)
-    taken = second.claim(resource)
-    assert taken.fence > held.fence
-    lost = first.renew(resource)
-    assert (lost.reason, lost.by) == ("other_tab", "Ada")
-    assert isinstance(second.renew(resource), EditLease)
-
-
-def test_to_adopt_changes_the_id_so_that_a_late_release_frees_nothing(resource: Resource) -> None:
-    ada = Desk("ada")
-    ada.claim(resource)
-    before = ada.lease
-    assert isinstance(ada.adopt(resource), EditLease)
-    store.release(resource, before, principal=ada.owner.principal)
-    assert row_of(resource).held
-    assert isinstance(store.renew(resource, before, TTL), Lost)
-
-
 def test_a_stolen_id_is_no_lease_of_another_person(resource: Resource) -> None:
     ada, eve = Desk("ada"), Desk("eve")
     ada.claim(resource)
@@ -90,29 +69,26 @@ def test_a_stolen_id_is_no_lease_of_another_person(resource: Resource) -> None:
     assert row_of(resource).held
 
 
-def test_a_beat_revives_an_expired_lease_but_takes_none(resource: Resource) -> None:
+def test_beats_and_pages_that_go_and_come_back(resource: Resource) -> None:
     ada, bob = Desk("ada"), Desk("bob")
     ada.claim(resource)
     expire(resource)
-    found = store.renew(resource, ada.lease, TTL, idle=120)
-    assert 120 <= found.idle < 300
+    assert 120 <= store.renew(resource, ada.lease, TTL, idle=120).idle < 300, "it is not revived"
+    ada.release(resource, reserve=60)
+    assert isinstance(found := bob.claim(resource), Busy)
+    assert 0 < found.holder.expires_in <= 60
+    assert ada.renew(resource).reason == "released"  # a beat that was under way
+    assert row_of(resource).expires_in <= 60
+    before = ada.lease
+    assert isinstance(ada.adopt(resource), EditLease)
+    assert row_of(resource).expires_in > 60
+    store.release(resource, before, principal=ada.owner.principal)  # late, and frees nothing
+    assert row_of(resource).held
+    assert isinstance(store.renew(resource, before, TTL), Lost)
     expire(resource)
     bob.claim(resource)
     lost = ada.renew(resource)
     assert (lost.reason, lost.by) == ("expired", "Bob")
-
-
-def test_a_page_that_goes_keeps_it_for_its_tab_for_some_seconds(resource: Resource) -> None:
-    ada, bob = Desk("ada"), Desk("bob")
-    ada.claim(resource)
-    ada.release(resource, reserve=5)
-    assert isinstance(found := bob.claim(resource), Busy)
-    assert 0 < found.holder.expires_in <= 5
-    lost = ada.renew(resource)  # a beat that was under way
-    assert lost.reason == "released"
-    assert row_of(resource).expires_in <= 5
-    assert isinstance(ada.adopt(resource), EditLease)
-    assert row_of(resource).expires_in > 5
 
 
 def test_takeovers_and_operators_are_told_to_all_sides(resource: Resource) -> None:
@@ -194,42 +170,6 @@ def test_a_save_in_progress_keeps_nobody_waiting(resource: Resource) -> None:
     assert found["own"].saving
     assert found["fresh"].saving
     assert found["fresh"].holder is None
-
-
-@pytest.mark.parametrize("alias", ["mariadb"], indirect=True)
-def test_on_a_mysql_without_the_statements_of_mariadb(resource: Resource, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No SET STATEMENT, no RETURNING: the same answers."""
-    connection: Any = connections["mariadb"]
-    fresh, ada, bob = resource_of(make_article("mariadb")), Desk("ada"), Desk("bob")
-    monkeypatch.setattr(connection, "mysql_is_mariadb", False)
-    monkeypatch.setattr(connection.features, "can_return_columns_from_insert", False)
-    assert not connection.features.can_return_rows_from_bulk_insert
-    assert isinstance(ada.claim(resource), EditLease)
-    assert isinstance(ada.renew(resource), EditLease)
-    assert isinstance(bob.claim(resource), Busy)
-    assert isinstance(bob.take_over(resource), EditLease)
-    begun, end = threading.Event(), threading.Event()
-
-    def save() -> None:
-        with transaction.atomic(using="mariadb"):
-            assert set(store.lock([resource, fresh])) == {resource.digest, fresh.digest}
-            begun.set()
-            end.wait(10)
-
-    thread = threading.Thread(target=at_the_side, args=(Place("mariadb", "READ COMMITTED"), save))
-    thread.start()
-    try:
-        assert begun.wait(10)
-        assert bob.renew(resource).saving
-        assert Desk("bob").claim(resource).saving
-        assert ada.claim(fresh).saving
-    finally:
-        end.set()
-        thread.join(10)
-    with transaction.atomic(using="mariadb"):
-        found = store.lock([resource, fresh])
-        assert found[resource.digest].lease == bob.lease
-        store.wrote([resource, fresh], "Bob")
 
 
 @pytest.mark.parametrize("alias", ["postgres"], indirect=True)
