@@ -159,13 +159,6 @@ class TestDeletion:
 
 
 class TestTakeover:
-    def test_it_needs_a_permission(self, ada: Person, bo: Person, article: Article) -> None:
-        ada.claim(ada.open(address(article))["distlock_edit"])
-        grant = bo.open(address(article))["distlock_edit"]
-        busy = bo.ask("claim", grant, lease=secrets.token_hex(16))
-        assert (busy["state"], busy["can_take_over"], busy["holder"]["label"]) == ("busy", False, "Ada")
-        assert bo.ask("takeover", grant, lease=secrets.token_hex(16))["reason"] == "permission"
-
     def test_it_is_logged_and_the_holder_is_told(self, ada: Person, boss: Person, article: Article) -> None:
         grant = ada.open(address(article))["distlock_edit"]
         lease = ada.claim(grant)

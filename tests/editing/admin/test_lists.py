@@ -101,12 +101,6 @@ class TestEditableRows:
         sections = dict(Article.objects.values_list("pk", "section"))
         assert sections == {article.pk: "news", other.pk: "sport"}
 
-    def test_a_save_of_the_list_is_seen_by_open_forms(self, ada: Person, bo: Person, article: Article) -> None:
-        fields = bo.open(f"/articles/{article.pk}/")
-        assert ada.client.post(LIST, set_section(rows(ada), article, "sport")).status_code == 302
-        sent = {"title": "x", "body": "y", "section": "news", **fields}
-        assert bo.client.post(f"/articles/{article.pk}/", sent).status_code == 409
-
 
 class TestActions:
     def test_delete_selected_is_refused(self, ada: Person, bo: Person, article: Article, other: Article) -> None:

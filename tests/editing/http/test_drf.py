@@ -70,13 +70,6 @@ def test_a_deletion(ada: Person, article: Article) -> None:
     assert patch(ada, article).status_code == 404
 
 
-def test_an_invalid_write_changes_nothing(ada: Person, bo: Person, article: Article) -> None:
-    fields = bo.open(f"/edit/{article.pk}/")
-    wrong = ada.client.patch(f"/api/{article.pk}/", {"section": "none"}, content_type="application/json")
-    assert wrong.status_code == 400
-    assert bo.client.post(f"/edit/{article.pk}/", {"title": "x", "body": "y", **fields}).status_code == 302
-
-
 def test_a_save_that_changes_no_column_is_another_version(ada: Person, bo: Person, article: Article) -> None:
     """Many-to-many fields and files are seen through the counter of saves alone."""
     before = tag(ada, article)

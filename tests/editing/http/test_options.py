@@ -80,19 +80,6 @@ def test_takeover_of_one_page(ada: Person, boss: Person, article: Article, addre
 
 
 @pytest.mark.usefixtures("site")
-def test_it_is_that_of_the_page_and_not_of_the_setting(
-    ada: Person, boss: Person, article: Article, settings: Any
-) -> None:
-    settings.DISTLOCK_EDITING = {"TAKEOVER": lambda user, obj, holder: True}
-    address = PAGES[0].format(pk=article.pk)
-    ada.claim(ada.open(address)["distlock_edit"])
-    theirs = boss.open(address)["distlock_edit"]
-    assert boss.ask("takeover", theirs, lease=secrets.token_hex(16))["state"] == "error"
-    theirs = boss.open(f"/edit/{article.pk}/")["distlock_edit"]
-    assert boss.ask("takeover", theirs, lease=secrets.token_hex(16))["state"] == "held"
-
-
-@pytest.mark.usefixtures("site")
 @pytest.mark.parametrize(
     "address", ["/eager/{pk}/", "/eager-function/{pk}/", "/eager-admin/articles/article/{pk}/change/"]
 )

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from asgiref.sync import sync_to_async
-from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
 from django.test import RequestFactory
@@ -47,7 +46,6 @@ KINDS = {
 }
 urlpatterns = [
     views.beats,
-    path("below/<int:pk>/", login_required(views.locked(when="open"))),
     *(path(f"{name}/<int:pk>/", view) for name, view in KINDS.items()),
 ]
 METHODS = ["get", "head", "post", "put", "patch", "delete"]
@@ -106,18 +104,6 @@ def test_what_is_gone(ada: Person, article: Article, kind: str) -> None:
     ada.user.user_permissions.set(permissions)
     article.delete()
     assert ada.client.post(address, {**POSTED, **fields}).status_code == 409  # her text, kept
-
-
-def test_below_a_decorator_of_django(ada: Person, article: Article) -> None:
-    """The order that the docs say."""
-    address, nobody = f"/below/{article.pk}/", Person(None)
-    assert nobody.client.get(address).status_code == 302
-    assert not is_held(article)
-    ada.open(address)
-    assert is_held(article)
-    reply = nobody.client.post(address, POSTED)
-    assert reply.status_code == 302
-    assert "/login/" in reply["Location"]
 
 
 class Decided(EditLockMixin, UpdateView):  # type: ignore[type-arg]

@@ -78,11 +78,6 @@ class TestGrants:
         assert ada.client.post(path_of(article), sent).status_code == 409
         assert not Article.objects.filter(title="x").exists()
 
-    def test_of_a_secret_key_that_was_replaced(self, ada: Person, article: Article, grant: str, settings: Any) -> None:
-        settings.SECRET_KEY_FALLBACKS = [settings.SECRET_KEY]
-        settings.SECRET_KEY = "another"
-        assert ada.ask("claim", grant, lease=new())["state"] == "held"
-
 
 class TestLeases:
     def test_of_other_people(self, ada: Person, bo: Person, article: Article, grant: str) -> None:

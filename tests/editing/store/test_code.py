@@ -48,12 +48,16 @@ def held_by(article: Article) -> str | None:
 
 
 def test_others_are_kept_away_for_the_block(article: Article, bob: Desk) -> None:
+    bob.claim(resource_of(article))
+    with pytest.raises(EditConflict, match="Bob") as refused, edit_lock(article, by="nightly import"):
+        pytest.fail("it is held")
+    assert (refused.value.reason, refused.value.holder.label) == ("held", "Bob")
+    bob.release(resource_of(article))
     with edit_lock(article, by="nightly import") as lease:
         assert lease.held
         assert lease.fence is not None
         lease.check()
-        assert isinstance(found := bob.claim(resource_of(article)), Busy)
-        assert found.holder is not None
+        assert isinstance(bob.claim(resource_of(article)), Busy)
         assert held_by(article) == "nightly import"
         with pytest.raises(EditConflict, match="nightly import"):
             bob.save("bob")
@@ -65,29 +69,47 @@ def test_others_are_kept_away_for_the_block(article: Article, bob: Desk) -> None
     assert (refused.value.reason, refused.value.changed_by) == ("changed", "nightly import")
 
 
-async def _fail(article: Article) -> None:
-    async with edit_lock(article, by="nightly import"):
-        raise ZeroDivisionError
-
-
 def test_a_block_that_writes_nothing_or_fails_refuses_no_form(article: Article, bob: Desk) -> None:
     with edit_lock(article, by="an audit", write=False):
         pass
     with pytest.raises(ZeroDivisionError), edit_lock(article, by="nightly import"):
         raise ZeroDivisionError
     assert held_by(article) is None
-    with pytest.raises(ZeroDivisionError):
-        asyncio.run(_fail(article))
-    assert held_by(article) is None
     bob.save("bob")
 
 
-def test_refused_while_a_person_edits(article: Article, bob: Desk) -> None:
-    bob.claim(resource_of(article))
-    with pytest.raises(EditConflict) as refused, edit_lock(article, by="nightly import"):
-        pytest.fail("it is held")
-    assert refused.value.reason == "held"
-    assert refused.value.holder.label == "Bob"
+async def _fail(article: Article) -> None:
+    async with edit_lock(article, by="nightly import"):
+        assert await sync_to_async(held_by)(article) == "nightly import"
+        raise ZeroDivisionError
+
+
+async def _cancelled(article: Article) -> None:
+    task = asyncio.create_task(edit_lock(article, by="nightly import").__aenter__())
+    asyncio.get_running_loop().call_soon(task.cancel)  # after the first step of the task
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    async def work() -> None:
+        async with edit_lock(article, by="nightly import"):
+            inside.set()
+            await asyncio.Event().wait()
+
+    inside = asyncio.Event()
+    task = asyncio.create_task(work())
+    await inside.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def test_an_async_block_that_ends_early_leaves_nothing_held_and_refuses_no_form(article: Article, bob: Desk) -> None:
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(_fail(article))
+    assert held_by(article) is None
+    asyncio.run(_cancelled(article))
+    assert held_by(article) is None
+    bob.save("bob")
 
 
 def test_an_override_is_explicit_logged_and_sent(article: Article, bob: Desk, caplog: pytest.LogCaptureFixture) -> None:
@@ -171,42 +193,3 @@ def test_mode_off_costs_nothing_and_warn_goes_on(
         pass
     assert "goes on, although" in caplog.text
     assert store.read([resource])[resource.digest].changed_by == "nightly import"
-
-
-async def use(article: Article) -> tuple[str | None, str | None]:
-    async with edit_lock(article, by="nightly import") as lease:
-        assert lease.held
-        inside = await sync_to_async(held_by)(article)
-    return inside, await sync_to_async(held_by)(article)
-
-
-def test_async(article: Article) -> None:
-    assert asyncio.run(use(article)) == ("nightly import", None)
-
-
-async def cancelled_at_the_door(article: Article) -> None:
-    task = asyncio.create_task(edit_lock(article, by="nightly import").__aenter__())
-    asyncio.get_running_loop().call_soon(task.cancel)  # after the first step of the task
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-
-async def cancelled_inside(article: Article) -> None:
-    async def work() -> None:
-        async with edit_lock(article, by="nightly import"):
-            inside.set()
-            await asyncio.Event().wait()
-
-    inside = asyncio.Event()
-    task = asyncio.create_task(work())
-    await inside.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-
-@pytest.mark.parametrize("program", [cancelled_at_the_door, cancelled_inside])
-def test_a_cancelled_task_leaves_nothing_held(article: Article, bob: Desk, program: Any) -> None:
-    asyncio.run(program(article))
-    assert held_by(article) is None
-    bob.save("bob")  # nothing was written
