@@ -233,7 +233,6 @@ def test_the_api(ada: Person, bo: Person, article: Article) -> None:
 
 def test_a_revert_needs_the_token_of_the_form(ada: Person, article: Article) -> None:
     client = Client(enforce_csrf_checks=True)
-    assert ada.user is not None
     client.force_login(ada.user)
     for page in (PAGES[0], REVERTS[0]):
         assert client.post(page.format(article.pk), {"title": "x", "body": "y"}).status_code == 403

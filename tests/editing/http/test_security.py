@@ -71,7 +71,6 @@ class TestGrants:
         sent = {"title": "x", "body": "y", "section": "news", "distlock_edit": grant}
         assert ada.client.post(path_of(other), sent).status_code == 409
         parent = Article.objects.create(title="Parent", body="...")
-        assert ada.user is not None
         signer = read_grant(ada.open(path_of(article))["distlock_edit"], None).principal
         opened = open_grant([resource_of(parent), resource_of(article)], principal=signer)
         sent["distlock_edit"] = sign(opened.grant)
@@ -190,7 +189,6 @@ class TestBeats:
         assert session.get().expire_date < timezone.now() + timedelta(seconds=91)
 
     def test_need_a_csrf_token(self, ada: Person, article: Article, grant: str) -> None:
-        assert ada.user is not None
         strict = Person(ada.user, enforce_csrf_checks=True)
         item = {"verb": "claim", "grant": grant, "lease": new()}
         assert strict.beat(item).status_code == 403
@@ -298,7 +296,6 @@ TOKEN = re.compile(r'name="csrfmiddlewaretoken" value="(\w+)"')
 @pytest.fixture
 def strict(ada: Person, settings: Any) -> Person:
     settings.CSRF_FAILURE_VIEW = "django_distlock.editing.http.csrf.csrf_failure"
-    assert ada.user is not None
     return Person(ada.user, enforce_csrf_checks=True)
 
 

@@ -40,7 +40,6 @@ class Popup(EditLockAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
 urlpatterns = [
     *views.urlpatterns,
     path("empty/<int:pk>/", views.answering(status=204)),
-    path("json/<int:pk>/", views.answering(b'{"saved": true}', content_type="application/json")),
     path("download/<int:pk>/", views.answering(b"a,b", headers={"Content-Disposition": "attachment"})),
     path("answers/<int:pk>/", function),
     views.admin_site("popups", (Article, Popup)),
@@ -83,12 +82,10 @@ def test_a_write_of_the_api_that_names_the_lease(ada: Person, article: Article) 
 @pytest.mark.parametrize(
     ("address", "headers"),
     [
-        ("/json/{}/", {}),
         ("/answers/{}/", {}),
         ("/popups/articles/article/{}/change/", {}),
         ("/empty/{}/", BROWSER),  # it stays at 204
         ("/download/{}/", BROWSER),
-        ("/quiet/{}/", SCRIPT),
         ("/edit/{}/", SCRIPT),  # fetch() follows the redirect
         ("/function/{}/", SCRIPT),
         ("/admin/articles/article/{}/change/", SCRIPT),
@@ -107,7 +104,7 @@ def test_a_form_that_stays(ada: Person, article: Article, address: str, headers:
 
 @pytest.mark.parametrize(
     ("address", "headers"),
-    [("/edit/{}/", BROWSER), ("/quiet/{}/", {}), ("/quiet/{}/", BROWSER), ("/function/{}/", {})],
+    [("/edit/{}/", BROWSER), ("/quiet/{}/", {}), ("/function/{}/", {})],
 )
 def test_a_page_that_goes(ada: Person, article: Article, address: str, headers: dict[str, str]) -> None:
     save(ada, address.format(article.pk), claimed(ada, article), headers)

@@ -45,6 +45,7 @@ def test_claims(resource: Resource) -> None:
     assert isinstance(second.renew(resource), EditLease)
 
 
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
 def test_labels_are_cut_and_cleaned_and_gone_from_a_free_object(resource: Resource) -> None:
     """Names are personal data."""
     owner, lease = Owner(principal="user:1", tab=new_id(), label="A\0da\ud800" + "ä" * 300), new_id()
@@ -182,13 +183,13 @@ def test_with_parameters_that_are_bound_by_the_server(resource: Resource, monkey
         assert isinstance(ada.claim(resource), EditLease)
         assert isinstance(ada.renew(resource), EditLease)
         assert isinstance(bob.claim(resource), Busy)
-        ada.release(resource, 5)
+        ada.release(resource, 60)
         assert isinstance(ada.adopt(resource), EditLease)
         assert store.held_by(ada.owner.principal, "postgres", ["x"]) == 1
         assert store.break_lease(resource) is not None
         with transaction.atomic(using="postgres"):
             store.lock([resource])
-            store.wrote([resource], "Ada", owner=ada.owner, lease=ada.lease, ttl=5, reserve=True)
+            store.wrote([resource], "Ada", owner=ada.owner, lease=ada.lease, ttl=60, reserve=True)
         assert store.held("postgres", "articles.article", 5)
         assert store.sweep("postgres", 0) == 0
     finally:
@@ -220,7 +221,7 @@ def test_rows_are_locked_in_one_order(place: Place) -> None:
     def save(number: int) -> None:
         try:
             isolate(place)
-            together.wait(10)
+            together.wait(30)
             for _ in range(10):
                 with transaction.atomic(using=place.alias):
                     store.lock(resources[number:] + resources[:number])
