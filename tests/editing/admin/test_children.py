@@ -76,6 +76,8 @@ def test_a_child_that_is_edited_keeps_the_parent_from_being_saved(
     assert not EditLeaseRow.rows.filter(model="articles.article").exclude(lease="").exists()
     source.name = "The baker"
     assert bo.client.post(parent(article), sent(fields, source)).status_code == 409
+    listed = bo.client.get(reverse("family:articles_source_changelist"))
+    assert "being_edited" not in listed.content.decode()  # edit_lock_column
 
 
 @pytest.mark.parametrize("place", ["parent", "child"])

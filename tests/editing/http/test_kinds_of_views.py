@@ -191,7 +191,7 @@ def test_the_setting_says_from_whom_one_may_take_over(
     """Also with the button of a refused save."""
     of_ada = principal_of_user(ada.user)
     settings.DISTLOCK_EDITING = {"TAKEOVER": lambda user, obj, holder: holder != of_ada}
-    path = f"/edit/{article.pk}/"
+    path = f"/{kind}/{article.pk}/"
     fields = {"title": "By the boss", "body": "y", **boss.open(path)}
     lease = ada.claim(grant := ada.open(path)["distlock_edit"])
     assert boss.ask("takeover", fields["distlock_edit"], lease="b" * 32)["reason"] == "permission"
