@@ -56,9 +56,10 @@ def article(crew: dict[str, Person]) -> Article:
 
 
 @pytest.fixture
-def site(crew: dict[str, Person], settings: Any) -> None:
-    """The views of :mod:`tests.editing.site`."""
-    settings.ROOT_URLCONF = "tests.editing.site"
+def site(crew: dict[str, Person], request: pytest.FixtureRequest, settings: Any) -> None:
+    """The addresses of the test's module; without any those of :mod:`tests.editing.site`."""
+    own = hasattr(request.module, "urlpatterns")
+    settings.ROOT_URLCONF = request.module.__name__ if own else "tests.editing.site"
     settings.TEMPLATES = [{**settings.TEMPLATES[0], "DIRS": [Path(__file__).parent / "templates"]}]
     clear_url_caches()
 

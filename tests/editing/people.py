@@ -20,17 +20,11 @@ if TYPE_CHECKING:
 
 BEAT, RELEASE = "/distlock/editing/beat/", "/distlock/editing/release/"
 HIDDEN = re.compile(r'<input type="hidden" name="(distlock_edit\w*)" value="([^"]*)"')
-TAKEOVER = "takeover_editlease"
 
 
-def make_person(name: str, *permissions: str, **more: Any) -> User:
+def make_person(name: str, **more: Any) -> User:
     user = User.objects.create(username=name, first_name=name.title(), password="!", is_staff=True, **more)
-    user.user_permissions.set(
-        [
-            *Permission.objects.filter(content_type__app_label="articles"),
-            *Permission.objects.filter(codename__in=permissions),
-        ]
-    )
+    user.user_permissions.set(Permission.objects.filter(content_type__app_label="articles"))
     return user
 
 

@@ -33,19 +33,6 @@ class Edit(EditLockMixin, UpdateView):  # type: ignore[type-arg]
     success_url = "/done/"
 
 
-class Plain(UpdateView):  # type: ignore[type-arg]
-    """Without a lock."""
-
-    model = Article
-    form_class = ArticleForm
-    template_name = "editing_site/plain.html"
-    success_url = "/done/"
-
-
-class Cheerful(SuccessMessageMixin, Edit):  # type: ignore[misc]
-    success_message = "Saved."
-
-
 class Careless(Edit):
     """A view whose author has not read the docs: it keeps an old copy of the object, and saves all of it."""
 
@@ -59,12 +46,19 @@ class Careless(Edit):
         return HttpResponseRedirect("/done/")
 
 
-class Quiet(Edit):
-    """A view for a script."""
+class Cheerful(SuccessMessageMixin, Edit):  # type: ignore[misc]
+    success_message = "Saved."
 
-    def form_valid(self, form: Any) -> HttpResponse:
-        super().form_valid(form)
-        return HttpResponse("Saved.")
+
+def answering(*args: Any, **kwargs: Any) -> Any:
+    """A view that answers so after a save, for a script."""
+
+    class Answering(Edit):
+        def form_valid(self, form: Any) -> HttpResponse:
+            super().form_valid(form)
+            return HttpResponse(*args, **kwargs)
+
+    return Answering.as_view()
 
 
 class Delete(EditLockMixin, DeleteView):  # type: ignore[type-arg]
@@ -110,9 +104,17 @@ def act(request: HttpRequest, pk: int) -> HttpResponse:
     return render(request, "editing_site/form.html", {"form": form, "object": article})
 
 
-@edit_locked(Article)
-def function(request: HttpRequest, pk: int) -> HttpResponse:
-    return act(request, pk)
+def locked(**options: Any) -> Any:
+    """A function view with the options of ``@edit_locked``."""
+    return edit_locked(Article, **options)(act)
+
+
+def admin_site(name: str, *admins: tuple[Any, Any]) -> Any:
+    """The addresses of an admin with these models."""
+    made = admin.AdminSite(name)
+    for model, of_model in admins:
+        made.register(model, of_model)
+    return path(f"{name}/", made.urls)
 
 
 @edit_locked(Article)
@@ -121,11 +123,6 @@ def counted(request: HttpRequest, pk: int) -> HttpResponse:
     request.edit_lock.object.refresh_from_db()  # type: ignore[attr-defined]
     request.edit_lock.wrote()  # type: ignore[attr-defined]
     return HttpResponse("Saved.")
-
-
-@edit_locked(Article, on_conflict=lambda request, refusal, pk: HttpResponse(refusal.text, status=418))
-def own_answer(request: HttpRequest, pk: int) -> HttpResponse:
-    return act(request, pk)
 
 
 @edit_locked(Article, permission="articles.change_article", mode="enforce")
@@ -158,21 +155,25 @@ class StrictViewSet(ArticleViewSet):
     edit_if_match_required = True
 
 
+def own_answer(request: HttpRequest, refusal: Any, pk: int) -> HttpResponse:
+    return HttpResponse(refusal.text, status=418)
+
+
 one: dict[str, Any] = {"get": "retrieve", "put": "update", "patch": "partial_update", "delete": "destroy"}
+beats = path("distlock/editing/", include("django_distlock.editing.urls"))
 urlpatterns = [
-    path("distlock/editing/", include("django_distlock.editing.urls")),
+    beats,
     path("admin/", admin.site.urls),
     path("edit/<int:pk>/", Edit.as_view()),
-    path("plain/<int:pk>/", Plain.as_view()),
-    path("cheerful/<int:pk>/", Cheerful.as_view()),
     path("careless/<int:pk>/", Careless.as_view()),
-    path("quiet/<int:pk>/", Quiet.as_view()),
+    path("cheerful/<int:pk>/", Cheerful.as_view()),
+    path("quiet/<int:pk>/", answering(b"Saved.")),
     path("counted/<int:pk>/", counted),
     path("delete/<int:pk>/", Delete.as_view()),
     path("at-once/<int:pk>/", DeleteAtOnce.as_view()),
     path("publish/<int:pk>/", Publish.as_view()),
-    path("function/<int:pk>/", function),
-    path("own/<int:pk>/", own_answer),
+    path("function/<int:pk>/", locked()),
+    path("own/<int:pk>/", locked(on_conflict=own_answer)),
     path("async/<int:pk>/", coroutine),
     path("api/<int:pk>/", ArticleViewSet.as_view(one)),
     path("api/", ArticleViewSet.as_view({"get": "list", "post": "create"})),

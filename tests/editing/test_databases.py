@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import connections
 
 from django_distlock.editing import EditConflict, edit_lock, editors
 from django_distlock.editing.listing import break_edit
 from django_distlock.editing.testing import being_edited, is_being_edited
 from testproject.articles.models import Article, Source
+from tests.editing.store.conftest import emptied
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,17 +28,9 @@ class ToDefault:
 @pytest.fixture
 def pair(databases: None) -> Iterator[tuple[Article, Article]]:
     """An article of the default database, and one of another database with the same key."""
-    _forget()
-    mine = Article.objects.create(title="Here", body="x")
-    yield mine, Article.objects.using(OTHER).create(pk=mine.pk, title="There", body="x")
-    _forget()
-
-
-def _forget() -> None:
-    for alias in ("default", OTHER):
-        Article.objects.using(alias).all().delete()
-        with connections[alias].cursor() as cursor:
-            cursor.execute("DELETE FROM django_distlock_editlease")
+    for _here, _there in zip(emptied("default"), emptied(OTHER), strict=True):
+        mine = Article.objects.create(title="Here", body="x")
+        yield mine, Article.objects.using(OTHER).create(pk=mine.pk, title="There", body="x")
 
 
 def who(objects: Any) -> list[str]:

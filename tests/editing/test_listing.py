@@ -11,13 +11,14 @@ from django.core.management import CommandError, call_command
 from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
-from django_distlock.editing import editors, listing, store
+from django_distlock.editing import editors, store
 from django_distlock.editing.command import Edits
 from django_distlock.editing.listing import break_edit, list_edits
 from django_distlock.editing.resources import resource_of
 from django_distlock.operations.pruning import prune
 from testproject.articles.models import Article
 from tests.data.app.models import Currency
+from tests.editing.store.conftest import emptied
 from tests.editing.store.desks import Desk, make_article
 
 if TYPE_CHECKING:
@@ -26,16 +27,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def articles(databases: None) -> Iterator[list[Article]]:
-    _forget()
-    yield [make_article("default") for _ in range(3)]
-    _forget()
-
-
-def _forget() -> None:
-    Article.objects.all().delete()
-    Currency.objects.all().delete()
-    with connections["default"].cursor() as cursor:
-        cursor.execute("DELETE FROM django_distlock_editlease")
+    for alias in emptied("default"):
+        yield [make_article(alias) for _ in range(3)]
 
 
 def labels(found: dict[Any, Any]) -> dict[Any, str]:
@@ -56,27 +49,17 @@ def test_editors_of_a_list_page_cost_one_query(articles: list[Article]) -> None:
     assert labels(editors(articles)) == expected
     assert labels(editors(Article.objects.all())) == expected
     assert labels(editors(Article.objects.all()[:1])) == {articles[0].pk: "Ada"}
-
-
-def test_editors_of_a_queryset_are_those_of_its_objects(articles: list[Article]) -> None:
-    with CaptureQueriesContext(connections["default"]) as queries:
-        assert editors(Article.objects.all()) == {}
-    assert len(queries) == 1
-    Desk("ada").claim(resource_of(articles[0]))
-    assert editors(Article.objects.exclude(pk=articles[0].pk)) == {}
-
-
-def test_editors_without_oneself(articles: list[Article]) -> None:
-    ada = Desk("ada")
-    ada.claim(resource_of(articles[0]))
-    assert editors(articles, besides=ada.owner.principal) == {}
-    assert editors(Article.objects.all(), besides=ada.owner.principal) == {}
+    assert editors(Article.objects.exclude(pk__in=expected)) == {}
+    mine = Desk("ada").owner.principal
+    for given in (articles, page.all()):
+        assert labels(editors(given, besides=mine)) == {articles[2].pk: "Bob"}
 
 
 def test_keys_that_are_texts(articles: list[Article]) -> None:
     euro = Currency.objects.create(code="EUR")
     Desk("ada").claim(resource_of(euro))
     assert labels(editors(Currency.objects.all())) == {"EUR": "Ada"}
+    euro.delete()
 
 
 def test_operators_list_and_end_them(articles: list[Article]) -> None:
@@ -89,10 +72,6 @@ def test_operators_list_and_end_them(articles: list[Article]) -> None:
     assert break_edit(articles[1], reason="gone home") is not None
     assert break_edit(articles[1]) is None
     assert list_edits("default") == []
-
-
-def test_every_database_that_models_are_written_to(databases: None) -> None:
-    assert "default" in listing.databases()
 
 
 def test_old_rows_are_pruned_when_no_form_can_come_back(articles: list[Article], settings: Any) -> None:
@@ -114,25 +93,16 @@ def run(*arguments: str) -> str:
     return out.getvalue()
 
 
-def test_the_subcommand_lists(articles: list[Article]) -> None:
+def test_the_subcommand_lists_and_ends_one(articles: list[Article]) -> None:
+    with pytest.raises(CommandError, match="Say which object"):
+        run("--break", "articles.article")
+    with pytest.raises(CommandError, match="no database 'nowhere'"):
+        run("--database", "nowhere")
     assert json.loads(run("--database", "default")) == []
     Desk("ada").claim(resource_of(articles[0]))
     (found,) = json.loads(run("--database", "default"))
     assert (found["model"], found["pk"], found["edited_by"]) == ("articles.article", str(articles[0].pk), "Ada")
     assert json.loads(run("articles.article", str(articles[1].pk), "--database", "default")) == []
-
-
-def test_the_table_for_people(articles: list[Article]) -> None:
-    assert Edits.table([]) == "Nothing is being edited."
-    Desk("ada\x1b[31m").claim(resource_of(articles[0]))
-    heading, line = Edits.table(list_edits("default")).splitlines()
-    assert heading.split() == ["DATABASE", "MODEL", "PK", "EDITED", "BY", "FOR", "IDLE", "ENDS", "IN"]
-    assert "\x1b" not in line
-    assert line.startswith("default   articles.article")
-
-
-def test_the_subcommand_ends_one(articles: list[Article]) -> None:
-    Desk("ada").claim(resource_of(articles[0]))
     arguments = ("--break", "articles.article", str(articles[0].pk), "--database", "default")
     with pytest.raises(CommandError, match="add --yes"):
         run(*arguments)
@@ -142,8 +112,10 @@ def test_the_subcommand_ends_one(articles: list[Article]) -> None:
     assert ended.value.code == 1
 
 
-def test_wrong_arguments_of_the_subcommand(databases: None) -> None:
-    with pytest.raises(CommandError, match="Say which object"):
-        run("--break", "articles.article")
-    with pytest.raises(CommandError, match="no database 'nowhere'"):
-        run("--database", "nowhere")
+def test_the_table_for_people(articles: list[Article]) -> None:
+    assert Edits.table([]) == "Nothing is being edited."
+    Desk("ada\x1b[31m").claim(resource_of(articles[0]))
+    heading, line = Edits.table(list_edits("default")).splitlines()
+    assert heading.split() == ["DATABASE", "MODEL", "PK", "EDITED", "BY", "FOR", "IDLE", "ENDS", "IN"]
+    assert "\x1b" not in line
+    assert line.startswith("default   articles.article")

@@ -7,19 +7,25 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.contrib import admin
 from django.contrib.auth.models import Permission
-from django.db import connection
+from django.db import connection, models
 from django.test.utils import CaptureQueriesContext
-from django.urls import clear_url_caches, include, path, reverse
+from django.urls import reverse
 
 from django_distlock.editing import EditLockAdmin
+from django_distlock.editing.admin.lists import held_of
 from django_distlock.editing.grants import read_grant
+from django_distlock.editing.http.forms import FIELD
 from django_distlock.models import EditLeaseRow
 from testproject.articles.models import Article, Source
 from tests.data.app.models import Node
+from tests.editing import site as views
 from tests.editing.admin.test_change import sent
-from tests.editing.people import hidden, is_held
+from tests.editing.people import HIDDEN, is_held
+from tests.editing.store.conftest import emptied
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.editing.people import Person
 
 
@@ -44,20 +50,11 @@ class Nodes(EditLockAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
     inlines = (NodeInline,)
 
 
-family = admin.AdminSite("family")
-family.register(Article, Parents)
-family.register(Source, Children)
-family.register(Node, Nodes)
-urlpatterns = [
-    path("family/", family.urls),
-    path("distlock/editing/", include("django_distlock.editing.urls")),
-]
+urlpatterns = [views.beats, views.admin_site("family", (Article, Parents), (Source, Children), (Node, Nodes))]
 
 
 @pytest.fixture
-def source(article: Article, settings: Any) -> Source:
-    settings.ROOT_URLCONF = __name__
-    clear_url_caches()
+def source(site: None, article: Article) -> Source:
     return Source.objects.create(article=article, name="The mayor")
 
 
@@ -69,22 +66,18 @@ def child(source: Source) -> str:
     return reverse("family:articles_source_change", args=[source.pk])
 
 
-def test_the_parent_takes_its_children_along(ada: Person, bo: Person, article: Article, source: Source) -> None:
-    ada.claim(ada.open(parent(article))["distlock_edit"])
-    assert EditLeaseRow.rows.exclude(lease="").count() == 2
-    data = {"article": article.pk, "name": "The baker"}
-    assert bo.client.post(child(source), {**data, **bo.open(child(source))}).status_code == 409
-
-
 def test_a_child_that_is_edited_keeps_the_parent_from_being_saved(
     ada: Person, bo: Person, article: Article, source: Source
 ) -> None:
     ada.open(child(source))  # WHEN = "open"
     fields = bo.open(parent(article))
-    assert bo.ask("claim", fields["distlock_edit"], lease="b" * 32)["state"] == "busy"
+    for verb in ("claim", "adopt"):  # all or nothing
+        assert bo.ask(verb, fields["distlock_edit"], lease="b" * 32, previous="a" * 32)["state"] == "busy"
     assert not EditLeaseRow.rows.filter(model="articles.article").exclude(lease="").exists()
     source.name = "The baker"
     assert bo.client.post(parent(article), sent(fields, source)).status_code == 409
+    listed = bo.client.get(reverse("family:articles_source_changelist"))
+    assert "being_edited" not in listed.content.decode()  # edit_lock_column
 
 
 @pytest.mark.parametrize("place", ["parent", "child"])
@@ -100,7 +93,9 @@ def test_a_parent_is_taken_over_with_its_children(
         asked = person.ask("claim", grant, lease="c" * 32)
         assert (asked["state"], asked["can_take_over"]) == ("busy", person is boss)
         assert person.ask("takeover", grant, lease="d" * 32)["state"] == answer
-    assert set(EditLeaseRow.rows.exclude(lease="").values_list("lease", flat=True)) == {"d" * 32}
+    assert list(EditLeaseRow.rows.exclude(lease="").values_list("lease", flat=True)) == ["d" * 32] * 2
+    data = {"article": article.pk, "name": "The baker"}
+    assert bo.client.post(child(source), {**data, **bo.open(child(source))}).status_code == 409
 
 
 def test_the_admin_of_a_child_decides_who_takes_it_over(
@@ -113,15 +108,7 @@ def test_the_admin_of_a_child_decides_who_takes_it_over(
     assert is_held(source)
 
 
-def test_a_form_that_comes_back_takes_all_or_nothing(ada: Person, bo: Person, article: Article, source: Source) -> None:
-    ada.open(child(source))
-    fields = bo.open(parent(article))
-    assert bo.ask("adopt", fields["distlock_edit"], lease="b" * 32, previous="a" * 32)["state"] == "busy"
-    assert not is_held(article)
-
-
 def test_children_that_one_may_only_see_stay_free(ada: Person, bo: Person, article: Article, source: Source) -> None:
-    assert bo.user is not None
     bo.user.user_permissions.remove(*Permission.objects.filter(codename__in=["change_source", "delete_source"]))
     fields = bo.open(parent(article))
     bo.claim(fields["distlock_edit"])
@@ -134,9 +121,7 @@ def test_children_that_one_may_only_see_stay_free(ada: Person, bo: Person, artic
     assert bo.client.post(parent(article), sent_by_bo).status_code == 302
 
 
-def test_a_child_of_itself_is_locked_once(boss: Person, settings: Any) -> None:
-    settings.ROOT_URLCONF = __name__
-    clear_url_caches()
+def test_a_child_of_itself_is_locked_once(boss: Person, site: None) -> None:
     node = Node.objects.create(name="a")
     try:
         Node.objects.update(parent=node)
@@ -160,17 +145,6 @@ def test_deleting_the_parent_looks_at_its_children(ada: Person, bo: Person, arti
     assert Article.objects.exists()
 
 
-def test_options_of_one_admin(ada: Person, bo: Person, article: Article, source: Source) -> None:
-    fields = ada.open(child(source))
-    row = EditLeaseRow.rows.get(lease=fields["distlock_edit_lease"])
-    assert (row.expires_at - row.since) // 1_000_000 == 120
-    page = bo.client.get(child(source))
-    assert "Ada is editing this." in page.content.decode()
-    assert hidden(page)["distlock_edit_lease"] == ""
-    listed = bo.client.get(reverse("family:articles_source_changelist"))
-    assert "being_edited" not in listed.content.decode()
-
-
 def test_the_mode_off_costs_no_statement(ada: Person, article: Article, source: Source, settings: Any) -> None:
     settings.DISTLOCK_EDITING = {"MODE": "off"}
     for page in (parent(article), reverse("family:articles_article_changelist")):
@@ -180,3 +154,77 @@ def test_the_mode_off_costs_no_statement(ada: Person, article: Article, source: 
     with CaptureQueriesContext(connection) as queries:
         assert ada.client.post(parent(article), sent({}, source, body="By Ada.")).status_code == 302
     assert not [query for query in queries if "editlease" in query["sql"]]
+
+
+# objects in another database than the router says
+
+OTHER = "postgres"
+
+
+class Elsewhere(EditLockAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
+    """As in Django's docs on several databases."""
+
+    list_display = ("title", "section")
+    list_editable = ("section",)
+    actions = ("publish",)
+
+    def get_queryset(self, request: Any) -> Any:
+        return super().get_queryset(request).using(OTHER)
+
+    def save_model(self, request: Any, obj: Any, form: Any, change: bool) -> None:
+        obj.save(using=OTHER)
+
+    @admin.action
+    def publish(self, request: Any, queryset: Any) -> None:
+        queryset.update(published=True)
+
+
+urlpatterns.append(views.admin_site("elsewhere", (Article, Elsewhere)))
+LIST = "elsewhere:articles_article_changelist"
+
+
+@pytest.fixture
+def theirs(site: None) -> Iterator[Article]:
+    for alias in emptied(OTHER):
+        yield Article.objects.using(alias).create(title="A bridge opens", body="On Saturday.")
+
+
+def test_an_editable_list(ada: Person, theirs: Article) -> None:
+    Article.objects.create(pk=theirs.pk, title="Another one", body="By the router.")
+    page = ada.client.get(reverse(LIST)).content.decode()
+    sent = {
+        "form-TOTAL_FORMS": 1,
+        "form-INITIAL_FORMS": 1,
+        "form-0-id": theirs.pk,
+        "form-0-section": "sport",
+        FIELD: [value for name, value in HIDDEN.findall(page) if name == FIELD],
+        "_save": "Save",
+    }
+    assert ada.client.post(reverse(LIST), sent).status_code == 302
+    theirs.refresh_from_db()
+    assert theirs.section == "sport"
+    assert Article.objects.get().section == "news"
+    Article.objects.using(OTHER).update(section="culture")
+    assert ada.client.post(reverse(LIST), sent).status_code == 409
+
+
+def test_actions_and_the_filter(ada: Person, bo: Person, theirs: Article) -> None:
+    change = reverse("elsewhere:articles_article_change", args=[theirs.pk])
+    ada.claim(ada.open(change)[FIELD])
+    for action in ("publish", "delete_selected"):
+        chosen = {"action": action, "_selected_action": [theirs.pk], "post": "yes"}
+        assert bo.client.post(reverse(LIST), chosen).status_code == 409
+    theirs.refresh_from_db()
+    assert not theirs.published
+    listed = bo.client.get(reverse(LIST), {"being_edited": "others"}).context["cl"].result_list
+    assert list(listed) == [theirs]
+    fields = bo.open(reverse("elsewhere:articles_article_change", args=[theirs.pk]))
+    assert bo.client.post(change, {"title": "x", "body": "y", "section": "news", **fields}).status_code == 409
+
+
+def test_keys_that_are_no_numbers(databases: None) -> None:
+    for key in (models.UUIDField, models.DateField):
+        meta = type("Meta", (), {"app_label": "dataapp", "managed": False})
+        name = f"With{key.__name__}"
+        model = type(name, (models.Model,), {"key": key(primary_key=True), "Meta": meta, "__module__": __name__})
+        assert held_of(model, "default") == {}

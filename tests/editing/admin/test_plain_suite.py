@@ -1,17 +1,21 @@
-"""A suite that was written for a plain admin passes with the mixin on, and a model without the mixin is untouched."""
+"""What a suite that was written for a plain admin does passes with the mixin on."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import pytest
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import Group, User
-from django.test import TestCase, override_settings
-from django.urls import path, reverse
+from django.contrib.auth.models import Group
+from django.urls import reverse
 
 from django_distlock.editing import EditLockAdmin
 from testproject.articles.models import Article, Source
+from tests.editing import site as views
+
+if TYPE_CHECKING:
+    from tests.editing.people import Person
 
 
 class SourceInline(admin.TabularInline):  # type: ignore[type-arg]
@@ -19,7 +23,7 @@ class SourceInline(admin.TabularInline):  # type: ignore[type-arg]
     extra = 0
 
 
-class PlainAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+class LockedAdmin(EditLockAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
     list_display = ("title", "section")
     list_editable = ("section",)
     list_filter = ("section",)
@@ -33,137 +37,59 @@ class PlainAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         self.message_user(request, f"{queryset.update(published=True)} published")
 
 
-class LockedAdmin(EditLockAdmin, PlainAdmin):
-    pass
-
-
-plain, locked = admin.AdminSite("plain"), admin.AdminSite("locked")
-plain.register(Article, PlainAdmin)
-locked.register(Article, LockedAdmin)
-for each in (plain, locked):
-    each.register(Group)
-urlpatterns = [path("plain/", plain.urls), path("locked/", locked.urls)]
-MANAGEMENT = {
+urlpatterns = [views.admin_site("locked", (Article, LockedAdmin), (Group, admin.ModelAdmin))]
+SENT = {
+    "title": "Changed",
+    "body": "...",
+    "section": "news",
     "sources-TOTAL_FORMS": "1",
     "sources-INITIAL_FORMS": "0",
     "sources-0-name": "The mayor",
 }
+pytestmark = pytest.mark.usefixtures("site")
 
 
-class Suite:
-    """Knows nothing of locks."""
-
-    boss: User
-    article: Article
-    site: str
-    client: Any
-
-    @classmethod
-    def setUpTestData(cls) -> None:
-        Article.objects.all().delete()  # those of the migration
-        cls.boss = User.objects.create(username="boss", is_staff=True, is_superuser=True)
-        cls.article = Article.objects.create(title="A bridge opens", body="On Saturday.")
-
-    def setUp(self) -> None:
-        self.client.force_login(self.boss)
-
-    def url(self, page: str, *args: Any) -> str:
-        return reverse(f"{self.site}:articles_article_{page}", args=args)
-
-    def test_list(self) -> None:
-        page = self.client.get(self.url("changelist"), {"q": "bridge", "section": "news"})
-        assert page.status_code == 200
-        assert b"A bridge opens" in page.content
-
-    def test_add(self) -> None:
-        data = {"title": "New", "body": "...", "section": "news", **MANAGEMENT}
-        done = self.client.post(self.url("add"), data)
-        assert done.status_code == 302
-        assert Source.objects.get().article.title == "New"
-
-    def test_change(self) -> None:
-        data = {"title": "Changed", "body": "...", "section": "news", **MANAGEMENT}
-        done = self.client.post(self.url("change", self.article.pk), data)
-        assert done.status_code == 302
-        assert done.url == self.url("changelist")
-        assert Article.objects.get().title == "Changed"
-        assert LogEntry.objects.get().get_change_message() == "Changed Title and Body. Added source “The mayor”."
-
-    def test_change_with_errors(self) -> None:
-        page = self.client.post(self.url("change", self.article.pk), {"title": "", **MANAGEMENT})
-        assert page.status_code == 200
-        assert page.context["adminform"].form.errors["title"]
-
-    def test_save_as_new(self) -> None:
-        data = {"title": "A copy", "body": "...", "section": "news", "_saveasnew": "1", **MANAGEMENT}
-        assert self.client.post(self.url("change", self.article.pk), data).status_code == 302
-        assert Article.objects.count() == 2
-
-    def test_an_object_that_does_not_exist(self) -> None:
-        for page in ("change", "delete"):
-            for method in (self.client.get, self.client.post):
-                assert method(self.url(page, 0)).status_code == 302
-
-    def test_history(self) -> None:
-        assert self.client.get(self.url("history", self.article.pk)).status_code == 200
-
-    def test_delete(self) -> None:
-        assert b"Are you sure" in self.client.get(self.url("delete", self.article.pk)).content
-        done = self.client.post(self.url("delete", self.article.pk), {"post": "yes"})
-        assert done.status_code == 302
-        assert not Article.objects.exists()
-
-    def test_actions(self) -> None:
-        chosen = {"_selected_action": [self.article.pk], "action": "publish"}
-        done = self.client.post(self.url("changelist"), chosen, follow=True)
-        assert b"1 published" in done.content
-        assert Article.objects.get().published
-        page = self.client.post(self.url("changelist"), {**chosen, "action": "delete_selected"})
-        assert b"Are you sure" in page.content
-        done = self.client.post(self.url("changelist"), {**chosen, "action": "delete_selected", "post": "yes"})
-        assert done.status_code == 302
-        assert not Article.objects.exists()
-
-    def test_list_editable(self) -> None:
-        data = {
-            "form-TOTAL_FORMS": "1",
-            "form-INITIAL_FORMS": "1",
-            "form-0-id": str(self.article.pk),
-            "form-0-section": "sport",
-            "_save": "Save",
-        }
-        done = self.client.post(self.url("changelist"), data, follow=True)
-        assert b"1 article was changed successfully." in done.content
-        assert Article.objects.get().section == "sport"
-
-    def test_permissions(self) -> None:
-        reader = User.objects.create(username="reader", is_staff=True)
-        self.client.force_login(reader)
-        for page in ("change", "delete"):
-            assert self.client.get(self.url(page, self.article.pk)).status_code == 403
-            assert self.client.post(self.url(page, self.article.pk), {"post": "yes"}).status_code == 403
-        assert self.client.get(self.url("changelist")).status_code == 403
-        assert self.client.post(self.url("changelist"), {"_save": "1"}).status_code == 403
-
-    def test_a_model_without_the_mixin(self) -> None:
-        group = Group.objects.create(name="Editors")
-        address = reverse(f"{self.site}:auth_group_change", args=[group.pk])
-        assert b"distlock" not in self.client.get(address).content
-        assert self.client.post(address, {"name": "Authors"}).status_code == 302
+def url(page: str, *args: Any) -> str:
+    return reverse(f"locked:articles_article_{page}", args=args)
 
 
-@override_settings(ROOT_URLCONF=__name__)
-class TestPlain(Suite, TestCase):
-    """The suite is right about Django."""
+def test_add_change_and_save_as_new(boss: Person, article: Article) -> None:
+    assert url("edit_beat") == "/locked/articles/article/distlock-editing/beat/"
+    assert b"distlock_edit" not in boss.client.get(url("add")).content
+    assert boss.client.post(url("add"), SENT).status_code == 302
+    Article.objects.exclude(pk=article.pk).delete()
+    LogEntry.objects.all().delete()
+    done = boss.client.post(url("change", article.pk), SENT)
+    assert done["Location"] == url("changelist")
+    assert Article.objects.get().title == "Changed"
+    assert LogEntry.objects.get().get_change_message() == "Changed Title and Body. Added source “The mayor”."
+    assert boss.client.post(url("change", article.pk), {**SENT, "_saveasnew": "1"}).status_code == 302
+    assert Article.objects.count() == 2
+    for page in ("change", "delete"):
+        for method in (boss.client.get, boss.client.post):
+            assert method(url(page, 0)).status_code == 302
 
-    site = "plain"
+
+def test_lists_actions_and_deletions(boss: Person, article: Article) -> None:
+    page = boss.client.get(url("changelist"), {"q": "bridge", "section": "news"})
+    assert b"A bridge opens" in page.content
+    data = {"form-TOTAL_FORMS": "1", "form-INITIAL_FORMS": "1", "_save": "Save"}
+    data |= {"form-0-id": str(article.pk), "form-0-section": "sport"}
+    done = boss.client.post(url("changelist"), data, follow=True)
+    assert b"1 article was changed successfully." in done.content
+    assert Article.objects.get().section == "sport"
+    chosen = {"_selected_action": [article.pk], "action": "publish"}
+    assert b"1 published" in boss.client.post(url("changelist"), chosen, follow=True).content
+    chosen["action"] = "delete_selected"
+    assert b"Are you sure" in boss.client.post(url("changelist"), chosen).content
+    assert b"Are you sure" in boss.client.get(url("delete", article.pk)).content
+    assert boss.client.post(url("changelist"), {**chosen, "post": "yes"}).status_code == 302
+    assert not Article.objects.exists()
 
 
-@override_settings(ROOT_URLCONF=__name__)
-class TestLocked(Suite, TestCase):
-    site = "locked"
-
-
-def test_each_site_has_its_addresses(settings: Any) -> None:
-    settings.ROOT_URLCONF = __name__
-    assert reverse("locked:articles_article_edit_beat") == "/locked/articles/article/distlock-editing/beat/"
+def test_a_model_without_the_mixin(boss: Person) -> None:
+    group = Group.objects.create(name="Editors")
+    address = reverse("locked:auth_group_change", args=[group.pk])
+    assert b"distlock" not in boss.client.get(address).content
+    assert boss.client.post(address, {"name": "Authors"}).status_code == 302
+    group.delete()

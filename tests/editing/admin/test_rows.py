@@ -81,13 +81,13 @@ def sources(article: Article) -> list[Source]:
     return [Source.objects.create(article=article, name=name) for name in ("one", "three", "two")]
 
 
-@pytest.mark.parametrize("typed", [0, 1, 2])
-@pytest.mark.parametrize("gone", [0, 1, 2])
-def test_back_to_the_form(bo: Person, article: Article, sources: list[Source], gone: int, typed: int) -> None:
+@pytest.mark.parametrize(("gone", "typed"), [(0, 0), (0, 2), (2, 1), (None, 1)])
+def test_back_to_the_form(bo: Person, article: Article, sources: list[Source], gone: int | None, typed: int) -> None:
     fields: dict[str, Any] = opened(bo, article)
     fields[f"sources-{typed}-name"] = "by Bo"
     fields["sources-3-name"] = "a new one by Bo"
-    sources[gone].delete()
+    if gone is not None:
+        sources[gone].delete()
     Source.objects.create(article=article, name="a new one by Ada")
     again = bo.client.post(address(article), refused(bo, article, fields))
     assert again.status_code == 200
@@ -96,23 +96,16 @@ def test_back_to_the_form(bo: Person, article: Article, sources: list[Source], g
     expected[typed] = "by Bo"
     for name in (*expected, "a new one by Bo"):
         assert f'value="{name}"' in text, name
-    assert "as a new row" in text
+    assert ("as a new row" in text) == (gone is not None)
+    if (gone, typed) == (0, 2):  # the admin names the object of each row beside it
+        first, second = text.split('id="sources-0"')[1].split('id="sources-1"')[:2]
+        assert ("three" in first, "two" in first) == (True, False)
+        assert "by Bo" in second.split('id="sources-2"')[0]
     form = Controls(again, "article_form").fields
     assert bo.client.post(address(article), form).status_code == 302
     assert names() == sorted([*expected, "a new one by Bo", "a new one by Ada"])
     kept = [source for index, source in enumerate(sources) if index != gone]
     assert all(Source.objects.filter(pk=source.pk).exists() for source in kept)
-
-
-def test_each_row_is_beside_its_own_object(bo: Person, article: Article, sources: list[Source]) -> None:
-    """The admin names the object of each row."""
-    fields: dict[str, Any] = opened(bo, article)
-    fields["sources-2-name"] = "by Bo"
-    sources[0].delete()
-    text = bo.client.post(address(article), refused(bo, article, fields)).content.decode()
-    first, second = text.split('id="sources-0"')[1].split('id="sources-1"')[:2]
-    assert ("three" in first, "two" in first) == (True, False)
-    assert "by Bo" in second.split('id="sources-2"')[0]
 
 
 def test_a_row_that_both_have_deleted_stays_deleted(bo: Person, article: Article, sources: list[Source]) -> None:
@@ -140,7 +133,6 @@ def test_a_row_that_was_deleted_can_be_left_out(bo: Person, article: Article, so
 
 
 def test_somebody_who_may_not_add_rows(bo: Person, article: Article, sources: list[Source]) -> None:
-    assert bo.user is not None
     bo.user.user_permissions.remove(Permission.objects.get(codename="add_source"))
     fields: dict[str, Any] = opened(bo, article)
     fields["sources-0-name"] = "by Bo"
@@ -160,14 +152,3 @@ def test_replacing_theirs_with_mine(boss: Person, article: Article, sources: lis
     sent = refused(boss, article, fields, "overwrite")
     assert boss.client.post(address(article), sent).status_code == 302
     assert names() == ["by the boss", "one", "three"]
-
-
-def test_nothing_was_deleted(bo: Person, article: Article, sources: list[Source]) -> None:
-    fields: dict[str, Any] = opened(bo, article)
-    fields["sources-2-name"] = "by Bo"
-    Source.objects.filter(pk=sources[0].pk).update(name="by Ada")
-    again = bo.client.post(address(article), refused(bo, article, fields))
-    assert "as a new row" not in again.content.decode()
-    assert bo.client.post(address(article), Controls(again, "article_form").fields).status_code == 302
-    assert names() == ["by Bo", "one", "three"]
-    assert {source.pk for source in Source.objects.all()} == {source.pk for source in sources}

@@ -1,9 +1,7 @@
 """One server and two profiles of each browser: Ada's and Bo's.
 
-Chromium runs all cases. Firefox and WebKit run those that are about what browsers do in ways of their own: keys in
-read-only fields, pages that go and come back, storage of tabs, Web Locks, networks, filled-in forms, policies. The
-cases with the mark ``alike`` are about answers of the server and what the one script makes of them, which other cases
-have shown to work in each browser; Firefox and WebKit run them under ``make test LONG=1``.
+Chromium runs all cases; Firefox and WebKit those with the mark ``everywhere``, about what browsers do in ways of their
+own: keys in read-only fields, pages that go and come back, storage of tabs, Web Locks, filled-in forms.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ from django_distlock.editing.http.permissions import Gate
 from django_distlock.editing.saving import Save
 from testproject.articles.models import Article
 from tests.support.browsers import BROWSERS, Profile, Tab, browser
-from tests.support.sizes import LONG
 from tests.support.wire import wire
 
 if TYPE_CHECKING:
@@ -86,7 +83,7 @@ def server(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "people" in metafunc.fixturenames:
-        everywhere = LONG or metafunc.definition.get_closest_marker("alike") is None
+        everywhere = metafunc.definition.get_closest_marker("everywhere") is not None
         metafunc.parametrize("people", BROWSERS if everywhere else BROWSERS[:1], indirect=True, scope="package")
 
 

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Client, Editor, TEXTS, Tab, fill, safely, span } from "../../../django_distlock/static/django_distlock/editing.js";
+import { Client, Editor, Tab, safely } from "../../../django_distlock/static/django_distlock/editing.js";
 
 class Clock {
   constructor() {
@@ -75,8 +75,9 @@ const json = (body, status = 200) => ({
 });
 
 /* A document with one form. `answer` replies to one item, or throws for a cut network. */
-const page = async (answer, { clock = new Clock(), store = memory(), options = {}, extra = {} } = {}) => {
+const page = async (answer, { clock = new Clock(), extra = {} } = {}) => {
   const requests = [];
+  const store = memory();
   const storage = safely(() => store);
   const tab = new Tab({ storage, wait: clock.wait });
   const view = new View();
@@ -90,10 +91,19 @@ const page = async (answer, { clock = new Clock(), store = memory(), options = {
   let token = "old";
   const csrf = { get: () => token, set: (value) => (token = value) };
   const client = new Client({ tab, fetch, now: clock.now, wait: clock.wait, endpoint: "/beat", release: "/release", csrf, beat: 20 });
-  const editor = new Editor(view, { grant: "G", key: "K", idle: 900, mode: "enforce", ...options }, storage, clock.now);
+  const editor = new Editor(view, { grant: "G", key: "K", idle: 900, mode: "enforce" }, storage, clock.now);
   await client.start([editor]);
   const verbs = () => requests.filter((each) => each.body?.items).map((each) => each.body.items[0].verb);
-  return { clock, store, view, editor, client, requests, verbs, script, csrf };
+  return { clock, view, editor, client, requests, verbs, script, csrf };
+};
+
+/* Somebody types there, and has the lock. */
+const typing = async () => {
+  const made = await page(free);
+  made.editor.input();
+  made.client.send();
+  await made.clock.pass(1);
+  return made;
 };
 
 const FREE = { state: "free", changed: null };
@@ -119,8 +129,7 @@ test("the first key claims, further keys do not, and beats renew", async () => {
   client.send();
   await clock.pass(45);
   assert.deepEqual(verbs(), ["watch", "claim", "renew", "renew"]);
-  assert.equal(view.leases.at(-1), editor.lease);
-  assert.equal(view.shut, false);
+  assert.deepEqual([view.leases.at(-1), view.shut], [editor.lease, false]);
 });
 
 test("busy makes it read-only and says who; free unlocks it", async () => {
@@ -129,41 +138,18 @@ test("busy makes it read-only and says who; free unlocks it", async () => {
   assert.deepEqual(view.last, { look: "busy", kind: "busy", facts: { who: "Ada", since: 120, idle: 0 }, actions: [] });
   script.answer = free;
   await clock.pass(21);
-  assert.equal(view.shut, false);
-  assert.equal(view.last.kind, "free");
-});
-
-test("free again, but saved meanwhile: it stays read-only and offers the new version", async () => {
-  const { view, clock, script } = await page(() => busy());
-  script.answer = () => ({ state: "free", changed: { by: "Ada", at: 1 } });
+  assert.deepEqual([view.shut, view.last.kind], [false, "free"]);
+  script.answer = () => busy({ own: true });
+  await clock.pass(45);
+  assert.deepEqual([view.last.kind, view.last.actions], ["own_tab", ["edit_here"]]);
+  script.answer = () => ({ state: "free", changed: { by: "Ada", at: 1 } }); // saved meanwhile
   await clock.pass(21);
-  assert.equal(view.shut, true);
-  assert.deepEqual(view.last.actions, ["reload"]);
-});
-
-test("one's own other tab is never called somebody else", async () => {
-  const { view } = await page(() => busy({ own: true }));
-  assert.equal(view.last.kind, "own_tab");
-  assert.deepEqual(view.last.actions, ["edit_here"]);
-});
-
-test("who slept while somebody came, saved and left reads who has saved", async () => {
-  const { view, editor, clock, client, script } = await page(free);
-  editor.input();
-  client.send();
-  await clock.pass(1);
-  script.answer = () => ({ state: "lost", reason: "expired", by: "Bo", changed: { by: "Bo", at: 1 } });
-  await clock.pass(21);
-  assert.deepEqual([view.last.kind, view.last.facts.who, view.keeps], ["changed_typing", "Bo", 1]);
-  assert.equal(view.shut, true);
+  assert.deepEqual([view.shut, view.last.actions], [true, ["reload"]]);
 });
 
 test("who slept while somebody came reads it, then that it was saved, or gets it back", async () => {
   for (const [changed, kind, shut] of [[{ by: "Bo", at: 1 }, "changed_typing", true], [null, "free", false]]) {
-    const { view, editor, clock, client, script } = await page(free);
-    editor.input();
-    client.send();
-    await clock.pass(1);
+    const { view, clock, script } = await typing();
     script.answer = () => ({ state: "lost", reason: "expired", by: "Bo", changed: null });
     await clock.pass(21);
     assert.equal(view.last.kind, "expired");
@@ -174,12 +160,10 @@ test("who slept while somebody came reads it, then that it was saved, or gets it
 });
 
 test("what was said about typed text stays while somebody else edits", async () => {
-  const { view, editor, clock, client, script } = await page(free);
-  editor.input();
-  client.send();
-  await clock.pass(1);
+  const { view, editor, clock, script } = await typing();
   script.answer = () => ({ state: "lost", reason: "taken_over", by: "Bo", changed: null });
   await clock.pass(21);
+  assert.deepEqual([view.last.kind, view.last.facts.who, view.shut, view.keeps], ["taken_over", "Bo", true, 1]);
   script.answer = () => busy();
   await clock.pass(45);
   assert.deepEqual([view.last.kind, view.last.actions, editor.state], ["taken_over", [], "lost"]);
@@ -189,10 +173,7 @@ test("what was said about typed text stays while somebody else edits", async () 
 });
 
 test("a request that never ends does not silence those behind it", async () => {
-  const { clock, requests, editor, client, script, view } = await page(free);
-  editor.input();
-  client.send();
-  await clock.pass(1);
+  const { clock, requests, script, view } = await typing();
   script.answer = (item, { signal }) => new Promise((_, reject) => signal.addEventListener("abort", reject));
   await clock.pass(100);
   assert.equal(view.last.kind, "offline");
@@ -201,22 +182,6 @@ test("a request that never ends does not silence those behind it", async () => {
   await clock.pass(40);
   assert.ok(requests.length > before);
   assert.equal(view.last, null);
-});
-
-test("who cancels keeps nothing and gives it back at once", async () => {
-  const { clock, editor, client, view } = await page(free);
-  editor.input();
-  client.send();
-  await clock.pass(1);
-  const { lease } = editor;
-  assert.equal(editor.leave(), lease);
-  assert.deepEqual([editor.state, editor.lease, editor.dirty, view.dropped], ["free", null, false, 1]);
-});
-
-test("mode warn never makes it read-only", async () => {
-  const { view } = await page(() => busy(), { options: { mode: "warn" } });
-  assert.equal(view.shut, false);
-  assert.equal(view.last.kind, "busy");
 });
 
 test("a lost reply is asked again with the same id", async () => {
@@ -248,37 +213,9 @@ test("a reply for a lease that is no longer one's own is not believed", async ()
   assert.equal(view.shut, false);
 });
 
-test("lost: read-only, the text is kept, and the screen says who", async () => {
-  const { editor, client, clock, view, script } = await page(free);
-  editor.input();
-  client.send();
-  await clock.pass(1);
-  script.answer = () => ({ state: "lost", reason: "taken_over", by: "Bo", changed: null });
-  await clock.pass(21);
-  assert.equal(view.shut, true);
-  assert.equal(view.keeps, 1);
-  assert.deepEqual([view.last.kind, view.last.facts.who], ["taken_over", "Bo"]);
-});
-
-test("after a reload the previous lease is adopted under a new id", async () => {
-  const store = memory();
-  const before = await page(free, { store });
-  before.editor.input();
-  before.client.send();
-  await before.clock.pass(1);
-  const after = await page(free, { store, clock: before.clock });
-  const [item] = after.requests[0].body.items;
-  assert.equal(item.verb, "adopt");
-  assert.equal(item.previous, before.editor.lease);
-  assert.notEqual(item.lease, item.previous);
-});
-
 test("the page that goes reserves its lease; a form that was submitted hands it over", async () => {
   for (const submitted of [false, true]) {
-    const { editor, client, clock, requests } = await page(free);
-    editor.input();
-    client.send();
-    await clock.pass(1);
+    const { editor, client, requests } = await typing();
     editor.submitted = submitted;
     client.hide();
     const releases = requests.filter((each) => each.url === "/release");
@@ -315,37 +252,6 @@ test("after a sleep it asks before it believes", async () => {
   assert.ok(requests.length > before);
 });
 
-test("a cut network takes nothing away", async () => {
-  const { editor, client, clock, view, script } = await page(free);
-  editor.input();
-  client.send();
-  await clock.pass(1);
-  script.answer = () => {
-    throw new TypeError("network");
-  };
-  await clock.pass(90);
-  assert.equal(editor.state, "held");
-  assert.equal(view.shut, false);
-  assert.equal(view.last.kind, "offline");
-  script.answer = free;
-  await clock.pass(21);
-  assert.equal(editor.state, "held");
-});
-
-test("logged out: editing stops and the text stays; after a log-in it goes on", async () => {
-  const { editor, client, clock, view, script, verbs } = await page(free);
-  editor.input();
-  client.send();
-  await clock.pass(1);
-  script.answer = () => json({ reason: "logged_out" }, 401);
-  await clock.pass(21);
-  assert.deepEqual([editor.state, view.shut, view.last.kind, view.keeps], ["ended", true, "logged_out", 1]);
-  script.answer = free;
-  await clock.pass(21);
-  assert.deepEqual([editor.state, view.shut], ["held", false]);
-  assert.equal(verbs().at(-1), "claim");
-});
-
 test("a rotated CSRF token is fetched once and used in the form too", async () => {
   const { csrf, script, client, requests } = await page(free);
   script.answer = (item, request) => {
@@ -370,8 +276,7 @@ test("a refused grant asks no more claims", async () => {
   editor.input();
   client.send();
   await clock.pass(1);
-  assert.equal(editor.state, "failed");
-  assert.equal(editor.input(), false);
+  assert.deepEqual([editor.state, editor.input()], ["failed", false]);
   await clock.pass(60);
   assert.equal(verbs().filter((verb) => verb === "claim").length, 1);
 });
@@ -387,26 +292,11 @@ test("a view that cannot be asked: the page says so, and shuts nothing", async (
   script.answer = free;
   await clock.pass(21);
   assert.deepEqual([editor.state, view.last], ["held", null]);
-});
-
-test("a view that fails once takes no lock away, and its banner goes", async () => {
-  const { editor, client, clock, view, script } = await page(() => ({ state: "error", reason: "view" }));
-  script.answer = free;
-  await clock.pass(21);
-  assert.deepEqual([editor.state, view.last], ["free", null]);
-  editor.input();
-  client.send();
-  await clock.pass(1);
-  for (const reason of ["view", "database"]) {
-    script.answer = () => ({ state: "error", reason });
-    await clock.pass(21);
-    assert.deepEqual([editor.state, view.last], ["held", null]);
-    script.answer = free;
-    await clock.pass(21);
+  for (const [reason, seconds, said] of [["database", 21, undefined], ["view", 90, "unasked"]]) {
+    script.answer = () => ({ state: "error", reason }); // takes no lock away
+    await clock.pass(seconds);
+    assert.deepEqual([editor.state, view.last?.kind, view.shut], ["held", said, false]);
   }
-  script.answer = () => ({ state: "error", reason: "view" });
-  await clock.pass(90);
-  assert.deepEqual([editor.state, view.last.kind, view.shut], ["held", "unasked", false]);
 });
 
 test("requests of one document do not overlap", async () => {
@@ -421,28 +311,6 @@ test("requests of one document do not overlap", async () => {
   });
   await Promise.all([client.send(), client.send(), client.send()]);
   assert.equal(most, 1);
-});
-
-test("a duplicated tab has an id of its own and does not take the leases of the other", async () => {
-  const clock = new Clock();
-  const storage = safely(() => shared);
-  const shared = memory();
-  const locked = new Set();
-  const locks = {
-    request: async (name, { signal }, callback) => {
-      if (locked.has(name)) return new Promise((_, refuse) => signal.addEventListener("abort", () => refuse(new Error("abort"))));
-      locked.add(name);
-      await callback();
-      locked.delete(name);
-    },
-  };
-  const first = new Tab({ storage, locks, wait: clock.wait });
-  await first.ready;
-  const second = new Tab({ storage: safely(() => shared), locks, wait: clock.wait });
-  await clock.pass(1);
-  await second.ready;
-  assert.notEqual(first.id, second.id);
-  assert.equal(second.copied, true);
 });
 
 test("a browser that stands still while it asks for its own id does not count as a copy", async () => {
@@ -475,12 +343,4 @@ test("forbidden storage is no error", () => {
   assert.equal(storage.get("a"), "1");
   storage.remove("a");
   assert.equal(storage.get("a"), null);
-});
-
-test("spans and names are put into the texts", () => {
-  assert.equal(span(TEXTS, 30), "30 seconds");
-  assert.equal(span(TEXTS, 600), "10 minutes");
-  assert.equal(span(TEXTS, 7200), "2 hours");
-  assert.match(fill(TEXTS, "busy", { who: "{since}", since: 60 }), /^\{since\} is editing/);
-  assert.match(fill(TEXTS, "expired", {}), /Somebody else/);
 });

@@ -28,10 +28,8 @@ def type_and_hold(tab: Tab, text: str = " Typed.", selector: str = BODY) -> None
     held(tab)
 
 
-def banner(tab: Tab, text: str, patience: float = 20) -> None:
-    tab.until(
-        lambda: text in tab.text(BANNER), lambda: f"the banner does not say {text!r} but {tab.text(BANNER)!r}", patience
-    )
+def banner(tab: Tab, text: str) -> None:
+    tab.until(lambda: text in tab.text(BANNER), lambda: f"the banner does not say {text!r} but {tab.text(BANNER)!r}")
 
 
 def offered(tab: Tab, text: str) -> None:
@@ -48,8 +46,21 @@ def busy(tab: Tab, who: str) -> None:
     assert read_only(tab)
 
 
+def take_over(tab: Tab, reason: str = "") -> None:
+    tab.click("[data-distlock-action=take_over]")
+    if reason:
+        tab.type(f"{BANNER} input", reason)
+    tab.click("[data-distlock-action=confirm]")
+    held(tab)
+
+
 def save(tab: Tab, selector: str = SAVE) -> None:
     tab.follow(lambda: tab.click(selector))
+
+
+def page(tab: Tab) -> str:
+    """All of it, with what stands in fields."""
+    return str(tab.run("return document.documentElement.outerHTML"))
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,13 +13,14 @@ from django.contrib.auth.models import Group, Permission
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404, render
 from django.test import RequestFactory
-from django.urls import clear_url_caches, path
+from django.urls import path
 from django.views.generic import UpdateView
 from rest_framework import permissions, serializers, viewsets
 from rest_framework.authentication import SessionAuthentication
 from rest_framework.test import force_authenticate
 
 from django_distlock.editing import EditLockAdmin, EditLockMixin, EditLockViewSetMixin, edit_locked
+from tests.editing import site as views
 from tests.editing.people import Person, hidden
 
 if TYPE_CHECKING:
@@ -52,11 +52,6 @@ def act(request: HttpRequest, pk: int) -> HttpResponse:
         return HttpResponseRedirect("/done/")
     meanwhile()
     return render(request, "editing_site/form.html", {"form": form, "object": group})
-
-
-@edit_locked(Group)
-def function(request: HttpRequest, pk: int) -> HttpResponse:
-    return act(request, pk)
 
 
 @edit_locked(Group)
@@ -98,22 +93,17 @@ class GroupAdmin(EditLockAdmin, Loading, admin.ModelAdmin):  # type: ignore[type
         return super().get_queryset(request).prefetch_related("permissions")
 
 
-groups = admin.AdminSite("groups")
-groups.register(Group, GroupAdmin)
 urlpatterns = [
-    path("function/<int:pk>/", function),
+    path("function/<int:pk>/", edit_locked(Group)(act)),
     path("async/<int:pk>/", coroutine),
     path("class/<int:pk>/", Edit.as_view()),
     path("api/<int:pk>/", GroupViewSet.as_view({"get": "retrieve", "put": "update"})),
-    path("admin/", groups.urls),
+    views.admin_site("groups", (Group, GroupAdmin)),
 ]
 
 
 @pytest.fixture
-def group(crew: dict[str, Person], settings: Any) -> Iterator[Group]:
-    settings.ROOT_URLCONF = __name__
-    settings.TEMPLATES = [{**settings.TEMPLATES[0], "DIRS": [Path(__file__).parent.parent / "templates"]}]
-    clear_url_caches()
+def group(site: None) -> Iterator[Group]:
     MEANWHILE.clear()
     yield Group.objects.create(name="Editors")
     Group.objects.all().delete()
@@ -127,17 +117,18 @@ def save(person: Person, address: str, *pks: int, **fields: str) -> HttpResponse
     return person.client.post(address, {"name": "Editors", "permissions": pks, **fields})  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("page", ["function/{}/", "async/{}/", "class/{}/", "admin/auth/group/{}/change/"])
+def adds(person: Person, group: Group, *pks: int) -> None:
+    """Give the group these permissions, and others none, in a form."""
+    address = f"/function/{group.pk}/"
+    assert save(person, address, *pks, **person.open(address)).status_code == 302
+
+
+@pytest.mark.parametrize("page", ["function/{}/", "async/{}/", "class/{}/", "groups/auth/group/{}/change/"])
 def test_a_form_that_read_them_before_a_save_is_refused(boss: Person, bo: Person, group: Group, page: str) -> None:
     """Or it shows what was saved; either way that save is not lost."""
     address = f"/{page.format(group.pk)}"
     mine, theirs = Permission.objects.order_by("pk")[:2]
-
-    def other_save() -> None:
-        other = f"/function/{group.pk}/"
-        assert save(bo, other, theirs.pk, **bo.open(other)).status_code == 302
-
-    MEANWHILE.append(other_save)
+    MEANWHILE.append(lambda: adds(bo, group, theirs.pk))
     response = boss.client.get(address)
     assert not MEANWHILE
     shown = {int(pk) for pk in SELECTED.findall(response.content.decode())}
@@ -149,13 +140,8 @@ def test_a_form_that_read_them_before_a_save_is_refused(boss: Person, bo: Person
 def test_an_answer_that_read_them_before_a_write_has_the_old_version(boss: Person, bo: Person, group: Group) -> None:
     address = f"/api/{group.pk}/"
     mine, first, theirs = Permission.objects.order_by("pk")[:3]
-    other = f"/function/{group.pk}/"
-    assert save(bo, other, first.pk, **bo.open(other)).status_code == 302
-
-    def other_save() -> None:
-        assert save(bo, other, first.pk, theirs.pk, **bo.open(other)).status_code == 302
-
-    MEANWHILE.append(other_save)
+    adds(bo, group, first.pk)
+    MEANWHILE.append(lambda: adds(bo, group, first.pk, theirs.pk))
     read = boss.client.get(address)
     assert not MEANWHILE
     shown = set(read.json()["permissions"])
@@ -169,16 +155,12 @@ def test_a_write_reads_them_again_under_the_lock(boss: Person, bo: Person, group
     """A write without If-Match, whose handler adds to what the object has."""
     mine, theirs = Permission.objects.order_by("pk")[:2]
 
-    def other_save() -> None:
-        other = f"/function/{group.pk}/"
-        assert save(bo, other, theirs.pk, **bo.open(other)).status_code == 302
-
     class Adding(GroupViewSet):
         def perform_update(self, serializer: Any) -> None:
             serializer.save(permissions=[*self.get_object().permissions.all(), mine])
 
     request_of = Adding.as_view({"put": "update"})
-    MEANWHILE.append(other_save)
+    MEANWHILE.append(lambda: adds(bo, group, theirs.pk))
     request = RequestFactory().put("/", {"name": "Editors", "permissions": []}, content_type="application/json")
     force_authenticate(request, boss.user)
     assert request_of(request, pk=group.pk).status_code == 200

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.contrib import admin
 from django.contrib.auth.admin import GroupAdmin
 from django.core.exceptions import ImproperlyConfigured
 from django.template import Context, Template
-from django.urls import clear_url_caches, include, path
+from django.urls import path
 
 from django_distlock.editing import EditLockAdmin, edit_locked
+from django_distlock.models import EditLeaseRow
 from testproject.articles.models import Article
 from tests.editing import site as views
 from tests.editing.people import Person, is_held
 from tests.support.findings import findings
-
-if TYPE_CHECKING:
-    from django.http import HttpRequest, HttpResponse
 
 SITE_WIDE = {
     "TTL": 120,
@@ -45,16 +43,6 @@ class StrictEdit(views.Edit):
     edit_lock = {"TAKEOVER": never}  # noqa: RUF012
 
 
-@edit_locked(Article, takeover=lambda request, obj: never(request.user, obj, None))
-def strict_function(request: HttpRequest, pk: int) -> HttpResponse:
-    return views.act(request, pk)
-
-
-@edit_locked(Article, when="open", idle=333)
-def eager_function(request: HttpRequest, pk: int) -> HttpResponse:
-    return views.act(request, pk)
-
-
 class Eager(views.Edit):
     edit_lock = {"WHEN": "open", "IDLE": 333}  # noqa: RUF012
 
@@ -63,31 +51,20 @@ class EagerAdmin(EditLockAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
     edit_lock = {"WHEN": "open", "IDLE": 333}  # noqa: RUF012
 
 
-eager = admin.AdminSite("eager")
-eager.register(Article, EagerAdmin)
-strict = admin.AdminSite("strict")
-strict.register(Article, Strict)
 urlpatterns = [
-    path("distlock/editing/", include("django_distlock.editing.urls")),
-    path("admin/", strict.urls),
-    path("view/<int:pk>/change/", StrictEdit.as_view()),
-    path("function/<int:pk>/change/", strict_function),
+    views.beats,
+    views.admin_site("strict", (Article, Strict)),
+    path("view/<int:pk>/", StrictEdit.as_view()),
+    path("function/<int:pk>/", views.locked(takeover=lambda request, obj: never(request.user, obj, None))),
     path("eager/<int:pk>/", Eager.as_view()),
-    path("eager-function/<int:pk>/", eager_function),
-    path("eager-admin/", eager.urls),
-    path("edit/<int:pk>/change/", views.Edit.as_view()),
+    path("eager-function/<int:pk>/", views.locked(when="open", idle=333)),
+    views.admin_site("eager-admin", (Article, EagerAdmin)),
+    path("edit/<int:pk>/", views.Edit.as_view()),
 ]
-PAGES = ["/admin/articles/article/{pk}/change/", "/view/{pk}/change/", "/function/{pk}/change/"]
+PAGES = ["/strict/articles/article/{pk}/change/", "/view/{pk}/", "/function/{pk}/"]
 
 
-@pytest.fixture
-def _site(site: None, settings: Any) -> None:
-    settings.ROOT_URLCONF = __name__
-    clear_url_caches()
-    asked.clear()
-
-
-@pytest.mark.usefixtures("_site")
+@pytest.mark.usefixtures("site")
 @pytest.mark.parametrize("address", PAGES)
 def test_takeover_of_one_page(ada: Person, boss: Person, article: Article, address: str) -> None:
     address = address.format(pk=article.pk)
@@ -103,71 +80,50 @@ def test_takeover_of_one_page(ada: Person, boss: Person, article: Article, addre
     assert ada.ask("renew", grant, lease=lease)["state"] == "held"
 
 
-@pytest.mark.usefixtures("_site")
-def test_it_is_that_of_the_page_and_not_of_the_setting(
-    ada: Person, boss: Person, article: Article, settings: Any
-) -> None:
-    settings.DISTLOCK_EDITING = {"TAKEOVER": lambda user, obj, holder: True}
-    address = PAGES[0].format(pk=article.pk)
-    ada.claim(ada.open(address)["distlock_edit"])
-    theirs = boss.open(address)["distlock_edit"]
-    assert boss.ask("takeover", theirs, lease=secrets.token_hex(16))["state"] == "error"
-    theirs = boss.open(f"/edit/{article.pk}/change/")["distlock_edit"]
-    assert boss.ask("takeover", theirs, lease=secrets.token_hex(16))["state"] == "held"
+@pytest.mark.usefixtures("site")
+def test_options_of_one_page_are_in_its_form(ada: Person, article: Article) -> None:
+    for address in ("/eager/{pk}/", "/eager-function/{pk}/", "/eager-admin/articles/article/{pk}/change/"):
+        page = ada.client.get(address.format(pk=article.pk)).content.decode()
+        assert 'data-idle="333"' in page
+        assert is_held(article)
+        EditLeaseRow.rows.all().delete()
 
 
-@pytest.mark.usefixtures("_site")
-@pytest.mark.parametrize(
-    "address", ["/eager/{pk}/", "/eager-function/{pk}/", "/eager-admin/articles/article/{pk}/change/"]
-)
-def test_options_of_one_page_are_in_its_form(ada: Person, article: Article, address: str) -> None:
-    page = ada.client.get(address.format(pk=article.pk)).content.decode()
-    assert 'data-idle="333"' in page
-    assert is_held(article)
+def test_an_option_of_the_whole_site_is_refused_in_one_view() -> None:
+    for name, value in SITE_WIDE.items():
+        options = {"edit_lock": {name: value}}
+        with pytest.raises(ImproperlyConfigured, match=name):
+            type("View", (views.Edit,), options).as_view()
+        with pytest.raises(ImproperlyConfigured, match=name):
+            views.Edit.as_view(**options)
+        with pytest.raises(ImproperlyConfigured, match=name):
+            type("Views", (views.ArticleViewSet,), options).as_view(views.one)
+        with pytest.raises(ImproperlyConfigured, match=name):
+            edit_locked(Article, **{name.lower(): value})
+    allowed = {"MODE": "warn", "WHEN": "open", "IDLE": 5, "TTL_WITHOUT_SCRIPT": 5, "TAKEOVER": never}
+    type("View", (views.Edit,), {"edit_lock": allowed}).as_view()
 
 
-@pytest.mark.parametrize("name", SITE_WIDE)
-def test_an_option_of_the_whole_site_is_refused_in_one_view(name: str) -> None:
-    options = {"edit_lock": {name: SITE_WIDE[name]}}
-    with pytest.raises(ImproperlyConfigured, match=name):
-        type("View", (views.Edit,), options).as_view()
-    with pytest.raises(ImproperlyConfigured, match=name):
-        views.Edit.as_view(**options)
-    with pytest.raises(ImproperlyConfigured, match=name):
-        type("Views", (views.ArticleViewSet,), options).as_view(views.one)
-    with pytest.raises(ImproperlyConfigured, match=name):
-        edit_locked(Article, **{name.lower(): SITE_WIDE[name]})
+def test_an_option_of_the_whole_site_is_an_error_of_the_check_in_one_admin(monkeypatch: pytest.MonkeyPatch) -> None:
+    def errors() -> list[Any]:
+        return [message for message in findings() if message.id == "distlock.E072"]
 
-
-@pytest.mark.parametrize("name", [*SITE_WIDE, "IDEL"])
-def test_an_option_of_the_whole_site_is_an_error_of_the_check_in_one_admin(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert not [message for message in findings() if message.id == "distlock.E072"]
-    monkeypatch.setattr(Strict, "edit_lock", {name: SITE_WIDE.get(name, 5)})
-    found = [message for message in findings() if message.id == "distlock.E072"]
-    assert [message.obj for message in found] == [Strict]
-    assert name in found[0].msg
-
-
-def test_another_admin_may_have_such_an_attribute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A column, for example."""
+    # another admin may have such an attribute: a column, for example
     monkeypatch.setattr(GroupAdmin, "edit_lock", lambda self, obj: "x", raising=False)
-    assert not [message for message in findings() if message.id == "distlock.E072"]
+    assert not errors()
+    for name in ("TTL", "IDEL"):
+        monkeypatch.setattr(Strict, "edit_lock", {name: 5})
+        (found,) = errors()
+        assert found.obj == Strict
+        assert name in found.msg
 
 
-@pytest.mark.usefixtures("_site")
-@pytest.mark.parametrize("option", ["ttl=120", "beat=5", "max_held=1", "takeover=5", "idel=5"])
-def test_an_option_of_the_whole_site_is_refused_in_one_tag(ada: Person, article: Article, option: str, rf: Any) -> None:
+@pytest.mark.usefixtures("site")
+def test_an_option_of_the_whole_site_is_refused_in_one_tag(ada: Person, article: Article, rf: Any) -> None:
     request = rf.get("/")
     request.user, request.session = ada.user, ada.client.session
-    template = Template(f"{{% load editing %}}{{% edit_lock article {option} %}}")
-    with pytest.raises(ImproperlyConfigured, match=option.split("=")[0].upper()):
-        template.render(Context({"article": article, "request": request}))
+    for name in ("ttl", "beat", "max_held", "takeover", "idel"):
+        template = Template(f"{{% load editing %}}{{% edit_lock article {name}=5 %}}")
+        with pytest.raises(ImproperlyConfigured, match=name.upper()):
+            template.render(Context({"article": article, "request": request}))
     assert not is_held(article)
-
-
-@pytest.mark.parametrize("name", ["MODE", "WHEN", "IDLE", "TTL_WITHOUT_SCRIPT", "TAKEOVER"])
-def test_the_others_can_be_set(name: str) -> None:
-    values = {"MODE": "warn", "WHEN": "open", "IDLE": 5, "TTL_WITHOUT_SCRIPT": 5, "TAKEOVER": never}
-    type("View", (views.Edit,), {"edit_lock": {name: values[name]}}).as_view()

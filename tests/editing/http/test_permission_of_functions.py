@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from asgiref.sync import sync_to_async
-from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
 from django.test import RequestFactory
-from django.urls import clear_url_caches, include, path
+from django.urls import path
 from django.views.generic import UpdateView
 
 from django_distlock.editing import EditLockMixin, edit_locked
@@ -33,55 +32,27 @@ def owns(request: HttpRequest, obj: Any) -> bool:
     return bool(request.user.has_perm(CHANGE))
 
 
-@edit_locked(Article, pk="pk", permission=CHANGE)
-def by_name(request: HttpRequest, pk: int) -> HttpResponse:
-    return views.act(request, pk)
-
-
-@edit_locked(Article, pk="pk", permission=CHANGE, when="open")
-def opened(request: HttpRequest, pk: int) -> HttpResponse:
-    return views.act(request, pk)
-
-
-@edit_locked(Article, pk="pk", permission=owns)
-def by_call(request: HttpRequest, pk: int) -> HttpResponse:
-    return views.act(request, pk)
-
-
-@edit_locked(Article, pk="pk", permission=CHANGE, mode="off")
-def switched_off(request: HttpRequest, pk: int) -> HttpResponse:
-    return views.act(request, pk)
-
-
-@edit_locked(Article, pk="pk", permission=CHANGE)
+@edit_locked(Article, permission=CHANGE)
 async def coroutine(request: HttpRequest, pk: int) -> HttpResponse:
     return await sync_to_async(views.act)(request, pk)
 
 
-@login_required
-@edit_locked(Article, pk="pk", when="open")
-def below(request: HttpRequest, pk: int) -> HttpResponse:
-    return views.act(request, pk)
-
-
+KINDS = {
+    "by_name": views.locked(permission=CHANGE),
+    "opened": views.locked(permission=CHANGE, when="open"),
+    "by_call": views.locked(permission=owns),
+    "switched_off": views.locked(permission=CHANGE, mode="off"),
+    "coroutine": coroutine,
+}
 urlpatterns = [
-    path("below/<int:pk>/", below),
-    path("distlock/editing/", include("django_distlock.editing.urls")),
-    path("by_name/<int:pk>/", by_name),
-    path("opened/<int:pk>/", opened),
-    path("by_call/<int:pk>/", by_call),
-    path("switched_off/<int:pk>/", switched_off),
-    path("coroutine/<int:pk>/", coroutine),
+    views.beats,
+    *(path(f"{name}/<int:pk>/", view) for name, view in KINDS.items()),
 ]
-KINDS = ["by_name", "opened", "by_call", "switched_off", "coroutine"]
 METHODS = ["get", "head", "post", "put", "patch", "delete"]
 POSTED = {"title": "A bridge opens", "body": "By a stranger."}
 
 
-@pytest.fixture(autouse=True)
-def _site(site: None, atomic_requests: bool, settings: Any) -> None:
-    settings.ROOT_URLCONF = __name__
-    clear_url_caches()
+pytestmark = pytest.mark.usefixtures("site")
 
 
 @pytest.fixture
@@ -92,72 +63,46 @@ def stranger(crew: None) -> Iterator[Person]:
     user.delete()
 
 
-def requests(person: Person, address: str) -> dict[str, Any]:
-    return {
-        method: getattr(person.client, method)(address, **({"data": POSTED} if method in ("get", "post") else {}))
-        for method in METHODS
-    }
-
-
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("held", [False, True])
-def test_strangers(ada: Person, stranger: Person, article: Article, kind: str, held: bool) -> None:
-    if held and kind != "switched_off":
-        ada.claim(ada.open(f"/by_name/{article.pk}/")["distlock_edit"])
+def test_strangers_and_those_with_the_permission(
+    ada: Person, stranger: Person, bo: Person, article: Article, kind: str
+) -> None:
+    lease = ada.claim(grant := ada.open(f"/by_name/{article.pk}/")["distlock_edit"])
     before = list(EditLeaseRow.rows.values())
     address = f"/{kind}/{article.pk}/"
-    for method, reply in requests(Person(None), address).items():
+    nobody = Person(None)
+    for method in METHODS:
+        data = {"data": POSTED} if method in ("get", "post") else {}
+        reply = getattr(nobody.client, method)(address, **data)
         assert (method, reply.status_code) == (method, 302)
         assert "/login/" in reply["Location"]
-        assert f"{kind}" in reply["Location"]
-    for method, reply in requests(stranger, address).items():
+        assert kind in reply["Location"]
+        reply = getattr(stranger.client, method)(address, **data)
         assert (method, reply.status_code) == (method, 403)
         assert b"Ada" not in reply.content
     assert Article.objects.get().body == "On Saturday."
     assert list(EditLeaseRow.rows.values()) == before
+    ada.release([grant], [lease])
+    fields = bo.open(address)
+    assert bo.client.post(address, {**POSTED, **fields, "body": "By Bo."}).status_code == 302
+    assert Article.objects.get().body == "By Bo."
 
 
-def test_below_a_decorator_of_django(ada: Person, article: Article) -> None:
-    """The order that the docs say."""
-    address, nobody = f"/below/{article.pk}/", Person(None)
-    assert nobody.client.get(address).status_code == 302
-    assert not is_held(article)
-    ada.open(address)
-    assert is_held(article)
-    reply = nobody.client.post(address, POSTED)
-    assert reply.status_code == 302
-    assert "/login/" in reply["Location"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_those_with_the_permission(ada: Person, article: Article, kind: str) -> None:
-    address = f"/{kind}/{article.pk}/"
+def test_what_is_gone(ada: Person, article: Article) -> None:
+    """An object that does not exist, a permission that was taken away, an object that was deleted."""
+    address = f"/by_call/{article.pk}/"
+    assert ada.client.get(f"/by_call/{article.pk + 1}/").status_code == 404
+    assert ada.client.post(f"/by_call/{article.pk + 1}/", POSTED).status_code == 404
     fields = ada.open(address)
-    assert ada.client.get(address).status_code == 200
-    assert ada.client.post(address, {**POSTED, **fields, "body": "By Ada."}).status_code == 302
-    assert Article.objects.get().body == "By Ada."
-
-
-@pytest.mark.parametrize("kind", ["by_name", "by_call"])
-def test_an_object_that_does_not_exist(ada: Person, stranger: Person, article: Article, kind: str) -> None:
-    assert ada.client.get(f"/{kind}/{article.pk + 1}/").status_code == 404
-    assert ada.client.post(f"/{kind}/{article.pk + 1}/", POSTED).status_code == 404
-    fields = ada.open(f"/{kind}/{article.pk}/")
-    address = f"/{kind}/{article.pk}/"
-    article.delete()
-    assert ada.client.post(address, {**POSTED, **fields}).status_code == 409  # her text, kept
-
-
-@pytest.mark.parametrize("kind", ["by_name", "by_call"])
-def test_a_permission_that_is_taken_away(ada: Person, article: Article, kind: str) -> None:
-    address = f"/{kind}/{article.pk}/"
-    fields = ada.open(address)
-    assert ada.user is not None
+    permissions = list(ada.user.user_permissions.all())
     ada.user.user_permissions.clear()
     answer = ada.ask("claim", fields["distlock_edit"], lease=secrets.token_hex(16))
     assert (answer["state"], answer["reason"]) == ("lost", "permission")
     assert ada.client.post(address, {**POSTED, **fields}).status_code == 403
     assert not is_held(article)
+    ada.user.user_permissions.set(permissions)
+    article.delete()
+    assert ada.client.post(address, {**POSTED, **fields}).status_code == 409  # her text, kept
 
 
 class Decided(EditLockMixin, UpdateView):  # type: ignore[type-arg]
@@ -182,7 +127,7 @@ def test_may_edit_of_a_view_refuses_the_page_and_the_save(stranger: Person, ada:
     assert Decided.as_view()(request, pk=article.pk).status_code == 200
 
 
-def test_what_decides_must_not_be_async() -> None:
+def test_what_decides_must_not_be_async(stranger: Person, article: Article) -> None:
     """A coroutine would always mean yes."""
 
     async def nobody(request: HttpRequest, obj: Any) -> bool:
@@ -192,8 +137,6 @@ def test_what_decides_must_not_be_async() -> None:
         with pytest.raises(TypeError, match="plain functions"):
             edit_locked(Article, pk="pk", **{name: nobody})
 
-
-def test_a_hook_that_is_async_permits_nothing(stranger: Person, article: Article) -> None:
     class Async(Decided):
         async def may_edit(self, request: HttpRequest, obj: Any) -> bool:  # type: ignore[override]
             return False

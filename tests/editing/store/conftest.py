@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @pytest.fixture(params=list(ALIASES))
 def alias(request: pytest.FixtureRequest, databases: None) -> Iterator[str]:
     """Each database in turn, without articles and locks."""
-    yield from _clean(request.param)
+    yield from emptied(request.param)
 
 
 @pytest.fixture(params=EVERYWHERE, ids=str)
@@ -25,12 +25,12 @@ def place(request: pytest.FixtureRequest, databases: None) -> Iterator[Place]:
     """Each database and level of isolation in turn."""
     found: Place = request.param
     isolate(found)
-    for _ in _clean(found.alias):
+    for _ in emptied(found.alias):
         yield found
     connections[found.alias].close()
 
 
-def _clean(alias: str) -> Iterator[str]:
+def emptied(alias: str) -> Iterator[str]:
     _forget(alias)
     yield alias
     _forget(alias)

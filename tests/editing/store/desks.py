@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,12 @@ from django_distlock.editing.records import EditLease, Owner
 from django_distlock.editing.resources import resource_of
 from django_distlock.editing.saving import run_save
 from testproject.articles.models import Article
+from tests.conftest import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    from django.dispatch import Signal
 
     from django_distlock.editing.grants import EditGrant
     from django_distlock.editing.records import Resource
@@ -48,6 +52,43 @@ def expire(resource: Resource) -> None:
         cursor.execute("UPDATE django_distlock_editlease SET expires_at = 1 WHERE digest = %s", [resource.digest])
 
 
+WAITING = {
+    "postgres": "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()",
+    "mariadb": "SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
+}
+
+
+def until_somebody_waits(alias: str) -> None:
+    """Until the server says that a transaction waits for a row."""
+    other = connections[alias].copy()
+
+    def waits() -> bool:
+        with other.cursor() as cursor:
+            cursor.execute(WAITING[alias])
+            return cursor.fetchone() is not None
+
+    try:
+        # InnoDB makes this table anew if it was not read for a tenth of a second
+        eventually(waits, "nobody waits for a row", pause=0.2)
+    finally:
+        other.close()
+
+
+@contextmanager
+def hearing(signal: Signal) -> Iterator[list[dict[str, Any]]]:
+    """What is sent with the signal meanwhile."""
+    heard: list[dict[str, Any]] = []
+
+    def hear(**told: Any) -> None:
+        heard.append(told)
+
+    signal.connect(hear)
+    try:
+        yield heard
+    finally:
+        signal.disconnect(hear)
+
+
 def new_id() -> str:
     return secrets.token_hex(8)
 
@@ -69,7 +110,6 @@ class Desk:
     def open(self, article: Article) -> None:
         """Render the form."""
         opened = open_grant([resource_of(article)], principal=self.owner.principal, fields=["title", "body"])
-        assert opened is not None
         self.grant, self.shown = opened.grant, opened.obj.body  # type: ignore[attr-defined]
 
     def claim(self, resource: Resource) -> Any:
@@ -100,7 +140,6 @@ class Desk:
         self, token: str, during: Callable[[Save], object] = lambda save: None, *, reserve: float | None = None
     ) -> None:
         """Send the form: what was shown, and something more. EditConflict if it is refused."""
-        assert self.grant is not None
 
         def work(save: Save) -> None:
             during(save)

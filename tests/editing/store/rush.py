@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import random
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from django.db import DatabaseError, connections
+from django.db import DatabaseError
 
 from django_distlock.editing import store
 from django_distlock.editing.records import Busy, EditConflict, EditLease
@@ -17,7 +16,6 @@ from django_distlock.storage.dialect import contended
 from testproject.articles.models import Article
 from tests.editing.store.desks import Desk, expire, new_id, write_behind
 from tests.support.places import Place, isolate
-from tests.support.sizes import be_polite
 
 if TYPE_CHECKING:
     from tests.support.child import Link
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
 
 def edit(link: Link, place: tuple[str, str], pks: list[int], person: str, seconds: float, seed: str) -> None:
     """Say the tokens of the saves and of the writes behind the lock that were committed, and how much was refused."""
-    be_polite()
     isolate(Place(*place))
     chance = random.Random(seed)
     articles = list(Article.objects.using(place[0]).filter(pk__in=pks))
@@ -57,12 +54,8 @@ def _one(chance: random.Random, article: Article, desk: Desk, told: dict[str, An
         found = desk.take_over(resource) if kind < 0.05 else desk.claim(resource)
         if isinstance(found, Busy):
             told["busy"] += 1
-            if (
-                not found.saving
-                and found.holder
-                and found.holder.owner
-                and found.holder.owner.label == desk.owner.label
-            ):
+            holder = found.holder and found.holder.owner
+            if not found.saving and holder and holder.label == desk.owner.label:
                 told["wrong"].append("held by you")
             if chance.random() < 0.7:
                 return
@@ -86,47 +79,12 @@ def _one(chance: random.Random, article: Article, desk: Desk, told: dict[str, An
         desk.release(resource)
 
 
-def claim_at_once(link: Link, alias: str, pk: int, count: int) -> None:
-    """Say how many of ``count`` claims by different people, at once, have won."""
-    resource = resource_of(Article.objects.using(alias).get(pk=pk))
-    together = threading.Barrier(count + 1)
-    won: list[str] = []
-    odd: list[str] = []
-
-    def claim() -> None:
-        desk = Desk(new_id())
-        try:
-            with connections[alias].cursor() as cursor:
-                cursor.execute("SELECT 1")
-            together.wait(30)
-            found = desk.claim(resource)
-            if isinstance(found, EditLease):
-                won.append(found.lease)
-            elif found.own:
-                odd.append("own")
-        except BaseException as error:
-            odd.append(repr(error))
-        finally:
-            connections[alias].close()
-
-    threads = [threading.Thread(target=claim) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    link.say("ready")
-    link.hear()
-    together.wait(30)
-    for thread in threads:
-        thread.join(60)
-    link.say([won, odd])
-
-
 def hold_and_hang(link: Link, alias: str, pk: int) -> None:
-    """Claim, and say so; then begin a save and hang in it."""
+    """Claim, and say so; then begin a save, and hang in it until the end."""
     article = Article.objects.using(alias).get(pk=pk)
     desk = Desk("ada")
     desk.open(article)
     assert isinstance(store.claim(resource_of(article), desk.owner, new_id(), 3.0), EditLease)
     link.say("held")
-    if link.hear() == "save":
-        with contextlib.suppress(EditConflict):
-            desk.save("never", lambda save: (link.say("saving"), time.sleep(600)))
+    link.hear()
+    desk.save("never", lambda save: (link.say("saving"), link.hear()))
