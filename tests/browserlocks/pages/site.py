@@ -16,8 +16,7 @@ from django.views.decorators.csrf import csrf_exempt
 
 from django_distlock.browser import lock_grant, requires_lock
 from tests.browserlocks.http.site import grant
-
-from .ledger import ledger
+from tests.browserlocks.ledger import ledger
 
 HEAD = '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title></head><body>'
 ROOM = (

@@ -47,11 +47,7 @@ const commands = {
     }
     return done;
   },
-  hold: ({ ms }) => {
-    mutex.lock();
-    if (ms) Atomics.wait(memory, 4, 0, ms);
-    return mutex.abandoned;
-  },
+  hold: () => mutex.lock(),
   unlock: () => mutex.unlock(),
   tryLock: ({ timeout }) => mutex.tryLock(timeout),
   lock: ({ timeout }) => mutex.lock(timeout),
@@ -83,7 +79,6 @@ const commands = {
     mutex.unlock();
     return others;
   },
-  waitAsync: ({ timeout }) => mutex.withLockAsync(() => memory[0], { timeout }),
   /* A promise that is settled when the page says so. */
   promise: () =>
     mutex.withLock(async () => {

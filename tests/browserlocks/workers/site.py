@@ -23,7 +23,6 @@ PAGES = {
     "/isolated/": (PAGE, OPENER | EMBEDDER),
     "/without-embedder/": (PAGE, OPENER),
     "/without-opener/": (PAGE, EMBEDDER),
-    "/not-a-script/": (PAGE, OPENER | EMBEDDER),
 }
 # WebKit wants the header on the modules that a worker imports, too.
 SCRIPTS = {
