@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +11,7 @@ from django.contrib.auth.models import User
 from django.core.signals import request_finished, request_started
 from django.db import connections
 from pytest_django.live_server_helper import LiveServer
+from selenium.webdriver import ActionChains
 
 from testproject.orders import payments, views
 from testproject.orders.models import Order
@@ -99,24 +101,25 @@ def readable(tab: Tab) -> bool:
 def test_five_clicks(live: tuple[Tab, str], till: Till, way: str, scripts: bool, made: int) -> None:
     tab, url = live
     assert isinstance(tab.profile, ChromiumProfile)
-    command = tab.profile.driver.execute_cdp_cmd
-    tab.open("about:blank")
-    command("Emulation.setScriptExecutionDisabled", {"value": not scripts})
+    driver = tab.profile.driver
+    driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": not scripts})
     try:
         tab.open(f"{url}/orders/{way}/")
-        middle = "const {x, y, width, height} = document.querySelector('form button').getBoundingClientRect();"
-        x, y = tab.run(f"{middle} return [x + width / 2, y + height / 2]")
-        for number in range(1, CLICKS + 1):
-            for kind in ("mousePressed", "mouseReleased"):
-                event = {"type": kind, "x": x, "y": y, "button": "left", "clickCount": 1}
-                command("Input.dispatchMouseEvent", event)
-            eventually(lambda n=number: till.arrived == n, f"click {number} has not arrived")
-        assert not Order.objects.exists()
-        till.open.set()
+        clicks = ActionChains(driver, duration=0).move_to_element(tab.profile.element("form button"))
+        for _ in range(CLICKS):
+            clicks = clicks.click().pause(0.1)
+        with ThreadPoolExecutor(1) as pool:
+            pressing = pool.submit(clicks.perform)  # which waits for an answer
+            try:
+                eventually(lambda: till.arrived == CLICKS, f"{till.arrived} of {CLICKS} clicks have arrived")
+                assert not Order.objects.exists()
+            finally:
+                till.open.set()
+            pressing.result()
         placed(tab)
         eventually(lambda: Order.objects.count() == made, "the orders are not what they should be")
     finally:
-        command("Emulation.setScriptExecutionDisabled", {"value": False})
+        driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
 def test_back_with_changed_data(live: tuple[Tab, str], till: Till) -> None:
