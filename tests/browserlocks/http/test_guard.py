@@ -7,7 +7,6 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.core.exceptions import SynchronousOnlyOperation
 from django.db import OperationalError, connections
 from django.test import AsyncClient
 from django.urls import clear_url_caches
@@ -266,14 +265,3 @@ def test_a_cancelled_request_is_rolled_back(shopper: Shopper) -> None:
 
     asyncio.run(main())
     assert written() == 1
-
-
-def test_a_sync_view_on_an_event_loop_is_refused_by_django(shopper: Shopper, rf: Any) -> None:
-    request = rf.post("/plain/", headers={"Distlock-Lease": shopper.header})
-    request.user = shopper.person.user
-
-    async def main() -> None:
-        with pytest.raises(SynchronousOnlyOperation):
-            guarded.plain(request)
-
-    asyncio.run(main())

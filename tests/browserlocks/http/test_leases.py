@@ -304,9 +304,10 @@ async def arefuse(request: Any, name: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
+def test_the_setting(settings: Any) -> None:
+    settings.DISTLOCK_BROWSER = {"PERMISSION": f"{__name__}.refuse", "MAX_HOLD": 4}
+    assert (config().max_hold, config().ttl) == (4, 30)
+    wrong: list[tuple[Any, str]] = [
         ([5], "must be a dict"),
         ({"TLL": 5}, "unknown key 'TLL'"),
         ({"TTL": 0}, "TTL must be above zero"),
@@ -317,11 +318,8 @@ async def arefuse(request: Any, name: str) -> bool:
         ({"LABEL": 5}, "LABEL must be a callable"),
         ({"PERMISSION": f"{__name__}.arefuse"}, "PERMISSION must be a plain function"),
         ({"PERMISSION": "no.such.module"}, "PERMISSION: No module named 'no'"),
-    ],
-)
-def test_a_wrong_setting(settings: Any, given: Any, message: str) -> None:
-    settings.DISTLOCK_BROWSER = given
-    with pytest.raises(ImproperlyConfigured, match=message):
-        config()
-    settings.DISTLOCK_BROWSER = {"PERMISSION": f"{__name__}.refuse", "MAX_HOLD": 4}
-    assert config().max_hold == 4
+    ]
+    for given, message in wrong:
+        settings.DISTLOCK_BROWSER = given
+        with pytest.raises(ImproperlyConfigured, match=message):
+            config()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.contrib.sessions.models import Session
@@ -21,34 +21,27 @@ from django_distlock.browser.http.actions import MOST_RENEWED
 from django_distlock.models import BrowserLockRow, BrowserTicket
 from tests.browserlocks.http.people import CSRF, EVENTS, LEASES, RENEW, Person, holder_of, new, refusal
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 pytestmark = pytest.mark.usefixtures("crew")
 
 
 # grants
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda text: text[:-1] + ("A" if text[-1] != "A" else "B"),
-        lambda text: "",
-        lambda text: "\ud800",
-        lambda text: text.split(":")[0],
-        lambda text: ":".join([signing.dumps({"n": "other"}, salt=SALT).split(":")[0], *text.split(":")[1:]]),
-        lambda text: signing.dumps(signing.loads(text, salt=SALT), salt="another"),
-        lambda text: signing.dumps(["n", "s", "u"], salt=SALT),
-    ],
-)
-def test_a_forged_grant(ada: Person, grant: str, spoil: Callable[[str], str]) -> None:
+def test_a_forged_grant(ada: Person, grant: str) -> None:
     """The answer is the same for a lock that is held and for one that nobody has heard of."""
-    forged = (403, {"reason": "grant", "detail": "forged"})
-    assert refusal(ada.acquire(spoil(grant))) == forged
-    assert not BrowserLockRow.rows.exists()
-    ada.take(grant)
-    assert refusal(ada.acquire(spoil(grant))) == forged
+    head, *signature = grant.split(":")
+    forged = [
+        *("", "\ud800", head, grant[:-1] + ("A" if grant[-1] != "A" else "B")),
+        ":".join([ada.grant("another").split(":")[0], *signature]),
+        signing.dumps(signing.loads(grant, salt=SALT), salt="another"),
+        signing.dumps(["n", "s", "u"], salt=SALT),
+    ]
+    for take in (False, True):
+        if take:
+            ada.take(grant)
+        for text in forged:
+            assert refusal(ada.acquire(text)) == (403, {"reason": "grant", "detail": "forged"}), text
+        assert BrowserLockRow.rows.exists() is take
 
 
 def test_an_expired_grant(ada: Person, bo: Person, grant: str) -> None:

@@ -79,17 +79,6 @@ def test_what_a_lock_says_of_itself(ada: Person) -> None:
     assert not holder_of("cart")
 
 
-def test_a_lease_is_renewed_for_as_long_as_it_is_held_and_leases_share_requests(ada: Person, bo: Person) -> None:
-    mine, theirs = ada.room().hold("one"), bo.room()
-    mine.ask("const [done] = arguments; hold('other').then(done)")
-    theirs.take("theirs", timeout=int(TTL * 2000))
-    wire.seen.clear()
-    theirs.until_end("theirs", "LockTimeoutError: timeout")
-    assert mine.state("one") == "held"
-    assert holder_of("other")
-    assert len([path for _, path in wire.seen if path.endswith("/renew/")]) <= 10
-
-
 def test_news_that_comes_during_a_question_is_not_lost(
     ada: Person, bo: Person, monkeypatch: pytest.MonkeyPatch
 ) -> None:

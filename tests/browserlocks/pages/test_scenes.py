@@ -1,4 +1,4 @@
-"""The scenes of the demo that show browser locks: the cart in tabs, pieces in hands, workers that count."""
+"""The scenes of the demo that show browser locks: pieces in hands, workers that count."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.tier2
 QUEEN, PAWN = "[data-name=Queen]", "[data-name=Pawn]"
-ENTER, RIGHT, LEFT = "\ue007", "\ue014", "\ue012"
+ENTER, LEFT = "\ue007", "\ue012"
 
 
 @pytest.fixture(scope="module")
@@ -46,25 +46,6 @@ def at_the_demo(demo: str, ada: Person, bo: Person) -> Iterator[None]:
 
 def answered(tab: Room, text: str, where: str = "#answer", patience: float = 20) -> None:
     tab.until(lambda: text in tab.text(where), lambda: f"{text!r} is not in {tab.text(where)!r}", patience)
-
-
-def test_two_tabs_get_the_cart_one_after_the_other(ada: Person) -> None:
-    first = ada.open("/cart/")
-    answered(first, "may change", "#lock")
-    second = ada.open("/cart/")
-    answered(second, "next one", "#facts")
-    first.click("[data-item=Cup]")
-    answered(first, "1", "[data-quantity=Cup]")
-    second.click("#late")  # a tab that never had the cart, and then one that had it
-    answered(second, "423")
-    first.click("#hand-on")
-    answered(second, "may change", "#lock")
-    first.click("#late")
-    answered(first, "423 refused", "#ledger")
-    third = ada.open("/cart/")
-    answered(third, "next one", "#facts")
-    second.close()
-    answered(third, "may change", "#lock", 45)  # a browser may lose the last request of a page
 
 
 def test_a_piece_is_in_one_hand_at_a_time(ada: Person, bo: Person) -> None:

@@ -3,7 +3,7 @@ import { WorkerMutex } from "/distlock-worker.js";
 
 const WORK = 20; // steps between reading the counter and writing it
 let mutex;
-let memory; // counter, hands inside, overlaps, start, end, beats, place, ready, promised, settle
+let memory; // counter, hands inside, overlaps, -, -, beats, place, -, promised, settle
 
 const work = () => {
   let sum = 0;
@@ -35,17 +35,6 @@ const commands = {
   /* Takes and gives for ever, and touches nothing inside: what it leaves behind when it ends is only the mutex. */
   spin: () => {
     for (;;) mutex.withLock(() => 0);
-  },
-  /* How often this hand comes in between the start and the end. */
-  share: () => {
-    let done = 0;
-    Atomics.add(memory, 7, 1);
-    Atomics.wait(memory, 3, 0);
-    while (!Atomics.load(memory, 4)) {
-      mutex.withLock(guarded);
-      done += 1;
-    }
-    return done;
   },
   hold: () => mutex.lock(),
   unlock: () => mutex.unlock(),
