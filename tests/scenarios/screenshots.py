@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from selenium.webdriver import ActionChains
+
 from tests.support.browsers import ChromiumProfile, browser
 
 from .camera import Photographer, demo
@@ -11,13 +13,14 @@ from .camera import Photographer, demo
 if TYPE_CHECKING:
     from tests.support.browsers import Tab
 
-CLICKS = "for (let n = 0; n < %d; n += 1) setTimeout(() => document.querySelector('form button').click(), n * 100)"
-
 
 def order(shopper: Photographer, way: str, item: str, times: int) -> Tab:
     tab = shopper.open(f"/orders/{way}/")
     tab.type("[name=item]", item)
-    tab.run(CLICKS % times)
+    clicks = ActionChains(shopper.profile.driver, duration=0).move_to_element(shopper.profile.element("form button"))
+    for _ in range(times):
+        clicks = clicks.click().pause(0.1)
+    clicks.perform()
     return tab
 
 
