@@ -15,7 +15,7 @@ from django_distlock.browser.records import BrowserLease, LeaseLost
 from django_distlock.browser.store import queue
 from django_distlock.storage.dialect import contended
 from tests.browserlocks.store.tabs import Tab, new_id
-from tests.support.places import Place, isolate
+from tests.support.places import READ_COMMITTED, REPEATABLE_READ, Place, isolate
 from tests.support.processes import Child
 
 if TYPE_CHECKING:
@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.tier2
 PROCESSES, SECONDS, KILLED = 8, 3.0, 3
 TTL = 0.3
+PLACES = [Place("default", ""), Place("postgres", READ_COMMITTED), Place("mariadb", REPEATABLE_READ)]  # the usual ones
 
 
+@pytest.mark.parametrize("place", PLACES, ids=str, indirect=True)
 def test_one_at_a_time_whatever_is_killed(place: Place, tmp_path: Path) -> None:
     """In the order of the clock the fences of a name never fall: none works after a later one has begun."""
     ledger = tmp_path / "ledger"

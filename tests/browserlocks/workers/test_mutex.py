@@ -104,7 +104,6 @@ def test_there_are_as_many_places_as_were_asked_for(table: Table) -> None:
 # pages
 
 
-@pytest.mark.everywhere
 @pytest.mark.parametrize("polling", [False, True])
 def test_a_page_waits_without_blocking(table: Table, polling: bool) -> None:
     """Also in a browser without Atomics.waitAsync."""
