@@ -139,7 +139,7 @@ class Tabs(RuleBasedStateMachine):
 def test_any_order_of_steps(place: Place) -> None:
     machine = type("TabsOfThisPlace", (Tabs,), {"alias": place.alias})
     few = settings(
-        max_examples=25,
+        max_examples=40,
         stateful_step_count=30,
         deadline=None,
         suppress_health_check=list(HealthCheck),
