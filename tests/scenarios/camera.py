@@ -24,12 +24,13 @@ LARGEST = 150_000  # bytes
 
 
 class Photographer:
-    """A person with a browser, logged in on the page ``start``; names of pictures begin with ``prefix``."""
+    """A person with a browser, logged in as ``slug`` on the page ``start``; names of pictures begin with ``prefix``."""
 
     def __init__(self, profile: ChromiumProfile, url: str, slug: str, start: str, prefix: str) -> None:
         self.profile, self.url, self.prefix = profile, url, prefix
         self.tab = profile.tab(f"{url}{start}")
-        self.tab.follow(lambda: self.tab.click(f"[formaction$='/{slug}/']"))
+        if slug:
+            self.tab.follow(lambda: self.tab.click(f"[formaction$='/{slug}/']"))
 
     def open(self, path: str) -> Tab:
         self.tab.open(self.url + path)

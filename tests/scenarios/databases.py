@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from tests.support.paths import ROOT
 from tests.support.services import load
-from tests.support.sizes import POLITELY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,7 +80,7 @@ def execute_mariadb(statement: str) -> None:
 def manage(*arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """Run the demo's manage.py."""
     return subprocess.run(
-        [*POLITELY, sys.executable, ROOT / "testproject" / "manage.py", *arguments],
+        ["nice", sys.executable, ROOT / "testproject" / "manage.py", *arguments],
         env=demo_environment(environment),
         capture_output=True,
         text=True,

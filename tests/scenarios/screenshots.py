@@ -1,81 +1,67 @@
-"""Pictures of the double submission for the documentation: ``python -m tests.scenarios.screenshots``. Not a test.
-
-On a database of its own, after a replay; the pages come from the server of the demo.
-"""
+"""Pictures of the double submission for the documentation: ``python -m tests.scenarios.screenshots``. Not a test."""
 
 from __future__ import annotations
 
-import os
-import sys
-import tempfile
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from testproject.replay.server import Server
-from tests.support.browser import Page, chromium
+from selenium.webdriver import ActionChains
 
-from .databases import ROOT, demo_environment, manage
+from tests.support.browsers import ChromiumProfile, browser
 
-FOLDER = ROOT / "docs" / "_static"
-LARGEST = 150_000  # bytes
+from .camera import Photographer, demo
+
+if TYPE_CHECKING:
+    from tests.support.browsers import Tab
 
 
-def shot(page: Page, name: str, width: int, height: int) -> None:
-    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
-    page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    path = FOLDER / f"orders-{name}.png"
-    path.write_bytes(page.driver.get_screenshot_as_png())
-    assert path.stat().st_size < LARGEST, path
+def order(shopper: Photographer, way: str, item: str, times: int) -> Tab:
+    tab = shopper.open(f"/orders/{way}/")
+    tab.type("[name=item]", item)
+    clicks = ActionChains(shopper.profile.driver, duration=0).move_to_element(shopper.profile.element("form button"))
+    for _ in range(times):
+        clicks = clicks.click().pause(0.1)
+    clicks.perform()
+    return tab
 
 
-def pictures(page: Page) -> None:
-    for way, item in (("none", "Teapot"), ("idempotent", "Kettle")):
-        page.open(f"/orders/{way}/")
-        page.find("[name=item]").send_keys(item)
-        page.press(times=5)
-        page.until(lambda: page.text("h1").startswith("Order ") and page.all("#made"), "no order was placed")
-        if way == "none":
-            page.until(lambda: made_five(page), "not all orders were placed")
-            shot(page, "five", 900, 560)
-    page.open("/orders/#latest")
-    shot(page, "light", 1120, 860)
-    page.open("/orders/idempotent/")
-    page.press()
-    page.until(lambda: page.all("#made"), "no order was placed")
-    page.follow(page.driver.back)
-    page.find("[name=note]").send_keys("as a present")
-    page.press()
-    page.until(lambda: page.text("h1") == "Already saved", "the page did not come")
-    shot(page, "saved", 700, 360)
-
-
-def made_five(page: Page) -> bool:
-    """Which of five answers is shown is chance, and so is how many orders there were by then."""
-    if "5 orders" in page.text("#made"):
-        return True
-    page.follow(page.driver.refresh)
+def placed(tab: Tab, text: str) -> bool:
+    """Which of the answers is shown is chance, and so is how many orders there were by then."""
+    if tab.text("#made"):
+        if text in tab.text("#made"):
+            return True
+        tab.reload()
     return False
 
 
-def waiting(page: Page) -> None:
+def pictures(shopper: Photographer) -> None:
+    tab = order(shopper, "none", "Teapot", 5)
+    tab.until(lambda: placed(tab, "5 orders"), "not all were placed")
+    shopper.save("five", shopper.shot(900, 560))
+    tab = order(shopper, "idempotent", "Kettle", 5)
+    tab.until(lambda: placed(tab, "one order"), "not placed")
+    shopper.open("/orders/")
+    shopper.save("light", shopper.shot(1120, 860, "#latest"))
+    tab = order(shopper, "idempotent", "Kettle", 1)
+    tab.until(lambda: placed(tab, "one order"), "not placed")
+    tab.follow(tab.back)
+    tab.type("[name=note]", "as a present")
+    tab.click("form button")
+    tab.until(lambda: tab.text("h1") == "Already saved", "the page did not come")
+    shopper.save("saved", shopper.shot(700, 360))
+
+
+def waiting(shopper: Photographer) -> None:
     """Where the payment takes longer than a form waits."""
-    page.open("/orders/idempotent/")
-    page.press(times=5)
-    page.until(lambda: page.text("h1") == "Still working", "the page did not come")
-    shot(page, "working", 700, 300)
+    tab = order(shopper, "idempotent", "Kettle", 5)
+    tab.until(lambda: tab.text("h1") == "Still working", "the page did not come")
+    shopper.save("working", shopper.shot(700, 300))
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        environment = {"DB": "sqlite", "DISTLOCK_DEMO_DB": str(Path(folder, "demo.sqlite3"))}
-        for command in ("migrate", "replay_orders"):
-            done = manage(command, environment=environment)
-            if done.returncode:
-                sys.exit(done.stderr)
-        os.environ.update(demo_environment(environment))
-        for seconds, take in (("1.5", pictures), ("6", waiting)):
-            os.environ["DISTLOCK_DEMO_PAYMENT_SECONDS"] = seconds
-            with Server(threads=16) as server, chromium() as driver:
-                take(Page(driver, server.url.rstrip("/")))
+    for seconds, take in (("1.5", pictures), ("6", waiting)):
+        with demo(("replay_orders",), DISTLOCK_DEMO_PAYMENT_SECONDS=seconds) as url, browser("chromium") as profile:
+            assert isinstance(profile, ChromiumProfile)
+            take(Photographer(profile, url, "", "/orders/", "orders"))
 
 
 if __name__ == "__main__":

@@ -1,192 +1,245 @@
-"""The demo's pages and views in one process: forms, answers, and which lock a sign-up takes."""
+"""The demo's pages and views in one process: forms, answers, and which lock a request needs."""
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
-from html.parser import HTMLParser
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection
+from django.test import Client
 from django.urls import reverse
 
 from django_distlock import advisory_lock
-from testproject.registration import views
-from testproject.registration.models import Account, ReplayRun
+from django_distlock.browser.store import break_lease, held
+from testproject.articles.models import Article
+from testproject.board.models import Move, Piece, pieces
+from testproject.cart.models import Entry, Line
+from testproject.inventory.models import InventoryRun
+from testproject.orders.clicks import HiddenFields
+from testproject.orders.models import Order
+from testproject.orders.ways import WAYS as ORDERS
+from testproject.people import PEOPLE, person
+from testproject.registration.models import Account as Registered
 from testproject.registration.ways import WAYS
+from testproject.scheduler.models import SchedulerRun
+from testproject.wallet.models import Account
+from testproject.wallet.ways import WAYS as MOVES
 
 if TYPE_CHECKING:
-    from django.http import HttpResponse
-    from django.test import Client
+    from collections.abc import Iterator
 
-    from testproject.registration.forms import SignUp
+    from testproject.orders.ways import Way
 
-    from .conftest import Replayed
-
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.tier2]
-
-EMAIL = "ann@example.org"
-FORM = {"email": EMAIL, "password": "correct horse"}
 JSON = {"accept": "application/json"}
-LOCKED = [way for way in WAYS if way.lock_name]
+FORM = {"email": "ann@example.org", "password": "correct horse"}
+ROWS = (Move, Piece, Entry, Line, Article, Order, Registered, Account, InventoryRun, SchedulerRun)
 
 
-def sign_up(client: Client, slug: str, form: dict[str, str] | None = None, **headers: str) -> HttpResponse:
-    return client.post(f"/register/{slug}/", form or FORM, headers=headers)
+@pytest.fixture(autouse=True)
+def scenes(databases: None, settings: Any) -> Iterator[None]:
+    settings.PAYMENT_SECONDS = 0
+    yield
+    for lease in held("default"):
+        break_lease("default", lease.name, lease.fence)
+    for model in ROWS:
+        model.objects.all().delete()
+    with connection.cursor() as cursor:
+        cursor.execute("DELETE FROM django_distlock_idempotency")
+    for slug in PEOPLE:
+        person(slug).delete()
+
+
+def be(slug: str, page: str) -> Client:
+    """Log in as one of the people of the scenes, with a click."""
+    client = Client()
+    assert client.post(reverse("be", args=[slug]), {"next": reverse(page)}).url == reverse(page)
+    return client
+
+
+# registration
 
 
 @pytest.mark.parametrize("way", [way.slug for way in WAYS])
-def test_a_program_gets_201_and_then_409(client: Client, way: str) -> None:
-    first, second = sign_up(client, way, **JSON), sign_up(client, way, **JSON)
-    assert (first.status_code, second.status_code) == (201, 409)
-    assert Account.objects.get().pk == first.json()["account"]
-
-
-@pytest.mark.parametrize("way", [way.slug for way in WAYS])
-def test_a_person_gets_a_redirect_and_then_the_form_with_its_error(client: Client, way: str) -> None:
-    first = sign_up(client, way)
-    assert (first.status_code, first.url) == (302, reverse(f"register-{way}"))
-    assert f"was made for {EMAIL}" in client.get(first.url).text
-    second = sign_up(client, way)
+def test_a_sign_up(client: Client, way: str) -> None:
+    """A program gets 201 and then 409; a person gets a redirect, and then the form with its error."""
+    path = f"/register/{way}/"
+    first = client.post(path, FORM)
+    assert (first.status_code, first.url) == (302, path)
+    assert "was made for ann@example.org" in client.get(path).text
+    second = client.post(path, FORM)
     assert second.status_code == 409
     assert "already registered" in second.text
     assert FORM["password"] not in second.text
-
-
-@pytest.mark.parametrize("way", [way.slug for way in WAYS])
-def test_two_spellings_are_one_address(client: Client, way: str) -> None:
-    assert sign_up(client, way, **JSON).status_code == 201
-    assert sign_up(client, way, FORM | {"email": EMAIL.title()}, **JSON).status_code == 409
-
-
-@pytest.mark.parametrize("spelling", [EMAIL, EMAIL.upper()])
-@pytest.mark.parametrize("way", LOCKED, ids=lambda way: way.slug)
-def test_the_check_and_the_insert_run_under_the_lock_that_the_page_names(
-    client: Client, monkeypatch: pytest.MonkeyPatch, way: views.Way, spelling: str
-) -> None:
-    name = way.lock_name.format(key=EMAIL)
-    free_inside = []
-
-    def register(form: SignUp) -> Account:
-        # In another thread, because this one may enter its own lock again (R2).
-        with ThreadPoolExecutor(1) as pool:
-            free_inside.append(pool.submit(is_free, name).result())
-        return Account(pk=1, email=form.email)
-
-    monkeypatch.setattr(views, "register", register)
-    assert sign_up(client, way.slug, FORM | {"email": spelling}, **JSON).status_code == 201
-    assert free_inside == [False]
-    assert is_free(name)
-
-
-def is_free(name: str) -> bool:
-    lease = advisory_lock(name).try_acquire(timeout=0)
-    if lease is None:
-        return False
-    lease.release()
-    return True
-
-
-@pytest.mark.parametrize("way", LOCKED, ids=lambda way: way.slug)
-def test_neither_the_form_nor_a_bad_one_waits_for_the_lock(client: Client, way: views.Way) -> None:
-    with busy(way.lock_name.format(key=EMAIL)):
-        assert client.get(f"/register/{way.slug}/").status_code == 200
-        bad = sign_up(client, way.slug, FORM | {"password": "short"}, **JSON)
-        assert (bad.status_code, list(bad.json()["errors"])) == (400, ["password"])
-        assert sign_up(client, way.slug, FORM | {"password": "short"}).status_code == 400
-
-
-@pytest.mark.parametrize("way", LOCKED, ids=lambda way: way.slug)
-def test_a_busy_lock_answers_503_and_when_to_come_back(client: Client, settings, way: views.Way) -> None:
-    settings.DISTLOCK = settings.DISTLOCK | {"default": {"TIMEOUT": 0}}
-    with busy(way.lock_name.format(key=EMAIL)):
-        answer = sign_up(client, way.slug, **JSON)
-    assert answer.status_code == 503
-    assert int(answer["Retry-After"]) >= 1
-    assert not Account.objects.exists()
-
-
-class busy:
-    """Another thread holds the lock for the length of the block: this thread's own would let it in again (R2)."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.pool = name, ThreadPoolExecutor(1)
-
-    def __enter__(self) -> None:
-        self.lease = self.pool.submit(advisory_lock(self.name).acquire, timeout=5).result()
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.pool.submit(self.lease.release).result()
-        self.pool.shutdown()
-
-
-def test_log_in(client: Client) -> None:
-    sign_up(client, "none")
-    assert client.get("/login/").status_code == 200
+    other = FORM | {"email": "bob@example.org"}
+    assert client.post(path, other, headers=JSON).json()["account"] == Registered.objects.latest("pk").pk
+    # two spellings are one address
+    assert client.post(path, other | {"email": "Bob@Example.org"}, headers=JSON).status_code == 409
     assert client.post("/login/", FORM, headers=JSON).status_code == 200
-    for wrong in ({"email": "nobody@example.org"}, {"password": "wrong horse"}):
-        assert client.post("/login/", FORM | wrong, headers=JSON).status_code == 401
-        assert "is wrong" in client.post("/login/", FORM | wrong).text
-    assert client.post("/login/", FORM, follow=True).redirect_chain == [("/login/", 302)]
+    assert client.post("/login/", FORM | {"password": "wrong horse"}, headers=JSON).status_code == 401
 
 
-def test_the_home_page_without_a_replay_says_how_to_make_one(client: Client) -> None:
-    page = client.get("/")
-    assert page.status_code == 200
-    assert "manage.py replay" in page.text
-    for way in WAYS:
-        assert f'href="/register/{way.slug}/"' in page.text
+@pytest.mark.parametrize("way", [way for way in WAYS if way.lock_name], ids=lambda way: way.slug)
+def test_the_lock_of_a_sign_up(client: Client, settings: Any, way: Any) -> None:
+    """Neither the form nor a bad one waits for it. Another thread holds it: this one's own would let it in again."""
+    settings.DISTLOCK = settings.DISTLOCK | {"default": {"TIMEOUT": 0}}
+    lock, path = advisory_lock(way.lock_name.format(key=FORM["email"])), f"/register/{way.slug}/"
+    with ThreadPoolExecutor(1) as pool:
+        lease = pool.submit(lock.acquire, timeout=5).result()
+        assert client.get(path).status_code == 200
+        assert client.post(path, FORM | {"password": "short"}).status_code == 400
+        answers = [
+            client.post(path, FORM | {"email": email}, headers=JSON) for email in ("ann@example.org", "ANN@example.org")
+        ]
+        pool.submit(lease.release).result()
+    assert [answer.status_code for answer in answers] == [503, 503]
+    assert int(answers[0]["Retry-After"]) >= 1
+    assert not Registered.objects.exists()
 
 
-def test_the_home_page_shows_the_figures_that_were_measured(client: Client, replayed: Replayed) -> None:
-    _, result = replayed("sqlite", atomic=False)
-    ReplayRun.objects.create(engine=result["engine"], atomic_requests=result["atomic_requests"], result=result)
-    page = Page.of(client.get("/"))
-    for way in result["ways"]:
-        assert [way["title"], "200 same address", str(way["identical"]["accounts"])] == page.rows[way["title"]][:3]
-    duplicates = result["ways"][0]["identical"]["duplicates"]
-    assert any(f"({duplicates} too many)" in text for text in page.svg_texts)
-    # A screen reader gets each plot's figures as words.
-    assert len(page.descriptions) == 2
-    assert f"No lock: {duplicates + 1} ({duplicates} too many)" in page.descriptions[0]
-    assert page.scopes == {"col", "rowgroup"}
+# wallet
 
 
-class Page(HTMLParser):
-    """What the tests look for on the home page."""
+@pytest.mark.parametrize("way", [way.slug for way in MOVES])
+def test_money_is_paid_while_there_is_enough(client: Client, way: str) -> None:
+    ann, bob = (Account.objects.create(owner=owner, balance=1000).pk for owner in ("ann", "bob"))
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows: dict[str, list[str]] = {}
-        self.svg_texts: list[str] = []
-        self.descriptions: list[str] = []
-        self.scopes: set[str] = set()
-        self._row: list[str] = []
-        self._text = ""
+    def post(path: str, headers: Any = JSON, **form: Any) -> Any:
+        return client.post(f"/wallet/{path}/", form, headers=headers)
 
-    @classmethod
-    def of(cls, response: HttpResponse) -> Page:
-        page = cls()
-        page.feed(response.text)
-        return page
+    answers = [post(f"withdraw/{way}", account=ann, amount=600).status_code for _ in range(2)]
+    answers += [post(f"transfer/{way}", account=bob, target=ann, amount=600).status_code for _ in range(2)]
+    assert answers == [200, 409, 200, 409]
+    assert post("balance", account=ann).json()["balance"] == 1000
+    assert "not enough money" in post(f"withdraw/{way}", None, account=bob, amount=600).text
+    wrong = [{"account": "x", "amount": 1}, {"account": ann, "amount": -1}, {"account": 10**9, "amount": 1}]
+    assert [post(f"withdraw/{way}", **form).status_code for form in wrong] == [400, 400, 404]
+    assert list(Account.objects.values_list("balance", flat=True)) == [1000, 400]
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in ("tr", "td", "th", "text", "desc"):
-            self._text = ""
-        if tag == "tr":
-            self._row = []
-        if tag == "th":
-            self.scopes.add(dict(attrs).get("scope") or "missing")
 
-    def handle_data(self, data: str) -> None:
-        self._text += data
+# orders
 
-    def handle_endtag(self, tag: str) -> None:
-        text = " ".join(self._text.split())
-        if tag in ("td", "th"):
-            self._row.append(text)
-        elif tag == "tr" and self._row[0] not in self.rows:
-            self.rows[self._row[0]] = self._row
-        elif tag == "text":
-            self.svg_texts.append(text)
-        elif tag == "desc":
-            self.descriptions.append(text)
+
+@pytest.mark.parametrize("way", ORDERS, ids=lambda way: way.slug)
+def test_the_same_order_twice(way: Way) -> None:
+    """By a form, and by a program."""
+    shop = Client(enforce_csrf_checks=True)
+    fields = HiddenFields.of(shop.get(reverse(way.url_name)).text) | {"item": "teapot", "quantity": 2}
+    first, second = (shop.post(reverse(way.url_name), fields) for _ in range(2))
+    assert (first.url == second.url, Order.objects.count()) == ((True, 1) if way.prevents else (False, 2))
+    assert ("one order" if way.prevents else "made 2 orders") in shop.get(second.url).text
+    for body, statuses in (({"item": "cup", "quantity": 2}, [201, 201]), ({"item": "moon"}, [400, 400])):
+        call = {"content_type": "application/json", "headers": {"Idempotency-Key": body["item"]}}
+        answers = [shop.post(reverse(way.api_name), body, **call) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == statuses
+    assert Order.objects.count() == (2 if way.prevents else 4)
+    fields.pop("_idempotency_key", None)
+    assert shop.post(reverse(way.url_name), fields).status_code == (400 if way.prevents else 302)
+
+
+# articles
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_the_second_save_of_an_article(locked: bool) -> None:
+    """Without a lock it destroys the first one; with a lock it shows both."""
+    article = Article.objects.create(title="A bridge opens", body="On Saturday.")
+    address = reverse("articles-edit" if locked else "articles-plain", args=[article.pk])
+    assert Client().get(address).url.startswith(reverse("articles"))
+    forms = []
+    for slug in PEOPLE:
+        client = Client()
+        assert client.post(reverse("articles-as", args=[slug])).url == reverse("articles")
+        text = client.get(address).text
+        forms.append(
+            (client, dict(re.findall(r'<input type="hidden" name="(distlock_edit\w*)" value="([^"]*)"', text)))
+        )
+    sent = {"title": "A bridge opens", "section": "news"}
+    answers = [
+        client.post(address, {**sent, **fields, "body": f"By {name}."})
+        for (client, fields), name in zip(forms, PEOPLE.values(), strict=True)
+    ]
+    article.refresh_from_db()
+    assert (article.body, answers[1].status_code) == (("By Ada.", 409) if locked else ("By Bo.", 302))
+    if locked:
+        assert "By Ada." in answers[1].text
+        assert "By Bo." in answers[1].text
+
+
+# browser locks
+
+
+def take(client: Client, page: str) -> dict[str, str]:
+    """The header of the first lock on a page, which is taken."""
+    grant = re.search(r'data-grant="([^"]+)"', client.get(reverse(page)).text)[1]
+    wish = {"grant": grant, "id": "the-lease-of-a-tab"}
+    answer = client.post("/distlock/leases/", wish, content_type="application/json")
+    return {"Distlock-Lease": f"the-lease-of-a-tab;{answer.json()['fence']}"}
+
+
+def test_the_cart_refuses_who_has_no_lock_and_writes_it_down() -> None:
+    ada, bo, change = be("ada", "cart"), be("bo", "cart"), reverse("cart-change")
+    asked = {"item": "Cup", "tab": "ABC"}
+    assert ada.post(change, asked).status_code == 423
+    header = take(ada, "cart")
+    assert ada.post(change, asked, headers=header).status_code == 204
+    assert bo.post(change, asked, headers=header).status_code == 423  # the lock of one cart opens no other
+    ada.post("/distlock/leases/the-lease-of-a-tab/release/")
+    assert ada.post(change, asked, headers=header).status_code == 423
+    state = ada.get(reverse("cart-state")).json()
+    assert state["lines"]["Cup"] == 1
+    assert [entry["status"] for entry in state["ledger"]] == [423, 204, 423]
+    assert state["ledger"][0]["fence"] == state["ledger"][1]["fence"] is not None
+    assert bo.get(reverse("cart-state")).json()["lines"]["Cup"] == 0
+    assert Client().get(reverse("cart-state")).status_code == 401
+
+
+def test_a_piece_moves_in_the_hand_that_has_it() -> None:
+    ada, bo = be("ada", "board"), be("bo", "board")
+    first, second = (reverse("board-move", args=[piece.pk]) for piece in pieces()[:2])
+    header, to = take(ada, "board"), {"column": 2, "row": 1}
+    assert bo.post(first, to).status_code == 423
+    assert ada.post(second, to, headers=header).status_code == 423
+    assert ada.post(first, to, headers=header).status_code == 204
+    assert ada.post(first, {"column": 99, "row": 1}, headers=header).status_code == 400
+    state = bo.get(reverse("board-state")).json()
+    assert (state["pieces"][0]["column"], state["pieces"][0]["holder"]) == (2, "Ada")
+    assert [(move["by"], move["to"]) for move in state["moves"]] == [("Ada", "B1")]
+
+
+# what pages show of replays
+
+
+def test_pages_show_the_latest_replay(client: Client) -> None:
+    """Or say how to make one; and the page of the workers is isolated."""
+    for page in ("/", "/wallet/", "/inventory/", "/orders/", "/scheduler/"):
+        assert "manage.py replay" in client.get(page).text
+    answer = client.get("/workers/")
+    assert answer["Cross-Origin-Embedder-Policy"] == "require-corp"
+    assert answer["Cross-Origin-Opener-Policy"] == "same-origin"
+    known = {"engine_name": "SQLite", "engine_version": "3.40", "workers": 4, "using": "leasetable", "copies": 3}
+    known |= {"problems": ["none: <broken>"], "ttl": 1.0}
+    sale = {"slug": "none", "title": "No lock", "oversold": 2, "stock": 20, "sold": 22, "left": -2, "late": 0}
+    InventoryRun.objects.create(engine="sqlite", result={**known, "ways": [{**sale, "per_second": 3.2}]})
+    slots = {"slug": "leader", "title": "Leader", "slots": 13, "jobs": 17, "twice": 4, "missed": 0, "late": 0}
+    SchedulerRun.objects.create(engine="sqlite", result={**known, "ways": [{**slots, "takeover": 0.84}]})
+    for page, alarm in (("/inventory/", "2"), ("/scheduler/", "4")):
+        text = client.get(page).text
+        assert f'<strong class="alarm">{alarm}</strong>' in text
+        assert "none: &lt;broken&gt;" in text
+        assert "<svg" in text
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "message"),
+    [
+        ("replay_wallet", ["--ways=row,queue"], "unknown way queue; choose from none, row, table, advisory"),
+        ("replay_inventory", ["--using=postgres"], "have no TTL"),
+        ("replay_scheduler", ["--copies=2"], "It takes 3 copies or more"),
+    ],
+)
+def test_bad_arguments_of_a_replay(command: str, options: list[str], message: str) -> None:
+    with pytest.raises(CommandError, match=message):
+        call_command(command, *options)

@@ -34,6 +34,8 @@ from tests.support.services.process import wait_stopped
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    import pytest
+
 BROWSERS = ("chromium", "firefox", "webkit")
 PATIENCE = 20.0  # seconds
 STARTING = 60.0  # until a browser that is started has answered
@@ -371,6 +373,14 @@ class FirefoxProfile(Profile):
         """Run a script as a part of the browser."""
         with self.client.using_context("chrome"):
             return self.client.execute_script(script, script_args=list(arguments))
+
+
+def in_browsers(metafunc: pytest.Metafunc, fixture: str) -> None:
+    """For ``pytest_generate_tests``: Chromium runs each case with this fixture of its package, Firefox and WebKit
+    those with the mark ``everywhere``."""
+    if fixture in metafunc.fixturenames:
+        everywhere = metafunc.definition.get_closest_marker("everywhere") is not None
+        metafunc.parametrize(fixture, BROWSERS if everywhere else BROWSERS[:1], indirect=True, scope="package")
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import connections
 from django.urls import clear_url_caches
 
 from tests.browserlocks.http.people import Person, make_person, remove_people
@@ -23,6 +22,7 @@ def crew(databases: None, settings: Any) -> Iterator[dict[str, Person]]:
         yield {"ada": Person(make_person("ada")), "bo": Person(make_person("bo"))}
     finally:
         remove_people()
+        clear_url_caches()
 
 
 @pytest.fixture
@@ -35,8 +35,7 @@ def bo(crew: dict[str, Person]) -> Person:
     return crew["bo"]
 
 
-@pytest.fixture(params=[False, True], ids=["", "atomic"])
-def atomic_requests(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """With and without ATOMIC_REQUESTS."""
-    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", request.param)
-    return bool(request.param)
+@pytest.fixture
+def grant(ada: Person) -> str:
+    """Ada's, for the cart."""
+    return ada.grant("cart")

@@ -1,4 +1,4 @@
-"""Views that require a browser lock, of each kind; also served by real servers."""
+"""Views that require a browser lock, of each kind."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from tests.browserlocks.http import site
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-AT = "2026-01-01T00:00Z"
 NAME = "cart:{request.user.pk}"
 go_on = threading.Event()  # views with the header X-Wait end when a test says so
+inside: list[asyncio.Event] = []  # set by a view with the header X-Stay, which ends when its task is cancelled
 
 
-def write(request: HttpRequest) -> None:
+def write() -> None:
     """What a view does: a row that a rollback takes back."""
-    kind = request.headers.get("X-Kind", "cart")
     LockEvent.objects.create(
-        name="guarded", kind=kind, alias="", digest="", at="2026-01-01T00:00Z", reason="", holder=""
+        name="guarded", kind="cart", alias="", digest="", at="2026-01-01T00:00Z", reason="", holder=""
     )
 
 
 def report(request: HttpRequest) -> JsonResponse:
+    write()
     leases = request.distlock_leases  # type: ignore[attr-defined]
     blocks = len(connections["default"].atomic_blocks)
     return JsonResponse({"fences": {name: lease.fence for name, lease in leases.items()}, "blocks": blocks})
@@ -46,17 +46,16 @@ def report(request: HttpRequest) -> JsonResponse:
 def plain(request: HttpRequest) -> HttpResponse:
     if request.method in ("GET", "HEAD"):
         return HttpResponse("the page")
-    write(request)
+    found = report(request)
     if "X-Wait" in request.headers:
         go_on.wait(30)
     if "X-Fail" in request.headers:
         raise ZeroDivisionError
-    return report(request)
+    return found
 
 
 @requires_lock(NAME, "till")
 def two(request: HttpRequest) -> HttpResponse:
-    write(request)
     return report(request)
 
 
@@ -66,19 +65,19 @@ def nested(request: HttpRequest) -> HttpResponse:
     return report(request)
 
 
-def written_later(request: HttpRequest) -> Iterator[bytes]:
-    write(request)
+def written_later() -> Iterator[bytes]:
+    write()
     yield b"done"
 
 
 @requires_lock(NAME)
 def stream(request: HttpRequest) -> StreamingHttpResponse:
-    return StreamingHttpResponse(written_later(request))
+    return StreamingHttpResponse(written_later())
 
 
 @requires_lock(NAME)
 async def async_stream(request: HttpRequest) -> StreamingHttpResponse:
-    return StreamingHttpResponse(written_later(request))
+    return StreamingHttpResponse(written_later())
 
 
 @requires_lock("piece:{name}")
@@ -91,17 +90,14 @@ def reading(request: HttpRequest) -> HttpResponse:
     return HttpResponse("read")
 
 
-def report_in_thread(request: HttpRequest) -> JsonResponse:
-    write(request)
-    return report(request)
-
-
 @requires_lock(NAME)
 async def coroutine(request: HttpRequest) -> HttpResponse:
-    found = await sync_to_async(report_in_thread)(request)
+    found = await sync_to_async(report)(request)
     if "X-Wait" in request.headers:
         await asyncio.to_thread(go_on.wait, 30)
-    await asyncio.sleep(float(request.headers.get("X-Sleep", "0")))
+    if "X-Stay" in request.headers:
+        inside[0].set()
+        await asyncio.Event().wait()
     if "X-Fail" in request.headers:
         raise ZeroDivisionError
     return found
@@ -113,21 +109,19 @@ class OfClass(View):
         return HttpResponse("the page")
 
     def post(self, request: HttpRequest) -> HttpResponse:
-        write(request)
         return report(request)
 
 
 class Handler(View):
-    @method_decorator(requires_lock("cart:{request.user.pk}"))
+    @method_decorator(requires_lock(NAME))
     def post(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
-        write(request)
         return report(request)
 
 
 @method_decorator(requires_lock(NAME), name="dispatch")
 class AsyncOfClass(View):
     async def post(self, request: HttpRequest) -> HttpResponse:
-        return await sync_to_async(report_in_thread)(request)
+        return await sync_to_async(report)(request)
 
 
 @method_decorator(requires_lock(NAME), name="dispatch")
@@ -135,7 +129,7 @@ class OfRest(APIView):
     authentication_classes = (SessionAuthentication,)
 
     def post(self, request: Any) -> HttpResponse:
-        write(request)
+        write()
         raise ValidationError("after the write")
 
 

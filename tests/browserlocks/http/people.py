@@ -20,11 +20,12 @@ def make_person(name: str, **more: Any) -> User:
     return User.objects.create(username=name, first_name=name.title(), password="!", **more)
 
 
-def remove_people() -> None:
-    Session.objects.all().delete()
-    BrowserLockRow.rows.all().delete()
-    BrowserTicket.rows.all().delete()
-    User.objects.filter(username__in=NAMES).delete()
+def remove_people(alias: str = "default") -> None:
+    """With their locks and places, on any database."""
+    for table in (BrowserLockRow, BrowserTicket):
+        table.rows.using(alias).all().delete()
+    Session.objects.using(alias).all().delete()
+    User.objects.using(alias).filter(username__in=NAMES).delete()
 
 
 def new() -> str:
@@ -41,8 +42,14 @@ class Person:
         if user is not None:
             self.client.force_login(user)
 
-    def grant(self, name: str, **options: Any) -> str:
-        response = self.client.get("/grant/", {"name": name, **options})
+    @property
+    def principal(self) -> str:
+        """As the store knows this person at the site of the test client."""
+        assert self.user is not None
+        return f"user:auth.user:{self.user.pk}@testserver"
+
+    def grant(self, name: str, host: str = "testserver", **options: Any) -> str:
+        response = self.client.get("/grant/", {"name": name, **options}, headers={"host": host})
         assert response.status_code == 200, response.content
         found: str = response.json()["grant"]
         return found
@@ -89,3 +96,7 @@ def holder_of(name: str) -> str:
     """The id of the lease in the row, also if it has expired; "" for a free name."""
     row = BrowserLockRow.rows.filter(name=name).first()
     return row.lease if row is not None else ""
+
+
+def refusal(response: Any) -> tuple[int, Any]:
+    return response.status_code, response.json()

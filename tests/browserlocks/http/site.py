@@ -28,14 +28,8 @@ def page(request: HttpRequest) -> HttpResponse:
     return HttpResponse(template.render(context, request))
 
 
-def empty(request: HttpRequest) -> JsonResponse:
-    """Knows who sends the request, and does nothing."""
-    return JsonResponse({"user": request.user.is_authenticated})
-
-
 urlpatterns = [
     path("distlock/", include("django_distlock.browser.urls")),
     path("grant/", grant),
     path("page/", page),
-    path("empty/", empty),
 ]

@@ -1,12 +1,8 @@
-"""One server and two profiles of each browser, Ada's and Bo's, at the site of this folder.
-
-Chromium runs all cases. Firefox and WebKit run those that are about what browsers do in ways of their own; the cases
-with the mark ``alike`` they run under ``make test LONG=1``.
-"""
+"""One server and two profiles of each browser, Ada's and Bo's, at the site of this folder."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,12 +13,11 @@ from django.urls import clear_url_caches
 from pytest_django.live_server_helper import LiveServer
 
 from tests.browserlocks.http.people import holder_of, make_person, remove_people
-from tests.support.browsers import BROWSERS, Profile, Tab, browser
-from tests.support.sizes import LONG
+from tests.browserlocks.ledger import ledger
+from tests.support.browsers import Profile, Tab, browser, in_browsers
 from tests.support.wire import wire
 
 from . import site
-from .ledger import ledger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +31,19 @@ class Room(Tab):
     def take(self, who: str, **options: Any) -> None:
         """Begin a section."""
         self.run("take(arguments[0], arguments[1])", who, options)
+
+    def hold(self, who: str, **options: Any) -> Room:
+        """Begin a section, and be in it."""
+        self.take(who, **options)
+        self.until_state(who, "held")
+        return self
+
+    def wait(self, who: str) -> Room:
+        """Begin a section, and have a place in the queue of the server: a later request comes after it."""
+        self.take(who)
+        pending = "locks.query().then(({pending}) => arguments[0](pending.some(({place}) => place !== null)))"
+        self.until(lambda: self.state(who) == "waiting" and self.ask(pending), lambda: f"{who}: {self.about(who)}")
+        return self
 
     def finish(self, who: str) -> None:
         self.run("finish(arguments[0])", who)
@@ -53,26 +61,14 @@ class Room(Tab):
             patience,
         )
 
-    def until_end(self, who: str, end: str, patience: float = 20) -> None:
+    def until_end(self, who: str, end: str) -> None:
         self.until(
             lambda: self.run("return sections[arguments[0]]?.end", who) == end,
             lambda: f"{who} has not {end!r} but {self.about(who)!r}",
-            patience,
         )
 
     def about(self, who: str) -> Any:
         return self.run("const {state, end, message} = sections[arguments[0]] ?? {}; return {state, end, message}", who)
-
-    def until_waiting(self, who: str) -> None:
-        """The section has a place in the queue of the server, which has answered: a later request comes after it."""
-        pending = (
-            "locks.query().then(({pending}) =>"
-            "  arguments[arguments.length - 1](pending.filter(({place}) => place !== null).length))"
-        )
-        self.until(
-            lambda: self.run("return sections[arguments[0]].state === 'waiting'", who) and self.ask(pending) > 0,
-            f"{who} does not wait",
-        )
 
     def ask(self, script: str, *arguments: Any) -> Any:
         """A script that calls its last argument with its answer."""
@@ -82,6 +78,11 @@ class Room(Tab):
     def ready(self) -> None:
         self.until(lambda: self.run("return window.ready === true"), "the script does not run")
 
+    def leave(self) -> None:
+        """By a link, so that "back" leads here again."""
+        self.run("document.querySelector('a').click()")
+        self.until(lambda: self.text("p") == "Elsewhere", "it has not gone")
+
 
 class Person:
     """A user with a browser profile."""
@@ -89,10 +90,9 @@ class Person:
     def __init__(self, profile: Profile, url: str, slug: str) -> None:
         self.profile, self.url, self.slug = profile, url, slug
         self.tabs: list[Tab] = []
+        self.home = profile.tab()
 
     def log_in(self) -> None:
-        if not hasattr(self, "home"):
-            self.home = self.profile.tab()
         self.home.open(f"{self.url}/as/{self.slug}/")
         assert self.home.text("#me") == self.slug
 
@@ -102,7 +102,7 @@ class Person:
         self.tabs.append(tab)
         return tab
 
-    def room(self, name: str = "cart", query: str = "") -> Room:
+    def room(self, query: str = "", name: str = "cart") -> Room:
         tab = self.open(f"/room/?name={name}&{query}")
         tab.ready()
         return tab
@@ -112,12 +112,6 @@ class Person:
             with suppress(Exception):  # a test may have closed it
                 tab.close()
         self.tabs.clear()
-
-
-@contextmanager
-def person(name: str, url: str, slug: str) -> Iterator[Person]:
-    with browser(name) as profile:
-        yield Person(profile, url, slug)
 
 
 # Of the package: each browser starts once for all modules.
@@ -135,18 +129,13 @@ def server(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "people" in metafunc.fixturenames:
-        everywhere = LONG or metafunc.definition.get_closest_marker("alike") is None
-        metafunc.parametrize("people", BROWSERS if everywhere else BROWSERS[:1], indirect=True, scope="package")
+    in_browsers(metafunc, "people")
 
 
 @pytest.fixture(scope="package")
-def people(request: pytest.FixtureRequest, server: str) -> Iterator[tuple[Person, Person]]:
+def people(request: pytest.FixtureRequest, server: str) -> Iterator[list[Person]]:
     with ExitStack() as stack:
-        yield (
-            stack.enter_context(person(request.param, server, "ada")),
-            stack.enter_context(person(request.param, server, "bo")),
-        )
+        yield [Person(stack.enter_context(browser(request.param)), server, slug) for slug in ("ada", "bo")]
 
 
 @pytest.fixture
@@ -172,14 +161,14 @@ def crew(databases: None, settings: Any) -> Iterator[None]:
 
 
 @pytest.fixture
-def ada(people: tuple[Person, Person], crew: None) -> Iterator[Person]:
+def ada(people: list[Person], crew: None) -> Iterator[Person]:
     people[0].log_in()
     yield people[0]
     people[0].close_tabs()
 
 
 @pytest.fixture
-def bo(people: tuple[Person, Person], crew: None) -> Iterator[Person]:
+def bo(people: list[Person], crew: None) -> Iterator[Person]:
     people[1].log_in()
     yield people[1]
     people[1].close_tabs()

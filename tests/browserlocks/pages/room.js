@@ -53,12 +53,6 @@ const take = (who = me, wanted = {}) => {
 };
 const finish = (who = me) => sections[who].finish();
 
-/* A lock of another name, for as long as the page is there. */
-const hold = async (other) => {
-  const reply = await fetch(`/grant/?name=${other}&ttl=${options.get("ttl") ?? 4}`);
-  await locks.hold((await reply.json()).grant);
-};
-
 /* Many short sections, one after the other. */
 const race = async (rounds, wanted = {}) => {
   window.raced = 0;
@@ -77,4 +71,4 @@ const race = async (rounds, wanted = {}) => {
 };
 
 addEventListener("pageshow", ({ persisted }) => (window.persisted = persisted));
-Object.assign(window, { locks, grant, sections, take, finish, hold, race, ready: true });
+Object.assign(window, { locks, grant, sections, take, finish, race, ready: true });

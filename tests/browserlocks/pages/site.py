@@ -15,9 +15,7 @@ from django.urls import include, path
 from django.views.decorators.csrf import csrf_exempt
 
 from django_distlock.browser import lock_grant, requires_lock
-from tests.browserlocks.http.site import grant
-
-from .ledger import ledger
+from tests.browserlocks.ledger import ledger
 
 HEAD = '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title></head><body>'
 ROOM = (
@@ -98,7 +96,6 @@ urlpatterns = [
     path("as/<slug:slug>/", log_in),
     path("out/", log_out),
     path("room/", room),
-    path("grant/", grant),
     path("elsewhere/", elsewhere),
     path("<slug:name>.js", script),
     path("ledger/<slug:room>/<slug:verb>/", ledger_view),

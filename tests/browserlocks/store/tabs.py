@@ -12,8 +12,6 @@ from django_distlock.browser import store
 from django_distlock.browser.records import BrowserLease, digest_of, holder_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from django_distlock.browser.records import LeaseLost, Waiting
 
 
@@ -59,25 +57,10 @@ class Tab:
     def holder(self) -> str:
         return holder_of(self.lease, self.principal)
 
-    def ask(
-        self,
-        *,
-        queue: bool = True,
-        ttl: float = TTL,
-        interval: float | Callable[[int], float] = INTERVAL,
-        max_hold: float | None = None,
-    ) -> BrowserLease | Waiting:
-        found = store.acquire(
-            self.alias,
-            self.name,
-            lease=self.lease,
-            principal=self.principal,
-            label=self.person.title(),
-            ttl=ttl,
-            max_hold=max_hold,
-            queue=queue,
-            interval=interval,
-        )
+    def ask(self, **options: Any) -> BrowserLease | Waiting:
+        wish = {"ttl": TTL, "queue": True, "interval": INTERVAL, **options}
+        person = {"lease": self.lease, "principal": self.principal, "label": self.person.title()}
+        found = store.acquire(self.alias, self.name, **person, **wish)
         if isinstance(found, BrowserLease):
             self.fence = found.fence
         return found
@@ -93,9 +76,8 @@ class Tab:
         return found
 
     def renew(self, ttl: float = TTL) -> BrowserLease | LeaseLost:
-        return store.renew(self.alias, [(self.name, self.lease, self.fence)], principal=self.principal, ttl=ttl)[
-            self.lease
-        ]
+        leases = [(self.name, self.lease, self.fence)]
+        return store.renew(self.alias, leases, principal=self.principal, ttl=ttl)[self.lease]
 
     def release(self) -> bool:
         return store.release(self.alias, self.lease, principal=self.principal)

@@ -14,7 +14,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from django_distlock.browser import store
 from django_distlock.browser.records import BrowserLease, LeaseLost
 from tests.browserlocks.store.tabs import Tab, expire, forget_everything
-from tests.support.sizes import LONG
 
 if TYPE_CHECKING:
     from tests.support.places import Place
@@ -136,11 +135,11 @@ class Tabs(RuleBasedStateMachine):
 
 
 @pytest.mark.tier2
-@pytest.mark.timeout(3600 if LONG else 120)
+@pytest.mark.timeout(120)
 def test_any_order_of_steps(place: Place) -> None:
     machine = type("TabsOfThisPlace", (Tabs,), {"alias": place.alias})
     few = settings(
-        max_examples=2000 if LONG else 40,
+        max_examples=40,
         stateful_step_count=30,
         deadline=None,
         suppress_health_check=list(HealthCheck),

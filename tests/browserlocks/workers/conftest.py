@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.browsers import BROWSERS, Tab, browser
-from tests.support.sizes import LONG
+from tests.support.browsers import Tab, browser, in_browsers
 
 from .site import HERE, site
 
@@ -50,25 +49,17 @@ class Table:
         self.tab.open(self.url + path)
 
 
-@pytest.fixture(scope="package")
-def served() -> Iterator[str]:
-    with site() as url:
-        yield url
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "opened" in metafunc.fixturenames:
-        everywhere = LONG or metafunc.definition.get_closest_marker("alike") is None
-        metafunc.parametrize("opened", BROWSERS if everywhere else BROWSERS[:1], indirect=True, scope="package")
+    in_browsers(metafunc, "opened")
 
 
 @pytest.fixture(scope="package")
-def opened(request: pytest.FixtureRequest, served: str) -> Iterator[Table]:
-    with pytest.MonkeyPatch.context() as patch:
+def opened(request: pytest.FixtureRequest) -> Iterator[Table]:
+    with pytest.MonkeyPatch.context() as patch, site() as url:
         # GTK's MiniBrowser honours the headers and hides the memory all the same; Safari shows it
         patch.setenv("JSC_useSharedArrayBuffer", "1")
         with browser(request.param) as profile:
-            yield Table(profile.tab(f"{served}/isolated/"), served)
+            yield Table(profile.tab(f"{url}/isolated/"), url)
 
 
 @pytest.fixture

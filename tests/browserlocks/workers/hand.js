@@ -3,7 +3,7 @@ import { WorkerMutex } from "/distlock-worker.js";
 
 const WORK = 20; // steps between reading the counter and writing it
 let mutex;
-let memory; // counter, hands inside, overlaps, start, end, beats, place, ready, promised, settle
+let memory; // counter, hands inside, overlaps, -, -, beats, place, -, promised, settle
 
 const work = () => {
   let sum = 0;
@@ -36,22 +36,7 @@ const commands = {
   spin: () => {
     for (;;) mutex.withLock(() => 0);
   },
-  /* How often this hand comes in between the start and the end. */
-  share: () => {
-    let done = 0;
-    Atomics.add(memory, 7, 1);
-    Atomics.wait(memory, 3, 0);
-    while (!Atomics.load(memory, 4)) {
-      mutex.withLock(guarded);
-      done += 1;
-    }
-    return done;
-  },
-  hold: ({ ms }) => {
-    mutex.lock();
-    if (ms) Atomics.wait(memory, 4, 0, ms);
-    return mutex.abandoned;
-  },
+  hold: () => mutex.lock(),
   unlock: () => mutex.unlock(),
   tryLock: ({ timeout }) => mutex.tryLock(timeout),
   lock: ({ timeout }) => mutex.lock(timeout),
@@ -83,7 +68,6 @@ const commands = {
     mutex.unlock();
     return others;
   },
-  waitAsync: ({ timeout }) => mutex.withLockAsync(() => memory[0], { timeout }),
   /* A promise that is settled when the page says so. */
   promise: () =>
     mutex.withLock(async () => {

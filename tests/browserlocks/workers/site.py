@@ -23,7 +23,6 @@ PAGES = {
     "/isolated/": (PAGE, OPENER | EMBEDDER),
     "/without-embedder/": (PAGE, OPENER),
     "/without-opener/": (PAGE, EMBEDDER),
-    "/not-a-script/": (PAGE, OPENER | EMBEDDER),
 }
 # WebKit wants the header on the modules that a worker imports, too.
 SCRIPTS = {
@@ -60,13 +59,10 @@ class Handler(BaseHTTPRequestHandler):
 @contextmanager
 def site() -> Iterator[str]:
     """The address of the site, without a slash at its end."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()

@@ -1,0 +1,102 @@
+"""The scenes of the demo that show browser locks: pieces in hands, workers that count."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from django.db import connections
+
+from testproject.board.models import Move, Piece
+from testproject.replay.server import Server
+from tests.support import axe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .conftest import Person, Room
+
+pytestmark = pytest.mark.tier2
+QUEEN, PAWN = "[data-name=Queen]", "[data-name=Pawn]"
+ENTER, LEFT = "\ue007", "\ue012"
+
+
+@pytest.fixture(scope="module")
+def demo(server: str) -> Iterator[str]:
+    """The demo's own server, on the same database."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DB", "sqlite")
+        patch.setenv("DISTLOCK_DEMO_DB", str(connections["default"].settings_dict["NAME"]))
+        with Server(workers=2, threads=16) as running:
+            yield running.url.rstrip("/")
+
+
+@pytest.fixture(autouse=True)
+def at_the_demo(demo: str, ada: Person, bo: Person) -> Iterator[None]:
+    """Whoever is logged in is so here, too: cookies do not depend on ports."""
+    before = ada.url
+    ada.url = bo.url = demo
+    yield
+    ada.url = bo.url = before
+    for person in (ada, bo):
+        person.close_tabs()
+    for model in (Move, Piece):
+        model.objects.all().delete()
+
+
+def answered(tab: Room, text: str, where: str = "#answer", patience: float = 20) -> None:
+    tab.until(lambda: text in tab.text(where), lambda: f"{text!r} is not in {tab.text(where)!r}", patience)
+
+
+def test_a_piece_is_in_one_hand_at_a_time(ada: Person, bo: Person) -> None:
+    """By clicks, and by keys alone."""
+    mine, theirs = ada.open("/board/"), bo.open("/board/")
+    for tab in (mine, theirs):
+        answered(tab, " on ", ".label")  # the script runs
+    mine.click(QUEEN)
+    answered(mine, "in your hand")
+    answered(theirs, "Ada", f"{QUEEN} .holder")
+    theirs.click(QUEEN)
+    answered(theirs, "Ada has it")
+    theirs.type(PAWN, ENTER)
+    answered(theirs, "in your hand")
+    theirs.type(PAWN, LEFT)
+    answered(theirs, "Pawn to")
+    theirs.type(PAWN, ENTER)
+    answered(theirs, "Pawn is on")
+    mine.click(QUEEN)
+    theirs.until(lambda: not theirs.text(f"{QUEEN} .holder"), "the queen was not put down")
+    theirs.click(QUEEN)
+    answered(theirs, "Queen is in your hand")
+
+
+def test_the_workers_lose_steps_without_the_mutex_only(ada: Person) -> None:
+    tab = ada.open("/workers/")
+    for way in ("without", "with", "end"):
+        tab.until(lambda: not tab.run("return document.querySelector('[aria-disabled=true]')"), "not ready", 60)
+        tab.click(f"[data-run={way}]")
+        if way != "end":
+            tab.until(lambda way=way: tab.text(f"#{way} td:last-child") != "-", lambda: tab.text("#answer"), 60)
+            assert (tab.text(f"#{way} td:nth-of-type(3)") == "0") is (way == "with")
+    answered(tab, "knows that its work was not finished")
+
+
+@pytest.mark.parametrize("path", ["/cart/", "/board/", "/workers/"])
+def test_everybody_can_read_it_and_the_policy_is_strict(ada: Person, path: str) -> None:
+    """On the screen of a telephone."""
+    driver = ada.profile.driver  # type: ignore[attr-defined]
+    driver.get_log("browser")  # of the tests before
+    tab = ada.open(path)
+    found = tab.ask("fetch(location.href).then((reply) => arguments[0](reply.headers.get('Content-Security-Policy')))")
+    assert found == "default-src 'self'"
+    size = {"width": 320, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        for dark in (True, False):
+            tab.profile.dark(dark)
+            assert axe.faults(tab.profile) == []
+        assert tab.run("return document.documentElement.scrollWidth <= innerWidth")
+    finally:
+        driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    severe = [entry["message"] for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
+    assert not [message for message in severe if "Failed to load resource" not in message]  # 409

@@ -1,0 +1,168 @@
+"""The scenes as a person runs them: `manage.py demo`, and each replay on the databases that it names."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from .databases import ROOT, demo_database, demo_environment, manage
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.tier2]
+Ways = dict[str, dict[str, Any]]
+
+
+def replayed(command: str, engine: str, folder: Path, *options: str, **environment: str) -> tuple[dict[str, Any], Ways]:
+    """The figures of a replay that went as promised, and its ways by name."""
+    with demo_database(engine, folder) as found:
+        done = manage(command, *options, "--json", environment=found | environment)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result.get("problems", []) == []
+    return result, {way["slug"]: way for way in result["ways"]}
+
+
+@pytest.mark.parametrize(("engine", "atomic"), [("sqlite", False), ("postgres", True), ("mariadb", True)])
+def test_200_identical_sign_ups_over_four_server_processes_make_one_account(
+    engine: str, atomic: bool, tmp_path: Path
+) -> None:
+    """R12: the lock comes before the request's transaction and goes after its commit. With a connection for each
+    request, as Django has it, or kept for later ones, as many sites do."""
+    environment = {"DISTLOCK_ATOMIC_REQUESTS": str(int(atomic)), "DISTLOCK_CONN_MAX_AGE": "60" if atomic else "0"}
+    _, ways = replayed("replay", engine, tmp_path, "--identical=200", "--distinct=0", **environment)
+    assert list(ways) == ["none", "table", "row", "advisory", "advisory-per-email"]
+    assert [way["identical"]["processes"] for way in ways.values()] == [4] * 5
+    none = ways.pop("none")["identical"]
+    assert none["errors"] == []
+    assert none["duplicates"] > 0  # the fault is real: without it the rest would prove nothing
+    for way in ways.values():
+        phase = way["identical"]
+        assert (phase["errors"], phase["statuses"]) == ([], {"201": 1, "409": 199}), way["slug"]
+        assert (phase["accounts"], phase["duplicates"]) == (1, 0)
+    for slug in ("advisory", "advisory-per-email"):  # while a registration holds the lock at its insert
+        assert (ways[slug]["proof_problem"], ways[slug]["log_in_while_held"]) == ("", True)
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "postgres", "mariadb"])
+def test_the_wallet_pays_once_and_keeps_the_money_together(engine: str, tmp_path: Path) -> None:
+    _, ways = replayed("replay_wallet", engine, tmp_path, "--pairs=32", "--transfers=64")
+    none = ways.pop("none")
+    assert none["pairs"]["both"] > 0 or none["transfers"]["drift"] != 0
+    for way in ways.values():
+        assert way["pairs"] == {"count": 32, "both": 0, "neither": 0, "wrong": 0}
+        assert (way["transfers"]["drift"], way["failed"], way["errors"]) == (0, 0, [])
+
+
+def test_an_order_that_is_sent_twenty_times_is_one(tmp_path: Path) -> None:
+    _, ways = replayed("replay_orders", "sqlite", tmp_path, "--clicks=20", DISTLOCK_DEMO_PAYMENT_SECONDS="0.3")
+    assert [(phase["orders"], phase["payments"]) for phase in ways.pop("none")["phases"]] == [(20, 20)] * 2
+    for way in ways.values():
+        for phase in way["phases"]:
+            assert (phase["orders"], phase["payments"], phase["first"], phase["wrong"]) == (1, 1, 1, 0)
+            assert phase["first"] + phase["replayed"] + phase["busy"] == 20
+
+
+def test_the_last_items_are_sold_once(tmp_path: Path) -> None:
+    """One of the workers sleeps for longer than its lease lives."""
+    _, ways = replayed("replay_inventory", "sqlite", tmp_path, "--stock=20", "--workers=4", "--using=default")
+    assert ways["none"]["left"] < 0
+    assert ways["lease"]["oversold"] > 0
+    for slug in ("advisory", "row", "fenced", "saved", "trigger"):
+        assert (ways[slug]["sold"], ways[slug]["left"], ways[slug]["oversold"]) == (20, 0, 0)
+    assert [way["late"] for way in ways.values()] == [0, 0, 0, 0, 1, 1, 1]
+
+
+def test_a_message_that_is_delivered_twice_acts_once(tmp_path: Path) -> None:
+    """Also that of a consumer that was killed."""
+    _, ways = replayed("replay_consumer", "sqlite", tmp_path, "--messages=10", "--consumers=2")
+    each, once = ways.values()
+    assert (each["twice"], each["drift"]) == (10, 0)
+    assert (once["acts"], once["twice"], once["never"], once["drift"]) == (10, 0, 0, 0)
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("using", ["leasetable", "postgres"])
+def test_a_scheduler_runs_each_slot_once(using: str, tmp_path: Path) -> None:
+    """The leader is killed, the next one sleeps for longer than its lease lives."""
+    ways = ["--ways=leader,fenced"] if using == "postgres" else []
+    _, found = replayed("replay_scheduler", "sqlite", tmp_path, f"--using={using}", "--ttl=0.8", *ways)
+    assert all(way["missed"] == 0 for way in found.values())
+    if using == "postgres":  # no fencing tokens, and a session whose end is noticed
+        assert (found["leader"]["twice"], found["leader"]["slept"]) == (0, False)
+    else:
+        assert found["none"]["twice"] > 0
+        assert found["leader"]["twice"] > 0
+        assert (found["fenced"]["twice"], found["fenced"]["late"]) == (0, 1)
+
+
+def test_the_demo_replays_and_serves_until_interrupted(tmp_path: Path) -> None:
+    """On an empty SQLite file, started from another directory."""
+    process = subprocess.Popen(
+        ["nice", sys.executable, ROOT / "testproject" / "manage.py", "demo", "--identical=40", "--distinct=16"],
+        cwd=tmp_path,
+        env=demo_environment({"DB": "sqlite", "DISTLOCK_DEMO_DB": str(tmp_path / "demo.sqlite3")}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        output = ""
+        for line in process.stdout or ():
+            output += line
+            if "Control-C" in line:
+                break
+        print(output)
+        assert re.search(r"No lock: 40 identical sign-ups made \d+ accounts, \d+ too many", output)
+        for way in ("Table lock", "Row lock", "Advisory lock", "Advisory lock per address"):
+            assert f"{way}: 40 identical sign-ups made 1 account." in output
+        for scene in ("Orders", "Articles", "Cart", "Board", "Workers"):
+            assert re.search(rf"^{scene}: +http", output, re.MULTILINE), scene
+        address = re.search(r"^Demo: +(\S+)$", output, re.MULTILINE)[1]
+        assert "The latest replay" in get(address, "/")
+        for scene in ("/wallet/", "/inventory/", "/orders/", "/scheduler/"):
+            assert "Figures of the latest replay</caption>" in get(address, scene), scene
+        assert "Log in" in get(address, "/admin/login/")
+        assert "color-scheme" in get(address, "/static/registration/demo.css")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def get(address: str, path: str) -> str:
+    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=10)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        body = response.read().decode()
+    finally:
+        connection.close()
+    assert response.status == 200, body
+    return body
+
+
+@pytest.mark.parametrize(
+    ("environment", "arguments", "message"),
+    [
+        ({"DB": "oracle"}, ["check"], "use sqlite, postgres or mariadb"),
+        ({"DB": "postgres", "DISTLOCK_SERVICES": "/nonexistent/state.json"}, ["check"], "make services"),
+        ({}, ["replay"], "testproject/manage.py migrate`"),
+    ],
+)
+def test_bad_input_names_the_cure(
+    tmp_path: Path, environment: dict[str, str], arguments: list[str], message: str
+) -> None:
+    done = manage(*arguments, environment={"DISTLOCK_DEMO_DB": str(tmp_path / "demo.sqlite3")} | environment)
+    assert done.returncode != 0
+    assert message in done.stderr
