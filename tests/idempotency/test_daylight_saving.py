@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.conftest import eventually
-from tests.idempotency.conftest import Sender
+from tests.idempotency.actors import Sender
+from tests.idempotency.conftest import change
 from tests.support.zones import autumn
 
 if TYPE_CHECKING:
@@ -41,12 +42,11 @@ def test_a_request_in_flight_does_not_run_twice(site: Stage, sender: Sender, clo
     assert site.effects == 1
 
 
+@pytest.mark.tier2
 def test_an_answer_is_not_kept_for_an_hour(site: Stage, sender: Sender, clocks: Autumn, settings: Any) -> None:
-    settings.DISTLOCK_IDEMPOTENCY = {**settings.DISTLOCK_IDEMPOTENCY, "TTL": 2, "CLAIM_TTL": 1}
+    change(settings, TTL=2, CLAIM_TTL=1)
     clocks.before()
     assert sender.post().status_code == 201
     clocks.after()
-    eventually(
-        lambda: "Idempotency-Replayed" not in sender.post(), "the answer is replayed after its lifetime", pause=0.1
-    )
+    eventually(lambda: "Idempotency-Replayed" not in sender.post(), "it is replayed after its lifetime", pause=0.1)
     assert site.effects == 2

@@ -11,7 +11,7 @@ from django.db import OperationalError, connections, transaction
 
 from django_distlock.idempotency.storage.database import DatabaseStorage
 from tests.faults.server import is_mariadb
-from tests.idempotency.conftest import forget_everything
+from tests.idempotency.conftest import forget_everything, sql
 from tests.idempotency.test_storages import ANSWER, claim_of, read
 from tests.manager.transactions import rows
 
@@ -29,9 +29,8 @@ STORAGE = DatabaseStorage(DB)
 def strict(databases: None, tables: None) -> Iterator[None]:
     if not is_mariadb():
         pytest.skip("a setting of MariaDB")
-    with connections[DB].cursor() as cursor:
-        for setting in STRICT:
-            cursor.execute(setting)
+    for setting in STRICT:
+        sql(DB, setting)
     yield
     connections[DB].close()
     forget_everything(DB)
@@ -58,8 +57,7 @@ def changed(claim: KeyClaim) -> None:
 def snapshot(name: str) -> None:
     """Write a row, which the transaction must not lose, and read keys."""
     rows.write(DB, name)
-    with connections[DB].cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM django_distlock_idempotency")
+    sql(DB, "SELECT count(*) FROM {keys}")
 
 
 def test_fault_error_1020_ends_the_transaction(key: str) -> None:
@@ -69,11 +67,9 @@ def test_fault_error_1020_ends_the_transaction(key: str) -> None:
     with transaction.atomic(DB):
         snapshot(key)
         changed(claim)
-        with connections[DB].cursor() as cursor:
-            with pytest.raises(OperationalError) as caught:
-                cursor.execute("UPDATE django_distlock_idempotency SET phases = '{}' WHERE scope = %s", [claim.scope])
-            cursor.execute("SELECT @@in_transaction")
-            assert cursor.fetchone() == (0,)
+        with pytest.raises(OperationalError) as caught:
+            sql(DB, "UPDATE {keys} SET phases = '' WHERE scope = %s", claim.scope)
+        assert sql(DB, "SELECT @@in_transaction") == [(0,)]
     assert caught.value.args[0] == 1020
     assert rows.count(DB, key) == 0
 
@@ -113,20 +109,14 @@ def test_a_key_that_was_claimed_after_the_snapshot(key: str) -> None:
     assert rows.count(DB, key) == 1
 
 
-def test_a_key_that_ran_out_after_the_snapshot(key: str) -> None:
-    claim = claim_of(key, claim_ttl=0)
+@pytest.mark.parametrize("what", ["take_over", "free"])
+def test_a_key_that_ran_out_after_the_snapshot(key: str, what: str) -> None:
+    claim, other = claim_of(key, claim_ttl=0), claim_of(key, "other")
     with transaction.atomic(DB):
         snapshot(key)
         elsewhere(lambda storage: storage.claim(claim))
-        assert STORAGE.take_over(read(STORAGE, claim), claim_of(key, "other"))
+        done = STORAGE.free([claim.scope]) if what == "free" else STORAGE.take_over(read(STORAGE, claim), other)
+        assert done == 1
     assert rows.count(DB, key) == 1
-    assert read(STORAGE, claim).owner == "other"
-
-
-def test_a_key_that_is_freed_after_the_snapshot(key: str) -> None:
-    claim = claim_of(key, claim_ttl=0)
-    with transaction.atomic(DB):
-        snapshot(key)
-        elsewhere(lambda storage: storage.claim(claim))
-        assert STORAGE.free([claim.scope]) == 1
-    assert rows.count(DB, key) == 1
+    found = STORAGE.read(claim.scope)
+    assert found is None if what == "free" else read(STORAGE, claim).owner == "other"
