@@ -11,14 +11,15 @@ import pytest
 from django.db import connection, transaction
 from django.db.models import Count, Window
 from django.db.models.functions import Rank
-from django.http import HttpResponse
+from django.http import Http404, HttpResponse
 from django.test import RequestFactory
+from django.urls import path as url
 from django.utils.decorators import method_decorator
 from django.views import View
 
-from django_distlock import advisory_lock, row_lock
+from django_distlock import LockNotHeld, advisory_lock, row_lock
 from tests.data.app.models import Account, Currency
-from tests.data.rows.samples import accounts, balances
+from tests.data.asking import accounts, balances
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -95,9 +96,29 @@ def test_views(pk: int) -> None:
     assert Page.as_view()(RequestFactory().get("/"), pk=pk).content == b"10"
 
 
+@row_lock(Account, pk="pk", into="account")
+def spend(request: HttpRequest, pk: int, account: Account) -> HttpResponse:
+    account.balance -= 1
+    account.save()
+    if "fail" in request.GET:
+        raise RuntimeError
+    return HttpResponse(str(account.balance))
+
+
+def outer(request: HttpRequest, pk: int) -> HttpResponse:
+    """The view that Django resolves is not the one that locks: the transaction is then the request's own."""
+    try:
+        return spend(request, pk)
+    except Account.DoesNotExist as error:
+        raise Http404 from error
+
+
+urlpatterns = [url("<int:pk>/", spend), url("outer/<int:pk>/", outer)]
+
+
 @pytest.mark.parametrize("path", ["", "outer/"])
 @pytest.mark.parametrize("atomic", [False, True])
-@pytest.mark.urls("tests.data.row_urls")
+@pytest.mark.urls(__name__)
 def test_r12_a_view_under_atomic_requests(client: Any, pk: int, atomic: bool, path: str) -> None:
     """Whoever opens the transaction, an error of the view undoes what it wrote."""
     connection.settings_dict["ATOMIC_REQUESTS"] = atomic
@@ -173,31 +194,15 @@ def generator() -> Any:
     yield
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_value_errors(case: str) -> None:
-    call, words = REFUSED[case]
-    with pytest.raises(ValueError, match=words):
-        call()
+def test_bad_input() -> None:
+    for cases, kind in ((REFUSED, ValueError), (WRONG, TypeError)):
+        for call, words in cases.values():
+            with pytest.raises(kind, match=words):
+                call()
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_type_errors(case: str) -> None:
-    call, words = WRONG[case]
-    with pytest.raises(TypeError, match=words):
-        call()
-
-
-def test_a_primary_key_that_is_a_string_is_literal_in_a_with_block() -> None:
-    Currency.objects.create(code="EUR")
-    try:
-        with row_lock(Currency, pk="EUR") as currency:
-            assert currency.code == "EUR"
-    finally:
-        Currency.objects.all().delete()
-
-
-def test_an_exit_without_an_entry(pk: int) -> None:
-    from django_distlock import LockNotHeld
-
+def test_a_string_is_a_literal_key_in_a_with_block_and_an_exit_needs_an_entry(pk: int) -> None:
+    with pytest.raises(Currency.DoesNotExist), row_lock(Currency, pk="EUR"):
+        raise AssertionError
     with transaction.atomic(), pytest.raises(LockNotHeld):
         row_lock(Account, pk=pk).__exit__(None, None, None)
