@@ -154,15 +154,12 @@ class Deeds:
             return False
         return True
 
-    def add(self, using: str, pk: int, times: int, locked: bool) -> None:
+    def add(self, using: str, pk: int, times: int) -> None:
         """Read and write, ``times`` times."""
         for _ in range(times):
             with transaction.atomic(using=using):
-                if locked:
-                    with row_lock(Account, pk=pk, using=using) as account:
-                        pass
-                else:
-                    account = Account.objects.using(using).get(pk=pk)
+                with row_lock(Account, pk=pk, using=using) as account:
+                    pass
                 account.balance += 1
                 account.save()
 

@@ -11,9 +11,9 @@ from django.db import connections, migrations, models, transaction
 from django.db.migrations.state import ModelState
 from django.db.transaction import TransactionManagementError
 
-from django_distlock import LockLost, LockNotAcquired, advisory_lock, held_locks
+from django_distlock import LockNotAcquired, advisory_lock, held_locks
 from django_distlock.data import LockingManager, LockingQuerySet
-from tests.data.app.models import Entry, Register, Wallet, WalletProxy
+from tests.data.app.models import Entry, Wallet, WalletProxy
 from tests.data.conftest import DATABASES
 
 if TYPE_CHECKING:
@@ -55,17 +55,6 @@ def test_lock_row(using: str, wallets: list[Wallet]) -> None:
         with pytest.raises(Wallet.MultipleObjectsReturned):
             manager.lock_row(owner="ann")
         assert not connections[using].needs_rollback
-
-
-def test_fenced_on_a_locking_queryset() -> None:
-    register = Register.objects.create(balance=1)
-    try:
-        rows = LockingQuerySet(Register).filter(pk=register.pk)
-        assert rows.fenced(7).update(balance=2) == 1
-        with pytest.raises(LockLost):
-            rows.fenced(6).update(balance=3)
-    finally:
-        register.delete()
 
 
 def test_any_queryset_learns_to_lock(using: str, wallets: list[Wallet]) -> None:
@@ -138,14 +127,6 @@ def in_a_thread(lock: Any) -> type[Exception] | None:
     with ThreadPoolExecutor(1) as pool:
         error = pool.submit(lock.acquire).exception()
     return type(error) if error else None
-
-
-def test_advisory_locks_as_decorators() -> None:
-    @Wallet.objects.advisory_lock("settle:{pk}", using="memory")
-    def settle(pk: int) -> list[str]:
-        return [info.name for report in held_locks("memory") for info in report.locks]
-
-    assert settle(7) == ["table:dataapp_wallet:name:settle:7"]
 
 
 BAD: list[tuple[Any, type[Exception], str]] = [

@@ -193,14 +193,6 @@ def test_what_hides_the_decorator_is_told_at_once(site: Stage, user: Sender, sha
     assert (site.effects, states(site.alias)) == (0, [])
 
 
-def test_messages_of_the_first_answer_are_not_shown_by_a_refusal(site: Stage, user: Sender) -> None:
-    site.answer = redirect
-    user.post("plain")
-    user.client.cookies.pop("messages")
-    allowed["yes"] = False
-    assert "messages" not in user.post("plain").cookies
-
-
 def waiting(site: Stage, page: str, shape: str) -> Any:
     """Asks for the outcome of a form that was sent twice, by the address of the waiting page."""
     from django_distlock.idempotency.http.forms import issue

@@ -11,7 +11,7 @@ import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.handlers.asgi import ASGIHandler
 from django.http import HttpResponse
-from django.test import AsyncClient, Client
+from django.test import Client
 from django.urls import path, re_path
 from django.views.decorators.csrf import csrf_exempt
 from rest_framework.permissions import BasePermission
@@ -204,15 +204,6 @@ def test_the_view_parses_the_form_itself(site: Stage, key: str, shape: str) -> N
     assert got == [("100", b"p" * 100)]
 
 
-def test_what_is_copied_is_closed(site: Stage, key: str, settings: Any) -> None:
-    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = settings.FILE_UPLOAD_MAX_MEMORY_SIZE = 100
-    streams: list[Any] = []
-    site.during = lambda request: streams.append(request._stream)
-    for _ in range(2):
-        assert post("exempt", b"x" * 1000, key, "text/plain").status_code == 201
-    assert [stream.closed for stream in streams] == [True]
-
-
 def test_a_body_that_something_else_has_read(site: Stage, key: str, settings: Any) -> None:
     settings.MIDDLEWARE = [f"{__name__}.reading", *settings.MIDDLEWARE]
     refused = post("exempt", b"some text", key, "text/plain")
@@ -261,20 +252,6 @@ def test_phases_of_other_data_are_forgotten_where_the_body_is_a_stream(site: Sta
     for amount in ("100", "100", "900"):
         send_form("exempt", key, "xx", amount)
     assert done == [False, True, False]
-
-
-def test_under_asgi_the_body_is_in_a_file_already(site: Stage, key: str, settings: Any) -> None:
-    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10
-    read: list[bytes] = []
-    site.during = lambda request: read.append(request.read())
-    headers = {"Authorization": "a", "Idempotency-Key": key}
-
-    async def send(body: bytes) -> int:
-        answer = await AsyncClient().post("/async/", body, content_type="text/plain", headers=headers)
-        return int(answer.status_code)
-
-    assert [asyncio.run(send(body)) for body in (b"x" * 100, b"x" * 100, b"y" * 100)] == [201, 201, 422]
-    assert read == [b"x" * 100]
 
 
 @pytest.mark.parametrize("kind", ["application/json", "application/x-www-form-urlencoded"])

@@ -130,6 +130,7 @@ def test_another_site_sees_djangos_page(person: Person, site: Stage, settings: A
     assert site.effects == 0
 
 
+@COOKIE
 @pytest.mark.parametrize("whose", ["another browser", "another user", "another page", "nobody", "none", "two"])
 def test_a_key_that_is_not_the_visitors_own(person: Person, site: Stage, whose: str) -> None:
     """A form that an attacker has put into a page of this site has the attacker's key."""

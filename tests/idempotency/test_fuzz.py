@@ -14,8 +14,6 @@ from django.test import AsyncClient, Client
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from django_distlock.idempotency import decisions
-
 if TYPE_CHECKING:
     from tests.idempotency.actors import Browser
     from tests.idempotency.views import Stage
@@ -163,13 +161,3 @@ def test_a_form_with_a_lone_surrogate(site: Stage, browser: Browser) -> None:
         body = "\r\n".join([*lines, f'--xx\r\nContent-Disposition: form-data; name="name"\r\n\r\n{value}', "--xx--"])
         statuses.append(browser.client.post("/form/", body, content_type=kind).status_code)
     assert statuses == [302, 422]
-
-
-@given(JSON)
-def test_json_is_always_something_to_compare(raw: bytes) -> None:
-    assert isinstance(decisions.json_body(raw), bytes)
-
-
-@given(LATIN, LATIN)
-def test_accept_encoding_is_always_an_answer(header: str, encoding: str) -> None:
-    assert decisions.accepts(header, encoding) in (True, False)

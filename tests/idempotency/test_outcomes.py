@@ -56,12 +56,6 @@ def test_without_a_key_or_with_a_safe_method_nothing_is_remembered(site: Stage, 
     assert states(site.alias) == []
 
 
-def test_the_order_of_json_members_does_not_matter(site: Stage, sender: Sender) -> None:
-    sender.post(data='{"a": 1, "b": [1, 2]}')
-    assert sender.post(data='{"b": [1,2],\n "a": 1}').status_code == 201
-    assert site.effects == 1
-
-
 def test_address_and_query_belong_to_the_fingerprint_and_route_and_method_to_the_key(
     site: Stage, sender: Sender, key: str
 ) -> None:

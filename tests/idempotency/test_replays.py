@@ -157,8 +157,15 @@ def test_the_address_sets_the_language(site: Stage, browser: Browser, sender: Se
 # -- a store that is away
 
 
-@pytest.mark.parametrize("alias", ["default", "postgres"])
-@pytest.mark.parametrize(("shape", "status"), [("atomic", 503), ("plain", 503), ("atomic_open", 201)])
+@pytest.mark.parametrize(
+    ("alias", "shape", "status"),
+    [
+        ("default", "atomic", 503),
+        ("default", "plain", 503),
+        ("postgres", "atomic", 503),
+        ("postgres", "atomic_open", 201),
+    ],
+)
 def test_a_database_that_is_down(
     site: Stage, sender: Sender, monkeypatch: pytest.MonkeyPatch, shape: str, status: int
 ) -> None:

@@ -105,7 +105,7 @@ def test_fifty_at_one_barrier_act_once(server: Server, alias: str, shape: str) -
 
 
 @pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("shape", ["atomic-in", "atomic-out"])
+@pytest.mark.parametrize("shape", ["atomic-in"])
 def test_a_worker_that_is_killed_exactly_once(server: Server, alias: str, shape: str, point: str) -> None:
     """At every point of the kill the retry gets the right answer, and the effect is there once."""
     name = uuid.uuid4().hex

@@ -31,7 +31,7 @@ ANSWER = StoredResponse(
 )
 STORAGES: dict[str, Any] = {
     **dict.fromkeys(LOCKS, DatabaseStorage),
-    **{f"portable-{alias}": PortableStorage for alias in LOCKS},
+    **{f"portable-{alias}": PortableStorage for alias in ("postgres", "mariadb")},
     "redis": CacheStorage,
     "memory": CacheStorage,
 }

@@ -103,13 +103,6 @@ def test_without_a_catalog_a_page_is_english_and_says_so() -> None:
         assert words(response) == words(rendered(page, "en"))
 
 
-def test_a_variant_takes_the_texts_of_its_language() -> None:
-    for language, text in (("de-at", "de"), ("pt-br", "pt"), ("es-mx", "es"), ("fr-ca", "fr")):
-        response = rendered("busy", language)
-        assert response["Content-Language"] == text
-        assert words(response) == words(rendered("busy", text))
-
-
 PROJECT = """
 msgid ""
 msgstr "Content-Type: text/plain; charset=UTF-8\\n"

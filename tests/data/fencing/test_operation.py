@@ -15,7 +15,7 @@ from django.test import override_settings
 
 import django_distlock.data
 from django_distlock.data import EnforceFence
-from django_distlock.data.fencing.operations import FenceTrigger, column_of
+from django_distlock.data.fencing.operations import FenceTrigger
 from tests.data.app.models import FencedLedger
 from tests.data.conftest import every_database
 from tests.data.fences import EARLY, LATE
@@ -148,16 +148,3 @@ def test_the_router_is_asked(alias: str) -> None:
         run(alias, EnforceFence("FencedLedger"))
     row = FencedLedger.objects.using(alias).create(fence=LATE)
     assert FencedLedger.objects.using(alias).filter(pk=row.pk).update(fence=EARLY) == 1
-
-
-def test_the_message_of_a_long_name_fits() -> None:
-    """MESSAGE_TEXT has 128 characters, and MySQL refuses a longer one."""
-    trigger = FenceTrigger("x" * 64, "y" * 64)
-    assert len(trigger._message()) <= 130
-
-
-def test_the_column_is_read_from_the_definition() -> None:
-    assert column_of("WHEN ((new.fence < old.fence) OR") == "fence"
-    assert column_of('WHEN ((new."my ""own"" fence" < old') == 'my "own" fence'
-    assert column_of("IF NEW.`a``b` < OLD.`a``b`") == "a`b"
-    assert column_of("something else") == ""

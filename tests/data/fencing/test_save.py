@@ -349,13 +349,6 @@ def test_what_a_fenced_queryset_has_read(alias: str) -> None:
         assert stored(row) == (100, LATE)
 
 
-def test_values_are_values(alias: str) -> None:
-    register(alias)
-    assert list(rows(alias).fenced(EARLY).values_list("fence", flat=True)) == [0]
-    assert list(rows(alias).values("fence").fenced(EARLY)) == [{"fence": 0}]
-    assert rows(alias).fenced(EARLY).count() == 1
-
-
 def test_a_later_token_of_the_same_holder(alias: str) -> None:
     pk = register(alias).pk
     row, other = (rows(alias).fenced(EARLY).get(pk=pk) for _ in range(2))

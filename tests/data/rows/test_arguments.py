@@ -12,12 +12,10 @@ from django.db import connection, transaction
 from django.db.models import Count, Window
 from django.db.models.functions import Rank
 from django.http import Http404, HttpResponse
-from django.test import RequestFactory
 from django.urls import path as url
-from django.utils.decorators import method_decorator
 from django.views import View
 
-from django_distlock import LockNotHeld, advisory_lock, row_lock
+from django_distlock import LockNotHeld, row_lock
 from tests.data.app.models import Account, Currency
 from tests.data.asking import accounts, balances
 
@@ -76,24 +74,6 @@ def test_methods_paths_lists_and_no_argument_at_all(pk: int) -> None:
     assert Till.all() == [pk]
     assert Till().sell(SimpleNamespace(account={"pk": pk}))
     assert Till().anything(account=pk) == pk
-
-
-def test_under_another_lock_whose_name_comes_from_the_call(pk: int) -> None:
-    @advisory_lock("account:{account_id}", using="memory")
-    @row_lock(Account, pk="account_id", into="account")
-    def both(account_id: int, account: Account) -> int:
-        return account.balance
-
-    assert both(pk) == 10
-
-
-def test_views(pk: int) -> None:
-    @method_decorator(row_lock(Account, pk="pk", into="account"), name="get")
-    class Page(View):
-        def get(self, request: HttpRequest, pk: int, account: Account) -> HttpResponse:
-            return HttpResponse(str(account.balance))
-
-    assert Page.as_view()(RequestFactory().get("/"), pk=pk).content == b"10"
 
 
 @row_lock(Account, pk="pk", into="account")

@@ -207,19 +207,6 @@ def test_one_recipe_for_many_threads(db_alias: str) -> None:
     assert account.balance == 80
 
 
-def test_a_decorated_function(db_alias: str, rival: Rival) -> None:
-    @table_lock(Account, using=db_alias)
-    def add(owner: str) -> bool:
-        """Add it."""
-        Account.objects.using(db_alias).create(owner=owner)
-        return rival.gets(db_alias, "Account")
-
-    assert add(owner="x") is False
-    assert add("y") is False
-    assert add.__doc__ == "Add it."
-    eventually(lambda: rival.gets(db_alias, "Account"), "still locked")
-
-
 @pytest.mark.parametrize("db_alias", ["postgres", "mariadb"], indirect=True)
 def test_r8_a_writer_and_a_table_lock(db_alias: str, rival: Rival) -> None:
     """The rival has written the second table; the lock has the first and waits; then the rival writes that too. The

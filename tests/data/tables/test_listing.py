@@ -9,13 +9,10 @@ import pytest
 from django.db import connections, transaction
 
 from django_distlock import advisory_lock, held_locks, table_lock
-from django_distlock.backends.query import LockQuery
-from django_distlock.operations.lookup import find_locks
 from tests.conftest import eventually
 from tests.data.app.models import Account, Currency
-from tests.data.asking import WAITING, another, ask
+from tests.data.asking import another, ask
 from tests.data.rival import Rival, session
-from tests.faults.server import is_mariadb
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,18 +61,6 @@ def test_a_table_that_somebody_waits_for(using: str, rival: Rival) -> None:
     assert str(holder) in (info.details.get("pid"), info.details.get("connection"))
     assert str(holder) in str(info.holder)
     assert "Lock" in info.details["mode"] or info.details["mode"] == "SHARED_NO_READ_WRITE"
-
-
-def test_it_is_found_among_named_locks(using: str, rival: Rival) -> None:
-    with table_lock(Account, using=ALIASES[using]), advisory_lock("data:beside", using=using):
-        asked_for(using, rival)
-        page = find_locks(LockQuery(text="DATAAPP_acc", awaited=True, kind="relation", order=("-waiters",)), using)
-        named = find_locks(LockQuery(text="data", kind="named", order=("name",)), using)
-    assert rival.hear() == "held"
-    rival.leave()
-    assert [info.name for info in page.locks] == ["dataapp_account"]
-    assert [info.name for info in named.locks] == ["data:beside"]
-    assert page.total == named.total >= 2
 
 
 def test_what_blocks_nobody_is_not_listed(using: str) -> None:
@@ -145,28 +130,6 @@ def test_a_new_row_that_somebody_waits_for(fresh: None) -> None:
     assert str(info.holder).endswith(f", connection {holder}")
     assert info.details["mode"].startswith("X")
     assert float(info.details["idle_seconds"]) < 60
-
-
-def test_without_the_performance_schema(fresh: None, rival: Rival, monkeypatch: pytest.MonkeyPatch) -> None:
-    """MariaDB has it off by default: then its plugin tells, and without that nobody does. MySQL has no plugin."""
-
-    from django_distlock.backends.mysql import introspection
-
-    monkeypatch.setattr(introspection, "PERFORMANCE_SCHEMA", b"SELECT 1 FROM performance_schema.nothing")
-    with table_lock(Account, using="mariadb"):
-        if is_mariadb():
-            waiter = asked_for("mysql", rival)
-            (info,) = listed("mysql")
-            assert (info.name, info.details["blocks"]) == ("dataapp_account", str(waiter))
-        else:
-            rival.start("lock", "mariadb", ["Account"], "write", None)
-            with another("mariadb") as connection:
-                eventually(lambda: ask(connection, WAITING["mariadb"])[0][0] == 1, "nobody waits")
-        monkeypatch.setattr(introspection, "PLUGIN", b"SELECT 1 FROM information_schema.nothing")
-        monkeypatch.setattr(introspection, "INNODB", b"SELECT 1 FROM information_schema.nothing")
-        assert listed("mysql") == []
-    assert rival.hear() == "held"
-    rival.leave()
 
 
 def test_inside_a_broken_transaction(using: str) -> None:

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import OperationalError, connections, transaction
 
-from django_distlock import LockTimeout, UnsupportedOperation, table_lock
+from django_distlock import UnsupportedOperation, table_lock
 from tests.backends.statements import counted
 from tests.data.app.models import Account, Currency
-from tests.data.asking import ask, held, limits, when_somebody_waits
+from tests.data.asking import ask, held, when_somebody_waits
 from tests.data.fences import sent
 from tests.data.rival import session
-from tests.faults.server import statement_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,16 +37,6 @@ def locked() -> bool:
 
 def run(sql: str) -> Any:
     return ask(connections[DB], sql)
-
-
-def test_fault_lock_tables_commits_what_is_open() -> None:
-    """Why it is refused: the row outlives its rollback."""
-    with transaction.atomic(using=DB):
-        Account.objects.using(DB).create(owner="x")
-        run("LOCK TABLES dataapp_account WRITE")
-        transaction.set_rollback(True, using=DB)
-    run("UNLOCK TABLES")
-    assert Account.objects.using(DB).exists()
 
 
 def test_refused_before_anything_is_sent() -> None:
@@ -134,21 +123,6 @@ def test_unlocked_after_a_rollback_and_a_failed_hook() -> None:
     with table_lock(Account, using=DB):
         assert locked()
     assert not locked()
-
-
-@pytest.mark.parametrize("value", ["86400", "1"])
-def test_the_callers_timeouts_are_as_before(rival: Rival, value: str) -> None:
-    limit, number = statement_limit(float(value))
-    run(f"SET SESSION lock_wait_timeout = {value}, SESSION innodb_lock_wait_timeout = {value}, {limit} = {number}")
-    before = run(limits(DB))
-    with table_lock(Account, using=DB, timeout=2.5):
-        assert run(limits(DB)) == before
-    assert rival.lock(DB, "Account") == "held"
-    with pytest.raises(LockTimeout):
-        table_lock(Account, using=DB, timeout=0.1).__enter__()
-    assert run(limits(DB)) == before
-    assert not held(DB, session(DB))
-    rival.leave()
 
 
 @pytest.fixture

@@ -132,26 +132,6 @@ def test_schemas_and_partitions() -> None:
         ask(connection, "DROP SCHEMA dataapp_other CASCADE")
 
 
-@pytest.mark.parametrize("value", ["1d", "1234ms"])
-def test_the_callers_timeouts_are_as_before(rival: Rival, value: str) -> None:
-    connection = connections[DB]
-    ask(connection, f"SET lock_timeout = '{value}'")
-    ask(connection, f"SET statement_timeout = '{value}'")
-    before = ask(connection, SHOWN)
-    with transaction.atomic(using=DB):
-        with table_lock(Account, using=DB, timeout=1):
-            assert ask(connection, SHOWN) == before
-        assert ask(connection, SHOWN) == before
-    assert rival.lock(DB, "Currency") == "held"
-    with transaction.atomic(using=DB):
-        with pytest.raises(LockTimeout), transaction.atomic(using=DB), table_lock(Currency, using=DB, timeout=0.1):
-            pytest.fail("two hold it")
-        assert ask(connection, SHOWN) == before
-        assert tables() == set()
-    assert ask(connection, SHOWN) == before
-    rival.leave()
-
-
 def test_a_timeout_inside_atomic_marks_it(rival: Rival) -> None:
     assert rival.lock(DB, "Account") == "held"
     with transaction.atomic(using=DB):

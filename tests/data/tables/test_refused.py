@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from asgiref.sync import sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connections, models
 from django.test.utils import isolate_apps
@@ -110,20 +109,6 @@ def test_a_call_that_gives_an_awaitable_is_refused(databases: None) -> None:
 
     with pytest.raises(TypeError, match="sync_to_async"):
         table_lock(Account)(lambda: later())()
-
-
-def test_async_code_calls_it_in_a_thread(databases: None) -> None:
-    @table_lock(Account)
-    def count() -> int:
-        return Account.objects.count()
-
-    async def call() -> int:
-        try:
-            return await sync_to_async(count)()
-        finally:
-            await sync_to_async(connections.close_all)()
-
-    assert asyncio.run(call()) == 0
 
 
 def test_on_the_thread_of_an_event_loop_django_refuses(databases: None) -> None:

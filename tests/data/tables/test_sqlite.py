@@ -45,12 +45,6 @@ def test_the_mode_of_begin_is_put_back(deferred: Any, rival: Rival) -> None:
     rival.leave()
 
 
-def test_fault_a_transaction_alone_locks_nothing(rival: Rival) -> None:
-    with transaction.atomic():
-        assert Account.objects.count() == 0
-        assert rival.gets(DB, "Account")
-
-
 def test_inside_atomic_the_write_lock_is_taken(rival: Rival) -> None:
     models: tuple[Any, ...] = (Account, Ledger, QuotedLedger)
     for model in models:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.idempotency.views import Stage
 
 GOOD = "good"
-FACES = pytest.mark.parametrize("shape", ["plain", "atomic", "async", "decorated", "async_decorated"])
+FACES = pytest.mark.parametrize("shape", ["plain", "atomic", "async_decorated"])
 
 
 def checks_by_hand(request: Any) -> HttpResponse:
