@@ -79,13 +79,6 @@ def test_related_managers_and_managers_with_a_filter(using: str, wallets: list[W
         assert len(locked) == 3
 
 
-def test_lock_table(using: str, wallets: list[Wallet]) -> None:
-    with Wallet.objects.using(using).lock_table():
-        wallets[0].save(using=using)
-    with Wallet.objects.db_manager(using).lock_table("read"):
-        assert Wallet.objects.using(using).count() == 3
-
-
 def name_of(lock: Any) -> str:
     with lock:
         (report,) = held_locks("memory")

@@ -302,17 +302,6 @@ def test_a_credential_that_only_the_view_checks(site: Stage, key: str, shape: st
     assert site.effects == 1
 
 
-def test_a_page_for_such_a_credential_says_no_more(site: Stage, sender: Sender) -> None:
-    site.answer = redirect
-    page = {"headers": {"Accept": "text/html"}}
-    assert sender.post("itself", **page).status_code == 302
-    for data in ({"name": "x"}, {"name": "y"}):
-        again = sender.post("itself", data, **page)
-        assert again.status_code in (409, 422)
-        assert "/made/1/" not in again.content.decode()
-        assert "Location" not in again
-
-
 def test_unless_view_or_site_said_so_or_the_user_is_known(site: Stage, sender: Sender, settings: Any) -> None:
     for shape in ("itself_said", "found", "nobody", "itself"):
         change(settings, REPLAY_TO_CREDENTIALS=shape == "itself")

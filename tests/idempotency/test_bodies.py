@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -224,20 +223,6 @@ def reading(get_response: Any) -> Any:
         return get_response(request)
 
     return middleware
-
-
-def test_a_client_that_goes_in_the_midst_of_its_body(site: Stage, key: str, settings: Any) -> None:
-    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10
-
-    class Gone(io.BytesIO):
-        def read(self, *args: Any) -> bytes:
-            raise OSError("the client has gone")
-
-    client = Client(raise_request_exception=False)
-    headers = {"Authorization": "a", "Idempotency-Key": key}
-    more = {"wsgi.input": Gone(), "CONTENT_LENGTH": "100"}
-    assert client.generic("POST", "/exempt/", b"", "text/plain", headers=headers, **more).status_code == 400
-    assert not site.runs
 
 
 def test_phases_of_other_data_are_forgotten_where_the_body_is_a_stream(site: Stage, key: str) -> None:

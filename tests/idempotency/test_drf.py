@@ -120,13 +120,6 @@ def test_an_exception_of_the_framework(api: Stage, key: str, shape: str) -> None
         assert (api.effects - before, states(api.alias)) == (1, ["completed"])
 
 
-@SHAPES
-def test_multipart(api: Stage, key: str, shape: str) -> None:
-    boundary = {"content_type": "multipart/form-data; boundary=x"}
-    body = b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n--x--\r\n'
-    assert [post(shape, key, data=body, **boundary).status_code for _ in range(2)] == [201, 201]
-
-
 @on_servers
 @pytest.mark.usefixtures("atomic_requests")
 def test_under_atomic_requests_a_copy_is_answered_at_once(api: Stage, key: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,12 +12,10 @@ from django.http import HttpResponse, JsonResponse
 from django_distlock.idempotency.storage import storage_of
 from tests.idempotency.actors import Sender
 from tests.idempotency.conftest import change, expire, sql, states
-from tests.idempotency.test_storages import ANSWER, claim_of, read, storage
+from tests.idempotency.test_storages import storage
 from tests.support.findings import findings
 
 if TYPE_CHECKING:
-    from django_distlock.idempotency.storage import Storage
-    from tests.idempotency.actors import Browser
     from tests.idempotency.views import Stage
 
 __all__ = ["storage"]  # a fixture
@@ -71,20 +68,6 @@ def test_nothing_of_an_answer_can_be_read_in_the_table(
     assert site.effects == 1
 
 
-@pytest.mark.parametrize("storage", ["default", "redis"], indirect=True)
-def test_every_storage_gives_back_what_it_was_given(storage: Storage, key: str, encrypted: None, settings: Any) -> None:
-    claim = claim_of(key)
-    storage.claim(claim)
-    assert storage.save_phases(claim, '{"charge": 7}')
-    assert read(storage, claim).phases == {"charge": 7}
-    assert storage.complete(claim, replace(ANSWER, body=None))
-    assert storage.add_body(claim, ANSWER)
-    assert read(storage, claim).answer == ANSWER
-    rotate(settings)
-    found = read(storage, claim)
-    assert (found.state, found.answer) == ("completed", None)
-
-
 def test_keys_are_rotated_by_fallbacks(site: Stage, sender: Sender, encrypted: None, settings: Any) -> None:
     sender.post()
     rotate(settings, "the first key of this site")
@@ -92,17 +75,6 @@ def test_keys_are_rotated_by_fallbacks(site: Stage, sender: Sender, encrypted: N
     Sender("new").post()
     rotate(settings)  # the old key is retired
     assert Sender("new").post()["Idempotency-Replayed"] == "true"
-
-
-def test_a_person_is_told_that_it_was_saved(site: Stage, browser: Browser, encrypted: None) -> None:
-    """The form is sent again after the answer's key was retired, and not that of the form's signature."""
-    fields = browser.open()
-    browser.send(fields)
-    sql(site.alias, "UPDATE {keys} SET facts = 'sealed:AAAA'")
-    again = browser.send(fields)
-    assert again.status_code == 409
-    assert "Already saved" in again.content.decode()
-    assert site.effects == 1
 
 
 @pytest.mark.parametrize(("shape", "died"), [("retry", True), ("plain", True), ("plain", False)])

@@ -15,7 +15,7 @@ from django_distlock.idempotency.http.forms import Verified, issue, verify
 from django_distlock.idempotency.http.requests import principal_of
 from django_distlock.idempotency.http.responses import is_secret
 from tests.idempotency.actors import hidden_fields
-from tests.idempotency.conftest import MIDDLEWARE, states
+from tests.idempotency.conftest import states
 from tests.idempotency.views import page, redirect
 
 if TYPE_CHECKING:
@@ -60,23 +60,6 @@ def test_two_forms_on_a_page_have_a_key_each_for_their_address(site: Stage, brow
     assert site.effects == 1
     assert browser.send(browser.open(form=0), "elsewhere").status_code == 409
     assert site.effects == 1
-
-
-def test_a_form_whose_method_is_overridden(site: Stage, browser: Browser, settings: Any) -> None:
-    settings.MIDDLEWARE = [*MIDDLEWARE[:-1], f"{__name__}.override", MIDDLEWARE[-1]]
-    fields = browser.open(form=1) | {"_method": "PUT"}
-    token = {"X-CSRFToken": fields["csrfmiddlewaretoken"]}
-    for _ in range(2):
-        assert browser.send(fields, "elsewhere", headers=token).status_code == 302
-    assert site.effects == 1
-
-
-def override(get_response: Any) -> Any:
-    def middleware(request: Any) -> Any:
-        request.method = request.POST.get("_method", request.method)
-        return get_response(request)
-
-    return middleware
 
 
 @BOTH

@@ -46,12 +46,6 @@ def below(request: Any, order: Order) -> Any:
     return {"run": len(stage.runs), "amount": order.amount}
 
 
-@api.put("/below/")
-def other_method(request: Any, order: Order) -> Any:
-    act(request)
-    return {"run": len(stage.runs)}
-
-
 @api.post("/async_below/")
 @idempotent(required=True)
 async def async_below(request: Any, order: Order) -> Any:
@@ -103,12 +97,6 @@ def test_below_the_operation(site: Stage, key: str) -> None:
     valid.add(GOOD)
     assert post("below", f"{key}2", '"many"').status_code == 422
     assert states(site.alias) == ["completed"]
-
-
-def test_a_method_has_the_options_of_its_operation(site: Stage, key: str) -> None:
-    """PUT has no decorator: the middleware answers, and not to a credential that only the operation checks."""
-    assert post("below", None, method="PUT").status_code == 200
-    assert [post("below", key, method="PUT").status_code for _ in range(2)] == [200, 409]
 
 
 def test_an_async_operation(site: Stage, key: str) -> None:

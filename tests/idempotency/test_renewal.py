@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import connections
 
-from django_distlock.idempotency import upkeep
 from django_distlock.idempotency.storage import storage_of
 from tests.conftest import eventually
 from tests.faults.conftest import database_alias
 from tests.faults.proxy import Proxy
 from tests.idempotency.actors import Running, Sender
-from tests.idempotency.conftest import LOCKS, change, on_servers, sql, states
+from tests.idempotency.conftest import LOCKS, on_servers, sql, states
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,23 +92,6 @@ def test_a_store_that_hangs_holds_up_no_other(site: Stage, key: str, alias: str,
                 watched.is_renewed()
             assert not watched.ran_out
             proxy.heal()
-
-
-@on_servers
-def test_a_hung_server_ties_up_so_many_threads_and_is_asked_again(
-    site: Stage, key: str, alias: str, proxy: Proxy, settings: Any
-) -> None:
-    change(settings, CLAIM_TTL=0.05)
-    with Running(site, lambda: Sender(key).post()):
-        watched = Watched(alias)
-        watched.is_renewed()
-        proxy.blackhole()
-        eventually(lambda: len(rounds()) == upkeep.MOST_ROUNDS, "they do not gather")
-        threading.Event().wait(0.2)  # ten more would have come
-        assert len(rounds()) == upkeep.MOST_ROUNDS
-        proxy.heal()
-        for _ in range(3):
-            watched.is_renewed()
 
 
 @on_servers

@@ -111,14 +111,6 @@ def test_what_a_client_takes() -> None:
         assert not accepts(header, "gzip"), header
 
 
-@pytest.mark.parametrize("encoding", ["br", "gzip"])
-def test_what_cannot_be_decompressed_is_not_given(site: Stage, sender: Sender, encoding: str) -> None:
-    site.answer = lambda request: HttpResponse(b"\x00 neither", headers={"Content-Encoding": encoding})
-    sender.post(headers={"Accept-Encoding": encoding})
-    second = sender.post(headers={"Accept-Encoding": "identity"})
-    assert (second.status_code, second.json()["code"]) == (409, "already_completed")
-
-
 # -- language
 
 
@@ -204,27 +196,6 @@ def test_a_session_that_the_server_has_ended(site: Stage, sender: Sender) -> Non
     assert (response.status_code, response.json()["code"]) == (503, "store_unavailable")
     assert not site.runs
     assert sender.post("atomic").status_code == 201
-
-
-class Unknown:
-    @property
-    def is_authenticated(self) -> bool:
-        raise OperationalError("connection refused")
-
-
-def unknown(get_response: Any) -> Any:
-    def middleware(request: Any) -> Any:
-        request.user = Unknown()
-        return get_response(request)
-
-    return middleware
-
-
-def test_a_user_who_cannot_be_looked_up(site: Stage, sender: Sender, settings: Any) -> None:
-    """The session is in the database that is down."""
-    settings.MIDDLEWARE = [*MIDDLEWARE[:-1], f"{__name__}.unknown", MIDDLEWARE[-1]]
-    response = sender.post()
-    assert (response.status_code, response.json()["code"]) == (503, "store_unavailable")
 
 
 @contextmanager

@@ -16,7 +16,6 @@ import pytest
 from django.db import connections
 
 from testproject.replay.server import Server
-from tests.conftest import eventually
 from tests.idempotency.conftest import LOCKS, forget_everything
 from tests.idempotency.served import LEASE, MIDDLEWARE, POINTS
 from tests.manager.transactions import rows
@@ -202,20 +201,3 @@ under_uvicorn = pytest.mark.parametrize("alias", ["postgres"], indirect=True, sc
 @pytest.mark.parametrize("shape", ["async", "atomic-in"])
 def test_fifty_at_one_barrier_under_uvicorn(asgi: int, alias: str, shape: str) -> None:
     race(asgi, alias, shape)
-
-
-@under_uvicorn
-def test_a_client_that_goes_after_the_effect(asgi: int, alias: str) -> None:
-    """Naive code: the view is cancelled, the key is freed, and the retry acts again."""
-    name = uuid.uuid4().hex
-    body = json.dumps({"name": name}).encode()
-    head = (
-        f"POST /async/ HTTP/1.1\r\nHost: 127.0.0.1:{asgi}\r\nContent-Type: application/json\r\n"
-        f"Authorization: Bearer a\r\nIdempotency-Key: {name}\r\nX-Slow: 0.3\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
-    with socket.create_connection(("127.0.0.1", asgi)) as client:
-        client.sendall(head.encode() + body)
-        eventually(lambda: rows.count(alias, name) == 1, "it does not act")
-    reply = until_answered(asgi, "async", name)
-    assert (reply.status, reply.replayed, reply.body["name"]) == (201, True, name)
-    assert rows.count(alias, name) == 1

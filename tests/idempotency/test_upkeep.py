@@ -171,18 +171,6 @@ def test_a_sweep_is_bounded_and_the_next_goes_on(site: Stage, often: None, monke
     assert found[:3] == [4, 4, 2]
 
 
-def test_one_sweep_per_interval(site: Stage, often: None, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    swept: list[object] = []
-    monkeypatch.setattr(DatabaseStorage, "purge", lambda self, **bounds: swept.append(self) or 0)
-    change(settings, PURGE_EVERY=3600)
-    Sender("a").post()
-    sweeper._due = dict.fromkeys(sweeper._due, 0.0)
-    for number in range(5):
-        Sender(f"b{number}").post()
-    eventually(lambda: not sweeper._busy, "the sweep does not end")
-    assert len(swept) == 1
-
-
 @pytest.mark.parametrize("what", ["never", "in a TestCase", "a cache"])
 def test_where_nothing_is_swept(
     site: Stage, often: None, settings: Any, monkeypatch: pytest.MonkeyPatch, what: str

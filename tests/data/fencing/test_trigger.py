@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -142,21 +141,6 @@ def test_backwards_and_the_check(alias: str, migrate: Any) -> None:
     assert not triggers(alias)
     if postgres:
         assert not execute(alias, "SELECT proname FROM pg_proc WHERE proname = %s", parameters=[name])
-
-
-def test_sqlmigrate(alias: str) -> None:
-    def text(**options: Any) -> str:
-        out = io.StringIO()
-        with override_settings(MIGRATION_MODULES=MODULES):
-            call_command("sqlmigrate", "dataapp", "0001", database=alias, stdout=out, no_color=True, **options)
-        return out.getvalue()
-
-    forwards, backwards = text(), text(backwards=True)
-    assert "-- Refuse to lower fence of Vault" in forwards
-    assert "CREATE TRIGGER" in forwards
-    assert "stale fencing token: the fence of" in forwards
-    assert "DROP TRIGGER" in backwards
-    assert ("DROP FUNCTION" in backwards) is (alias == "postgres")
 
 
 def test_without_more_a_new_table_has_no_trigger(alias: str, migrate: Any) -> None:

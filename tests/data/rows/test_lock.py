@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -254,26 +253,6 @@ def test_a_table_locked_by_somebody_else_is_given_up_as_well(rival: Rival, using
         with pytest.raises(LockNotAcquired), row_lock(rows_of(using, pks), **options):
             raise AssertionError
     rival.do("release")
-
-
-@everywhere
-def test_one_recipe_serves_many_threads_and_nests(using: str) -> None:
-    pks = accounts(using, 0)
-    recipe = row_lock(Account, pk=pks[0], using=using, timeout=None if using != "default" else 60)
-
-    def add() -> None:
-        for _ in range(10):
-            with recipe as outer, recipe as inner:
-                assert outer.balance == inner.balance
-                rows_of(using, pks).update(balance=outer.balance + 1)
-        connections.close_all()
-
-    threads = [threading.Thread(target=add) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert balances(using) == [30]
 
 
 def test_no_key_lets_a_foreign_key_be_inserted(rival: Rival) -> None:

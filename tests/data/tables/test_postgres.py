@@ -8,7 +8,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import OperationalError, connections, transaction
+from django.db import connections, transaction
 from django.test.utils import isolate_apps
 
 from django_distlock import DistlockError, LockTimeout, table_lock
@@ -16,7 +16,7 @@ from django_distlock.data.tables.modes import TableLockMode
 from django_distlock.manager.isolation import StaleSnapshotWarning
 from tests.backends.statements import counted
 from tests.data.app.models import Account, Course, Currency, Ledger, Place, QuotedLedger, Restaurant, Student
-from tests.data.asking import another, ask, held, unmanaged, when_somebody_waits
+from tests.data.asking import ask, held, unmanaged, when_somebody_waits
 from tests.data.rival import session
 from tests.support.timing import within
 
@@ -56,31 +56,6 @@ def test_statements_in_a_transaction() -> None:
             pass
         assert found.total() == statements, found
         assert sum(count for text, count in found.items() if text.startswith("LOCK TABLE")) == 1
-
-
-def test_r9_who_waits_for_the_first_table_holds_no_other() -> None:
-    """However the models are named: else two callers could each have one table and wait for the other."""
-    free: list[bool] = []
-    with another(DB) as holder, another(DB) as third:
-        holder.inc_thread_sharing()
-        ask(holder, "BEGIN")
-        ask(holder, "LOCK TABLE dataapp_account IN SHARE ROW EXCLUSIVE MODE")
-
-        def look() -> None:
-            third.inc_thread_sharing()
-            try:
-                ask(third, "BEGIN")
-                ask(third, "LOCK TABLE dataapp_currency IN SHARE ROW EXCLUSIVE MODE NOWAIT")
-                free.append(True)
-            except OperationalError:
-                free.append(False)
-            finally:
-                ask(third, "ROLLBACK")
-                ask(holder, "ROLLBACK")
-
-        with when_somebody_waits(DB, look), table_lock(Currency, Account, using=DB, timeout=5):
-            pass
-    assert free == [True]
 
 
 def test_held_to_the_end_of_the_transaction(rival: Rival) -> None:
