@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -91,7 +90,6 @@ def act(request: HttpRequest) -> HttpResponse:
 async def aact(request: HttpRequest) -> HttpResponse:
     name = json.loads(request.body)["name"]
     await sync_to_async(rows.write)(alias(), name)
-    await asyncio.sleep(float(request.headers.get("X-Slow", "0")))
     return answer(name)
 
 

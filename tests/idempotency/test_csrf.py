@@ -16,8 +16,8 @@ from django.urls import path
 
 from django_distlock.idempotency.csrf import keep_form
 from tests.idempotency import views
-from tests.idempotency.actors import hidden_fields
-from tests.idempotency.conftest import MIDDLEWARE
+from tests.idempotency.actors import Browser, hidden_fields
+from tests.idempotency.conftest import MIDDLEWARE, serve
 from tests.idempotency.views import redirect
 
 if TYPE_CHECKING:
@@ -31,29 +31,23 @@ ORIGIN = "http://testserver"
 COOKIE = pytest.mark.parametrize("person", [False], ids=["cookie"], indirect=True)
 
 
-class Person:
+class Person(Browser):
     """A browser with a form open in one tab, and a log-in in another."""
 
     def __init__(self) -> None:
         self.client = Client(enforce_csrf_checks=True, headers={"Origin": ORIGIN})
 
-    def open(self, address: str = "/form/") -> dict[str, str]:
-        return hidden_fields(self.client.get(address).content.decode().split("<form")[1])
-
     def log_in(self, name: str = "smith") -> None:
-        data = {"username": name, "password": "pass", "csrfmiddlewaretoken": self.open()["csrfmiddlewaretoken"]}
+        data = self.open() | {"username": name, "password": "pass"}
         assert self.client.post("/in/?next=/form/", data).status_code == 302
 
     def log_out(self) -> None:
-        assert self.client.post("/out/", {"csrfmiddlewaretoken": self.open()["csrfmiddlewaretoken"]}).status_code == 302
-
-    def send(self, fields: dict[str, Any], address: str = "/form/", **more: Any) -> Any:
-        return self.client.post(address, fields, **more)
+        assert self.client.post("/out/", self.open()).status_code == 302
 
 
 @pytest.fixture(params=[False, True], ids=["cookie", "session"])
 def person(request: pytest.FixtureRequest, site: Stage, settings: Any) -> Iterator[Person]:
-    settings.ROOT_URLCONF = "tests.idempotency.test_csrf"
+    serve(settings, __name__)
     settings.CSRF_USE_SESSIONS = request.param
     settings.X_FRAME_OPTIONS = "SAMEORIGIN"
     settings.LOGOUT_REDIRECT_URL = "/form/"
@@ -136,7 +130,7 @@ def test_a_key_that_is_not_the_visitors_own(person: Person, site: Stage, whose: 
     """A form that an attacker has put into a page of this site has the attacker's key."""
     if whose == "another user":
         person.log_in("miller")
-    fields: dict[str, Any] = person.open("/named/a/" if whose == "another page" else "/form/") | {"note": "not mine"}
+    fields: dict[str, Any] = person.open("named/a" if whose == "another page" else "form") | {"note": "not mine"}
     others = {
         "another browser": Person().open()["_idempotency_key"],
         "nobody": "x" * 22 + "." + "y" * 43 + "." + "z" * 43,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.idempotency.views import Stage
 
 BOTH = pytest.mark.parametrize("shape", ["plain", "atomic"])
-FACES = pytest.mark.parametrize("shape", ["plain", "atomic", "async", "decorated", "async_decorated"])
+FACES = pytest.mark.parametrize("shape", ["plain", "atomic", "async", "async_decorated"])
 EVERYWHERE = pytest.mark.parametrize(
     ("alias", "shape"),
     [
