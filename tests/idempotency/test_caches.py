@@ -11,7 +11,7 @@ from django.core.management import call_command
 from django.db import connection
 
 from django_distlock.idempotency import signals
-from tests.conftest import eventually
+from tests.conftest import PATIENCE, eventually
 from tests.idempotency import late_caches
 from tests.idempotency.actors import Running, Sender
 from tests.idempotency.conftest import change
@@ -50,7 +50,7 @@ def gate(request: pytest.FixtureRequest, site: Stage, settings: Any, monkeypatch
 def test_a_late_renewal_undoes_no_answer(site: Stage, sender: Sender, gate: Gate) -> None:
     """A renewal has read what is stored when the request ends; naive code writes it back, and the answer is gone."""
     gate.where = "after"
-    site.during = lambda request: gate.reached.wait(30)
+    site.during = lambda request: gate.reached.wait(PATIENCE)
     assert sender.post().status_code == 201
     assert gate.reached.is_set(), "the claim is not renewed"
     gate.let_through()
@@ -63,7 +63,7 @@ def test_a_late_renewal_brings_no_freed_key_back(site: Stage, sender: Sender, ga
     gate.where = "after"
 
     def fail(request: Any) -> None:
-        assert gate.reached.wait(30)
+        assert gate.reached.wait(PATIENCE)
         raise ValueError
 
     site.during = fail

@@ -106,7 +106,7 @@ def test_after_busy_an_enclosing_transaction_is_rolled_back_and_nothing_of_ours_
         with transaction.atomic(using=using):
             if using != "default":  # there the rival keeps everybody from writing
                 mine.update(balance=50)
-            with pytest.raises(LockTimeout), row_lock(rows_of(using, pks), timeout=0.1):
+            with pytest.raises(LockTimeout), row_lock(rows_of(using, pks), timeout=1):
                 raise AssertionError
             assert connection.needs_rollback
             with pytest.raises(TransactionManagementError):

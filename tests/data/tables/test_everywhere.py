@@ -10,7 +10,7 @@ import pytest
 from django.db import connections, transaction
 
 from django_distlock import DeadlockDetected, DistlockError, LockLost, LockNotAcquired, LockTimeout, table_lock
-from tests.conftest import eventually
+from tests.conftest import PATIENCE, eventually
 from tests.data.app.models import Account, AccountProxy, Currency, Restaurant, UnmanagedAccount
 from tests.data.asking import limits, run, table_wait, when_somebody_waits
 from tests.data.rival import Rival
@@ -183,7 +183,7 @@ def test_r9_any_order_is_one_order(db_alias: str) -> None:
 
     def take(*models: Any) -> None:
         for _ in range(50):
-            start.wait(25)
+            start.wait(PATIENCE)
             with table_lock(*models, using=db_alias, timeout=None):
                 pass
 

@@ -110,7 +110,7 @@ def test_schemas_and_partitions() -> None:
 def test_a_timeout_inside_atomic_marks_it(rival: Rival) -> None:
     assert rival.lock(DB, "Account") == "held"
     with transaction.atomic(using=DB):
-        with pytest.raises(LockTimeout) as caught, table_lock(Account, using=DB, timeout=0.1):
+        with pytest.raises(LockTimeout) as caught, table_lock(Account, using=DB, timeout=1):
             pytest.fail("two hold it")
         with pytest.raises(transaction.TransactionManagementError) as told:
             Account.objects.using(DB).count()

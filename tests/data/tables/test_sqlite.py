@@ -67,7 +67,7 @@ def test_after_a_timeout_inside_atomic_it_is_marked(deferred: Any, rival: Rival)
     before = ask(deferred, "PRAGMA busy_timeout")
     with transaction.atomic():
         with pytest.raises(LockTimeout):
-            table_lock(Account, timeout=0.2).__enter__()
+            table_lock(Account, timeout=1).__enter__()
         with pytest.raises(transaction.TransactionManagementError):
             Account.objects.count()
     assert ask(deferred, "PRAGMA busy_timeout") == before
