@@ -9,10 +9,7 @@ from django.contrib.auth.models import User
 from django.contrib.messages import get_messages
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.http import HttpResponse
-from django.test import RequestFactory
 
-from django_distlock.idempotency.http.forms import Verified, issue, verify
-from django_distlock.idempotency.http.requests import principal_of
 from django_distlock.idempotency.http.responses import is_secret
 from tests.idempotency.actors import hidden_fields
 from tests.idempotency.conftest import states
@@ -196,12 +193,3 @@ def test_a_page_may_be_the_last_word(site: Stage, browser: Browser) -> None:
         assert first.content == second.content
         assert first.get("HX-Redirect") == second.get("HX-Redirect")
     assert site.effects == 2
-
-
-def test_a_form_with_too_many_addresses_is_told_when_it_is_rendered(site: Stage, browser: Browser) -> None:
-    """Naive code issues a key that it does not take back."""
-    request = browser.client.get("/form/").wsgi_request
-    value = issue(request, [f"/{number}/" for number in range(20)])
-    assert verify(RequestFactory().post("/19/"), value, principal_of(request).text) is Verified.GOOD
-    with pytest.raises(ValueError, match="20 addresses"):
-        issue(request, [f"/{number}/" for number in range(21)])

@@ -15,7 +15,7 @@ from django.views import View
 from django_distlock.idempotency import decisions, forget_user
 from django_distlock.idempotency.options import is_exempt
 from django_distlock.manager.site_key import site_key
-from tests.idempotency.actors import Browser, Sender, at_once
+from tests.idempotency.actors import Browser, Sender
 from tests.idempotency.conftest import change, every_database, sql, states
 from tests.support.findings import findings
 
@@ -89,21 +89,6 @@ def test_good_keys(site: Stage, key: str) -> None:
     assert Sender().post(key=f'"{key}"')["Idempotency-Replayed"] == "true", "bare and quoted are one key"
 
 
-def test_users_are_told_apart_from_credentials(site: Stage, key: str) -> None:
-    users = [User.objects.create(pk=5000 + number, username=f"user{number}") for number in range(2)]
-    try:
-        for user in [*users, users[0]]:
-            client = Client()
-            client.force_login(user)
-            client.post("/plain/", {"a": 1}, headers={"Idempotency-Key": key})
-        assert site.effects == 2
-        found = sql(site.alias, "SELECT principal FROM {keys} ORDER BY principal")
-        assert found == [("user 5000",), ("user 5001",)]
-    finally:
-        for user in users:
-            user.delete()
-
-
 def test_neither_key_nor_credential_is_stored(site: Stage, key: str) -> None:
     Sender(key, who="canary-credential").post(data={"password": "canary-password"})
     text = repr(sql(site.alias, "SELECT * FROM {keys}"))
@@ -168,13 +153,6 @@ def test_a_principal_has_a_quota(site: Stage, three: None, shape: str) -> None:
     assert Sender("k3", who="b").post(shape).status_code == 201
     sql(site.alias, "UPDATE {keys} SET lives_until = 1, expires_at = 1 WHERE status = 201")
     assert Sender("k3").post(shape).status_code == 201
-
-
-def test_copies_at_once_are_not_too_many_keys(site: Stage, three: None) -> None:
-    for number in range(2):
-        Sender(f"k{number}").post("plain")
-    assert {answer.status_code for answer in at_once(lambda: Sender("k2").post("plain"))} <= {201, 409}
-    assert Sender("k3").post("plain").status_code == 429
 
 
 def test_people_are_told_on_a_page_and_webhooks_have_no_quota(site: Stage, three: None, browser: Browser) -> None:

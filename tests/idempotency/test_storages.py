@@ -207,7 +207,7 @@ def test_the_winner_is_seen_in_a_snapshot_that_is_older(key: str, databases: Non
     """REPEATABLE READ on MariaDB: naive code reads from its snapshot, and finds nothing to answer with.
 
     MariaDB stands in for the databases of this storage, and its own setting is off for it: with the setting on, the
-    server ends the transaction instead. See test_snapshot_isolation.py for the storage that MariaDB has.
+    server ends the transaction instead. See test_mysql.py for the storage that MariaDB has.
     """
     storage = PortableStorage("mariadb")
     sql("mariadb", "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")

@@ -13,7 +13,6 @@ from django.db import connections, transaction
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from django_distlock.idempotency import upkeep
 from django_distlock.idempotency.storage.database import DatabaseStorage
 from django_distlock.idempotency.upkeep import sweeper
 from tests.backends.statements import counted
@@ -152,23 +151,6 @@ def test_old_keys_are_deleted_as_requests_go_by(site: Stage, often: None, shape:
     assert len(found) == 2, found
     until_swept(site.alias, shape)
     assert Sender("by-0").post(shape)["Idempotency-Replayed"] == "true"  # what lives stays
-
-
-def test_a_sweep_is_bounded_and_the_next_goes_on(site: Stage, often: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upkeep, "BATCH", 2)
-    monkeypatch.setattr(upkeep, "BATCHES", 2)
-    ended(site.alias, 10)
-    found: list[int] = []
-    purge = DatabaseStorage.purge
-
-    def counting(self: DatabaseStorage, **bounds: Any) -> int:
-        found.append(purge(self, **bounds))
-        return found[-1]
-
-    monkeypatch.setattr(DatabaseStorage, "purge", counting)
-    until_swept(site.alias, "plain")
-    eventually(lambda: len(found) > 2, "the last sweep does not end")  # others see its work before it returns
-    assert found[:3] == [4, 4, 2]
 
 
 @pytest.mark.parametrize("what", ["never", "in a TestCase", "a cache"])

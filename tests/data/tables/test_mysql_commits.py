@@ -157,14 +157,6 @@ def test_told_in_an_inner_atomic() -> None:
     assert owners() == ["committed"]
 
 
-def test_told_where_the_block_is_marked_for_rollback() -> None:
-    with failing(LockLost, match="has ended its transaction"):
-        add("committed")
-        connections[DB].connection.commit()
-        transaction.set_rollback(True, using=DB)
-    assert owners() == ["committed"]
-
-
 def test_r14_an_error_of_the_block_goes_on_with_a_note() -> None:
     with failing(ZeroDivisionError) as caught:
         add("committed")

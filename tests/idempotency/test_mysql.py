@@ -1,4 +1,6 @@
-"""MariaDB with innodb_snapshot_isolation, which is on from 11.6.2 (Debian 13): a statement that meets a row from after
+"""What is MySQL's and MariaDB's own.
+
+MariaDB with innodb_snapshot_isolation, which is on from 11.6.2 (Debian 13): a statement that meets a row from after
 the snapshot of its REPEATABLE READ transaction ends in error 1020, and the whole transaction with it. Keys are compared
 with what is committed, not with a snapshot, so the statements on them must go through."""
 
@@ -10,22 +12,28 @@ import pytest
 from django.db import OperationalError, connections, transaction
 
 from django_distlock.idempotency.storage.database import DatabaseStorage
+from tests.conftest import eventually
 from tests.faults.server import is_mariadb
-from tests.idempotency.conftest import forget_everything, sql
+from tests.idempotency.actors import Sender
+from tests.idempotency.conftest import change, forget_everything, sql
 from tests.idempotency.test_storages import ANSWER, claim_of, read
 from tests.manager.transactions import rows
+from tests.support.zones import autumn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from django_distlock.idempotency.records import KeyClaim
+    from tests.idempotency.views import Stage
+    from tests.support.zones import Autumn
 
 DB = "mariadb"
+on_mariadb = pytest.mark.parametrize("alias", [DB])
 STRICT = ("SET SESSION innodb_snapshot_isolation = ON", "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
 STORAGE = DatabaseStorage(DB)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def strict(databases: None, tables: None) -> Iterator[None]:
     if not is_mariadb():
         pytest.skip("a setting of MariaDB")
@@ -60,6 +68,7 @@ def snapshot(name: str) -> None:
     sql(DB, "SELECT count(*) FROM {keys}")
 
 
+@pytest.mark.usefixtures("strict")
 def test_fault_error_1020_ends_the_transaction(key: str) -> None:
     """What the tests below guard against."""
     claim = claim_of(key)
@@ -86,6 +95,7 @@ WRITES: dict[str, Callable[[KeyClaim], object]] = {
 
 
 @pytest.mark.parametrize("what", WRITES)
+@pytest.mark.usefixtures("strict")
 def test_a_key_that_was_renewed_after_the_snapshot(key: str, what: str) -> None:
     """The view's transaction has read, and continues."""
     claim = claim_of(key)
@@ -97,6 +107,7 @@ def test_a_key_that_was_renewed_after_the_snapshot(key: str, what: str) -> None:
     assert rows.count(DB, key) == 1
 
 
+@pytest.mark.usefixtures("strict")
 def test_a_key_that_was_claimed_after_the_snapshot(key: str) -> None:
     """The other request is seen, as on a server without the setting."""
     claim = claim_of(key)
@@ -110,6 +121,7 @@ def test_a_key_that_was_claimed_after_the_snapshot(key: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["take_over", "free"])
+@pytest.mark.usefixtures("strict")
 def test_a_key_that_ran_out_after_the_snapshot(key: str, what: str) -> None:
     claim, other = claim_of(key, claim_ttl=0), claim_of(key, "other")
     with transaction.atomic(DB):
@@ -120,3 +132,40 @@ def test_a_key_that_ran_out_after_the_snapshot(key: str, what: str) -> None:
     assert rows.count(DB, key) == 1
     found = STORAGE.read(claim.scope)
     assert found is None if what == "free" else read(STORAGE, claim).owner == "other"
+
+
+# -- a server whose time zone has daylight saving: one hour of the year occurs twice
+
+
+@pytest.fixture
+def clocks(site: Stage, alias: str) -> Iterator[Autumn]:
+    with autumn(alias) as found:
+        yield found
+
+
+@on_mariadb
+def test_a_request_in_flight_does_not_run_twice(site: Stage, sender: Sender, clocks: Autumn) -> None:
+    """The repeated hour ends while the view runs, and the client sends its request again."""
+    answers: list[int] = []
+
+    def again(request: Any) -> None:
+        site.during = lambda request: None
+        clocks.over()
+        answers.append(Sender(sender.key).post("retry").status_code)
+
+    site.during = again
+    clocks.after()
+    assert sender.post("retry").status_code == 201
+    assert answers == [409]
+    assert site.effects == 1
+
+
+@pytest.mark.tier2
+@on_mariadb
+def test_an_answer_is_not_kept_for_an_hour(site: Stage, sender: Sender, clocks: Autumn, settings: Any) -> None:
+    change(settings, TTL=2, CLAIM_TTL=1)
+    clocks.before()
+    assert sender.post().status_code == 201
+    clocks.after()
+    eventually(lambda: "Idempotency-Replayed" not in sender.post(), "it is replayed after its lifetime", pause=0.1)
+    assert site.effects == 2
