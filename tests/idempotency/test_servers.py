@@ -109,12 +109,11 @@ def test_fifty_at_one_barrier_act_once(server: Server, alias: str, shape: str) -
 
 
 @pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("shape", ["atomic-in"])
-def test_a_worker_that_is_killed_exactly_once(server: Server, alias: str, shape: str, point: str) -> None:
+def test_a_worker_that_is_killed_exactly_once(server: Server, alias: str, point: str) -> None:
     """At every point of the kill the retry gets the right answer, and the effect is there once."""
     name = uuid.uuid4().hex
-    assert post(server.port, shape, name, **{"X-Die": point}) is None
-    reply = until_answered(server.port, shape, name)
+    assert post(server.port, "atomic-in", name, **{"X-Die": point}) is None
+    reply = until_answered(server.port, "atomic-in", name)
     assert (reply.status, reply.body["name"]) == (201, name)
     assert reply.replayed == (point in ("after commit", "before the answer"))
     assert rows.count(alias, name) == 1

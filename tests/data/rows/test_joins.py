@@ -90,6 +90,8 @@ def test_rows_that_are_there_are_locked_with_it(using: str) -> None:
         assert [node.parent.name for node in rows] == ["root"]
     with row_lock(Node.objects.using(using).filter(parent__isnull=True)) as rows:  # no join is left
         assert [node.name for node in rows] == ["root"]
+    with row_lock(Node.objects.using(using).prefetch_related("children")) as rows:
+        assert [[child.name for child in node.children.all()] for node in rows] == [["child"], []]
 
 
 def test_a_row_that_is_found_twice_is_one_instance(using: str) -> None:
