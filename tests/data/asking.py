@@ -1,4 +1,4 @@
-"""What the server itself says of table locks and of those who wait for them, and how long it lets them wait."""
+"""Rows to lock, and what the server itself says of locks, of those who wait for them, and how long it lets them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from django.apps.registry import Apps
 from django.db import connections, models
 
+from django_distlock.data import LockingManager
 from tests.conftest import eventually
+from tests.data.app.models import Account
 from tests.faults.server import is_mariadb, statement_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from django.db.models import QuerySet
 
 PG_HELD = """
 SELECT relation::regclass::text, mode FROM pg_locks
@@ -50,6 +55,25 @@ def ask(connection: Any, sql: str, *parameters: Any) -> Any:
     with connection.cursor() as cursor:
         cursor.execute(sql, parameters or None)
         return cursor.fetchall() if cursor.description else None
+
+
+def run(using: str, sql: str, *parameters: Any) -> Any:
+    return ask(connections[using], sql, *parameters)
+
+
+def accounts(using: str, *balances: int) -> list[int]:
+    """New accounts, alone in their table; their primary keys."""
+    Account.objects.using(using).all().delete()
+    made = [Account.objects.using(using).create(owner=f"owner {n}", balance=b) for n, b in enumerate(balances)]
+    return [account.pk for account in made]
+
+
+def rows_of(using: str, pks: list[int]) -> QuerySet[Account]:
+    return Account.objects.using(using).filter(pk__in=pks)
+
+
+def balances(using: str) -> list[int]:
+    return list(Account.objects.using(using).order_by("pk").values_list("balance", flat=True))
 
 
 def held(using: str, session: int) -> set[tuple[str, str]]:
@@ -95,3 +119,27 @@ def unmanaged(name: str, db_table: str) -> Any:
     """A model of a table that the test itself makes; to be called under isolate_apps."""
     meta = type("Meta", (), {"app_label": "dataapp", "db_table": db_table, "managed": False})
     return type(name, (models.Model,), {"Meta": meta, "__module__": __name__})
+
+
+class Legacy(models.Model):
+    """A table that a test makes, kept by MyISAM; unknown to the app, which has a table for each of its models."""
+
+    amount = models.IntegerField(default=0)
+    objects = LockingManager()
+
+    class Meta:
+        app_label = "legacy"
+        apps = Apps()
+        db_table = "dataapp_legacy"
+
+    def __str__(self) -> str:
+        return str(self.amount)
+
+
+@contextmanager
+def kept_by_myisam() -> Iterator[None]:
+    run("mariadb", "CREATE TABLE dataapp_legacy (id integer PRIMARY KEY, amount integer NOT NULL) ENGINE=MyISAM")
+    try:
+        yield
+    finally:
+        run("mariadb", "DROP TABLE dataapp_legacy")

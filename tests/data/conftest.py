@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 DATABASES = ("default", "postgres", "mariadb")
+every_database = pytest.mark.parametrize("alias", DATABASES)
 
 
 @pytest.fixture(params=DATABASES)
@@ -23,15 +24,21 @@ def db_alias(request: pytest.FixtureRequest, databases: None) -> Iterator[str]:
     connections.close_all()
 
 
-@pytest.fixture(params=DATABASES)
-def alias(request: pytest.FixtureRequest, databases: None) -> Iterator[str]:
-    """Each database in turn, with the rows of fenced models gone after each test."""
-    from tests.data.app.models import FencedLedger, Node, Place, Register
+@pytest.fixture
+def alias() -> str:
+    """SQLite, unless a test says otherwise: most of what fenced models do is no engine's."""
+    return "default"
 
-    yield request.param
-    models: tuple[Any, ...] = (FencedLedger, Register, Node, Place)
+
+@pytest.fixture
+def fenced(alias: str, databases: None) -> Iterator[None]:
+    """The rows of fenced models are gone after each test."""
+    from tests.data.app.models import FencedLedger, Register
+
+    yield
+    models: tuple[Any, ...] = (FencedLedger, Register)
     for model in models:
-        model._default_manager.using(request.param).all().delete()
+        model._default_manager.using(alias).all().delete()
 
 
 @pytest.fixture
@@ -42,20 +49,36 @@ def fresh(databases: None) -> Iterator[None]:
     connections.close_all()
 
 
+def started(blocker: Any) -> Iterator[Rival]:
+    with blocker.unblock():
+        rival = Rival()
+    with rival:
+        yield rival
+
+
 @pytest.fixture(scope="module")
 def rival_process(django_db_setup: None, django_db_blocker: Any) -> Iterator[Rival]:
-    with django_db_blocker.unblock():
-        rival = Rival()
-    yield rival
-    rival.stop()
+    yield from started(django_db_blocker)
+
+
+@pytest.fixture(scope="module")
+def second_process(django_db_setup: None, django_db_blocker: Any) -> Iterator[Rival]:
+    yield from started(django_db_blocker)
 
 
 @pytest.fixture
 def rival(rival_process: Rival) -> Iterator[Rival]:
-    """Somebody else who wants the same tables. What a failing test has left it with is given up before rows are cleaned
-    away, which would wait for it."""
+    """Somebody else who wants the same. What a failing test has left it with is given up before rows are cleaned away,
+    which would wait for it."""
     yield rival_process
     rival_process.reset()
+
+
+@pytest.fixture
+def second(second_process: Rival) -> Iterator[Rival]:
+    """A second rival."""
+    yield second_process
+    second_process.reset()
 
 
 @pytest.fixture

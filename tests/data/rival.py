@@ -1,145 +1,194 @@
-"""Another process that wants the same tables."""
+"""Another process that wants the same tables and rows."""
 
 from __future__ import annotations
 
-import time
-from contextlib import nullcontext
-from typing import Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
-from django.db import Error, connections, transaction
+from django.db import Error, OperationalError, connections, transaction
 
-from django_distlock import DistlockError, table_lock
-from django_distlock.data.timeouts import wait_limit
-from tests.support.processes import Child
+from django_distlock import DeadlockDetected, DistlockError, table_lock
+from django_distlock.data.rows.lock import row_lock
+from tests.data.app.models import Account, Node
+from tests.data.asking import another, ask, rows_of, run
+from tests.faults.server import is_mariadb
+from tests.support.processes import Servant
 
-# How long a plain read or write of the rival waits before it calls itself blocked; seconds.
-SHORT = 0.15
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.child import Link
 
 
-class Rival:
+class Rival(Servant):
     """What it is told to do, it does in a process of its own."""
 
     def __init__(self) -> None:
-        self.child = Child(serve)
+        super().__init__(Deeds)
 
-    def ask(self, *question: Any) -> Any:
-        self.tell(*question)
-        return self.child.hear()
-
-    def tell(self, *question: Any) -> None:
-        self.child.say(question)
-
-    def lock(self, using: str, *models: str, mode: str = "write", timeout: float | None = 5) -> Any:
-        """Lock and hold: ["held" or the class of the error, seconds]."""
-        return self.ask("lock", using, models, mode, timeout)
+    def lock(self, using: str, *models: str, mode: str = "write", timeout: float | None = 5) -> str:
+        """Lock and hold the tables: "held", or the class of the error."""
+        return str(self.do("lock", using, models, mode, timeout))
 
     def leave(self) -> None:
-        assert self.ask("leave") == "left"
+        """Give up what it took last."""
+        self.do("leave")
 
     def gets(self, using: str, *models: str, mode: str = "write") -> bool:
         """Can it have the lock now?"""
-        outcome = self.lock(using, *models, mode=mode, timeout=0)[0]
+        outcome = self.lock(using, *models, mode=mode, timeout=0)
         if outcome == "held":
             self.leave()
-        return bool(outcome == "held")
+        return outcome == "held"
 
     def reads(self, using: str, model: str = "Account") -> bool:
-        return bool(self.ask("read", using, model) == "done")
+        return bool(self.do("attempt", using, model, "SELECT * FROM {} LIMIT 1"))
 
     def writes(self, using: str, model: str = "Account") -> bool:
-        return bool(self.ask("write", using, model) == "done")
+        return bool(self.do("attempt", using, model, "DELETE FROM {} WHERE id = -1"))
+
+    @contextmanager
+    def hold(self, using: str, pks: list[int], **options: Any) -> Iterator[None]:
+        """It has these rows."""
+        assert self.do("hold", using, pks, options) == pks
+        yield
+        self.do("release")
 
     def reset(self) -> None:
         """Give up whatever it holds, and forget what it still has to say."""
-        self.tell("reset")
-        while self.child.hear() != "reset":
+        self.start("reset")
+        while self.hear() != "reset":
             pass
 
-    def stop(self) -> None:
-        self.child.__exit__(None, None, None)
 
+class Deeds:
+    """What a rival does; the answer is what the method returns. What it holds stands on a stack."""
 
-def serve(link: Any) -> None:
-    """Answer until there is no question any more; what is held stands on the stack."""
-    held: list[Any] = []
-    while True:
+    def __init__(self, link: Link) -> None:
+        self.held: list[Any] = []
+
+    def _take(self, block: Any) -> Any:
+        value = block.__enter__()
+        self.held.append(block)
+        return value
+
+    def leave(self) -> None:
+        self.held.pop().__exit__(None, None, None)
+
+    def release(self) -> None:
+        while self.held:
+            self.leave()
+
+    def reset(self) -> str:
+        self.release()
+        return "reset"
+
+    def session(self, using: str) -> int:
+        return session(using)
+
+    # -- tables
+
+    def lock(self, using: str, models: list[str], mode: str, timeout: float | None) -> str:
+        connections[using].ensure_connection()
         try:
-            what, *more = link.hear()
-        except SystemExit:
-            return
-        link.say(globals()[f"_{what}"](held, *more))
+            self._take(table_lock(*map(model_named, models), mode=mode, using=using, timeout=timeout))
+        except DistlockError as error:
+            return type(error).__name__
+        return "held"
 
-
-def _lock(held: list[Any], using: str, models: list[str], mode: str, timeout: float | None) -> list[Any]:
-    connections[using].ensure_connection()
-    lock = table_lock(*map(model_named, models), mode=mode, using=using, timeout=timeout)
-    start = time.monotonic()
-    try:
-        lock.__enter__()
-    except DistlockError as error:
-        return [type(error).__name__, time.monotonic() - start]
-    held.append(lock)
-    return ["held", time.monotonic() - start]
-
-
-def _leave(held: list[Any]) -> str:
-    held.pop().__exit__(None, None, None)
-    return "left"
-
-
-def _reset(held: list[Any]) -> str:
-    while held:
-        held.pop().__exit__(None, None, None)
-    return "reset"
-
-
-def _begin(held: list[Any], using: str, model: str) -> str:
-    """Write a row in a transaction and leave it open."""
-    block = transaction.atomic(using=using)
-    block.__enter__()
-    model_named(model)._default_manager.using(using).create()
-    held.append(block)
-    return "begun"
-
-
-def _insert(held: list[Any], using: str, model: str) -> str:
-    """Write a row, however long that waits."""
-    try:
+    def begin(self, using: str, model: str) -> None:
+        """Write a row in a transaction and leave it open."""
+        self._take(transaction.atomic(using=using))
         model_named(model)._default_manager.using(using).create()
-    except Error as error:
-        return type(error).__name__
-    return "done"
 
+    def insert(self, using: str, model: str) -> str:
+        """Write a row, however long that waits."""
+        try:
+            model_named(model)._default_manager.using(using).create()
+        except Error as error:
+            return type(error).__name__
+        return "done"
 
-def _read(held: list[Any], using: str, model: str) -> str:
-    return _attempt(using, lambda: model_named(model)._default_manager.using(using).first())
+    def attempt(self, using: str, model: str, query: str) -> bool:
+        """Does the statement pass without a wait for a lock?"""
+        least = 0 if is_mariadb() else 1
+        at_once = {
+            "default": "PRAGMA busy_timeout = 0",
+            "postgres": "SET lock_timeout = '100ms'",
+            "mariadb": f"SET SESSION lock_wait_timeout = {least}, SESSION innodb_lock_wait_timeout = {least}",
+        }
+        with another(using) as connection:
+            ask(connection, at_once[using])
+            try:
+                ask(connection, query.format(connection.ops.quote_name(model_named(model)._meta.db_table)))
+            except OperationalError:
+                return False
+        return True
 
+    def lock_in_sql(self, using: str) -> None:
+        """With the engine's own words, on a connection of its own."""
+        begin = {
+            "postgres": "BEGIN; LOCK TABLE dataapp_account IN ACCESS EXCLUSIVE MODE",
+            "mariadb": "LOCK TABLES dataapp_account WRITE",
+        }
+        ask(self._take(another(using)), begin[using])
 
-def _write(held: list[Any], using: str, model: str) -> str:
-    return _attempt(using, lambda: model_named(model)._default_manager.using(using).filter(pk=-1)._raw_delete(using))
+    # -- rows
 
+    def hold(self, using: str, pks: list[int], options: dict[str, Any]) -> list[int]:
+        return [row.pk for row in self._take(row_lock(rows_of(using, pks), **options))]
 
-def _attempt(using: str, query: Any) -> str:
-    try:
-        # SQLite: the settings' BEGIN IMMEDIATE would wait, and a plain read shall be one
-        block = nullcontext() if using == "default" else transaction.atomic(using=using)
-        with block, wait_limit(connections[using], SHORT):
-            query()
-    except Error:
-        return "blocked"
-    return "done"
+    def write(self, using: str, pk: int, balance: int) -> None:
+        account = self._take(row_lock(Account, pk=pk, using=using))
+        account.balance = balance
+        account.save()
 
+    def insert_child(self, parent: int) -> bool:
+        """A row that refers to another, on PostgreSQL; whether it need not wait."""
+        try:
+            with transaction.atomic(using="postgres"):
+                run("postgres", "SET LOCAL lock_timeout = '100ms'")
+                Node.objects.using("postgres").create(name="child", parent_id=parent)
+        except OperationalError:
+            return False
+        return True
 
-def _session(held: list[Any], using: str) -> int:
-    return session(using)
+    def add(self, using: str, pk: int, times: int) -> None:
+        """Read and write, ``times`` times."""
+        for _ in range(times):
+            with transaction.atomic(using=using):
+                with row_lock(Account, pk=pk, using=using) as account:
+                    pass
+                account.balance += 1
+                account.save()
+
+    def take(self, using: str, pks: list[int], times: int) -> str:
+        """Lock all the rows at once, again and again; whether a deadlock was found."""
+        try:
+            for _ in range(times):
+                with row_lock(rows_of(using, pks)):
+                    pass
+        except DeadlockDetected:
+            return "deadlock"
+        return "done"
+
+    def take_next(self, using: str, pk: int) -> str:
+        """Lock one more row while others are held; whether a deadlock was found."""
+        try:
+            with row_lock(Account, pk=pk, using=using):
+                pass
+        except DeadlockDetected as error:
+            while self.held:
+                self.held.pop().__exit__(type(error), error, None)
+            return "deadlock"
+        self.release()
+        return "done"
 
 
 def session(using: str) -> int:
     """The number of this process's session at the server."""
-    with connections[using].cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid()" if using == "postgres" else "SELECT CONNECTION_ID()")
-        return int(cursor.fetchone()[0])
+    return int(run(using, "SELECT pg_backend_pid()" if using == "postgres" else "SELECT CONNECTION_ID()")[0][0])
 
 
 def model_named(name: str) -> Any:

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.db import connections
-from django.test import Client
 from django.urls import clear_url_caches
 
-from tests.idempotency.views import Stage, stage
-from tests.transactions import rows
+from tests.idempotency.actors import Sender
+from tests.idempotency.views import Stage, redirect, stage
+from tests.manager.transactions import rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.idempotency.actors import Browser
 
 MIDDLEWARE = [
     "django.contrib.sessions.middleware.SessionMiddleware",
@@ -26,6 +28,8 @@ MIDDLEWARE = [
     "django_distlock.idempotency.IdempotencyMiddleware",
 ]
 LOCKS = {"default": "default", "postgres": "postgres", "mariadb": "mysql"}  # database alias -> lock alias
+every_database = pytest.mark.parametrize("alias", list(LOCKS))
+on_servers = pytest.mark.parametrize("alias", ["postgres", "mariadb"])
 
 
 @pytest.fixture(scope="session")
@@ -41,17 +45,20 @@ def key() -> str:
 
 @pytest.fixture(params=["default"])
 def alias(request: pytest.FixtureRequest) -> str:
-    """SQLite, unless a test says otherwise (``every_database``)."""
+    """SQLite, unless a test says otherwise: only the storage has SQL of its own, and test_storages.py tries that."""
     return request.param  # type: ignore[no-any-return]
 
 
-every_database = pytest.mark.parametrize("alias", ["default", "postgres", "mariadb"])
+def sql(alias: str, statement: str, *parameters: Any) -> list[Any]:
+    """What the statement finds; {keys} is the table of the keys."""
+    with connections[alias].cursor() as cursor:
+        cursor.execute(statement.format(keys="django_distlock_idempotency"), parameters)
+        return list(cursor.fetchall()) if cursor.description else []
 
 
 def forget_everything(alias: str) -> None:
-    with connections[alias].cursor() as cursor:
-        cursor.execute("DELETE FROM django_distlock_idempotency")
-        cursor.execute("DELETE FROM distlock_written")
+    sql(alias, "DELETE FROM {keys}")
+    sql(alias, "DELETE FROM distlock_written")
 
 
 @pytest.fixture
@@ -69,24 +76,20 @@ def site(databases: None, tables: None, alias: str, key: str, settings: Any) -> 
         forget_everything(each)
 
 
+def change(settings: Any, **values: Any) -> None:
+    """Change settings of the keys."""
+    settings.DISTLOCK_IDEMPOTENCY = {**settings.DISTLOCK_IDEMPOTENCY, **values}
+
+
+def serve(settings: Any, urls: str) -> None:
+    """The site has the views of this module."""
+    settings.ROOT_URLCONF = urls
+    clear_url_caches()
+
+
 @pytest.fixture
 def atomic_requests(monkeypatch: pytest.MonkeyPatch, alias: str) -> None:
     monkeypatch.setitem(connections.settings[alias], "ATOMIC_REQUESTS", True)
-
-
-class Sender:
-    """A client with a credential, so that its header keys count."""
-
-    def __init__(self, key: str | None = None, *, who: str = "a", **defaults: Any) -> None:
-        self.key = key
-        self.client = Client(raise_request_exception=False, headers={"Authorization": f"Bearer {who}"}, **defaults)
-
-    def post(self, shape: str = "plain", data: Any = None, *, key: str | None = None, **more: Any) -> Any:
-        """JSON to /<shape>/ with the key in the header."""
-        sent = self.key if key is None else key
-        headers = {**more.pop("headers", {}), **({} if sent is None else {"Idempotency-Key": sent})}
-        body = {"name": "x"} if data is None else data
-        return self.client.post(f"/{shape}/", body, content_type="application/json", headers=headers, **more)
 
 
 @pytest.fixture
@@ -106,22 +109,28 @@ def user(site: Stage, key: str) -> Iterator[Sender]:
     somebody.delete()
 
 
+@pytest.fixture
+def browser(site: Stage) -> Browser:
+    """Its forms are saved, and lead to another page."""
+    from tests.idempotency.actors import Browser
+
+    site.answer = redirect
+    return Browser()
+
+
 def states(alias: str) -> list[str]:
     """The states of all keys."""
-    with connections[alias].cursor() as cursor:
-        cursor.execute("SELECT state FROM django_distlock_idempotency")
-        return [state for (state,) in cursor.fetchall()]
+    return [state for (state,) in sql(alias, "SELECT state FROM {keys}")]
 
 
-def expire(alias: str, seconds: float = 0) -> None:
-    """All claims have run out."""
-    with connections[alias].cursor() as cursor:
-        cursor.execute("UPDATE django_distlock_idempotency SET expires_at = 1")
+def expire(alias: str) -> None:
+    """All claims have run out, and the lifetime of all answers is over."""
+    sql(alias, "UPDATE {keys} SET expires_at = 1")
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sweep that happens to be due would be a thread, and statements, of another test; see test_sweeping.py."""
+    """A sweep that happens to be due would be a thread, and statements, of another test; see test_upkeep.py."""
     from django_distlock.idempotency.upkeep import sweeper
 
     monkeypatch.setattr(sweeper, "_due", dict.fromkeys(LOCKS, math.inf))

@@ -3,7 +3,6 @@ only the view checks gets none."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -12,8 +11,8 @@ import pytest
 from asgiref.sync import iscoroutinefunction
 from django.contrib.auth.models import User
 from django.http import HttpResponse
-from django.test import AsyncClient, Client
-from django.urls import clear_url_caches, path
+from django.test import Client
+from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.http import require_POST
@@ -25,10 +24,9 @@ from rest_framework.views import APIView
 
 from django_distlock.idempotency import idempotent
 from django_distlock.idempotency.drf import IdempotentMixin
-from tests.idempotency.conftest import Sender, states
-from tests.idempotency.test_forms import hidden_fields
-from tests.idempotency.test_people import Pressed
-from tests.idempotency.views import aact, act, copy_of, hidden, redirect, show, stage
+from tests.idempotency.actors import Running, Sender, by_task, hidden_fields, refresh_of
+from tests.idempotency.conftest import change, serve, states
+from tests.idempotency.views import aact, act, copy_of, hidden, redirect, show
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -160,9 +158,8 @@ SHAPES = pytest.mark.parametrize("shape", ["plain", "atomic", "async", "handler"
 
 @pytest.fixture(autouse=True)
 def here(site: Stage, settings: Any) -> None:
-    settings.ROOT_URLCONF = __name__
-    settings.DISTLOCK_IDEMPOTENCY = {**settings.DISTLOCK_IDEMPOTENCY, "REPLAY_TO_CREDENTIALS": False}
-    clear_url_caches()
+    serve(settings, __name__)
+    change(settings, REPLAY_TO_CREDENTIALS=False)
     allowed["yes"] = True
 
 
@@ -171,22 +168,20 @@ def here(site: Stage, settings: Any) -> None:
 
 @SHAPES
 def test_decorators_above_are_asked_before_a_replay(site: Stage, user: Sender, shape: str) -> None:
-    """Naive code answers in the middleware: whose permission was taken away still gets the stored answer."""
+    """Naive code answers in the middleware: whose permission was taken away still gets the stored answer, or is told
+    that the data differ. And it keeps the redirect to the log-in, or a 404, as the view's own answer."""
+    allowed["yes"] = False
+    assert user.post(shape).status_code == 403
+    assert states(site.alias) == []
+    allowed["yes"] = True
     assert user.post(shape).status_code == 201
     allowed["yes"] = False
     refused = user.post(shape)
     assert (refused.status_code, refused.content) == (403, b"no")
+    assert user.post(shape, {"other": "data"}).status_code == 403
     allowed["yes"] = True
     assert user.post(shape)["Idempotency-Replayed"] == "true"
     assert site.effects == 1
-
-
-@SHAPES
-def test_nothing_is_told_of_the_first_request_either(site: Stage, user: Sender, shape: str) -> None:
-    """Neither that its data differed nor that it has been done."""
-    user.post(shape)
-    allowed["yes"] = False
-    assert user.post(shape, {"other": "data"}).status_code == 403
 
 
 @pytest.mark.parametrize("shape", ["hidden", "overridden"])
@@ -198,39 +193,31 @@ def test_what_hides_the_decorator_is_told_at_once(site: Stage, user: Sender, sha
     assert (site.effects, states(site.alias)) == (0, [])
 
 
-@SHAPES
-def test_what_a_decorator_above_refuses_leaves_the_key_free(site: Stage, user: Sender, shape: str) -> None:
-    """Naive code keeps the redirect to the log-in, or a 404, as the view's own answer."""
-    allowed["yes"] = False
-    assert user.post(shape).status_code == 403
-    assert states(site.alias) == []
-    allowed["yes"] = True
-    assert user.post(shape).status_code == 201
+def waiting(site: Stage, page: str, shape: str) -> Any:
+    """Asks for the outcome of a form that was sent twice, by the address of the waiting page."""
+    from django_distlock.idempotency.http.forms import issue
+
+    client, other = Client(), Client()
+    opened = client.get(f"/{page}/")
+    fields = hidden_fields(opened.content.decode().split("<form")[1])
+    if page != shape:
+        fields = {"_idempotency_key": issue(opened.wsgi_request, [f"/{shape}/"])}
+    other.cookies.update(client.cookies)
+    with Running(site, lambda: client.post(f"/{shape}/", fields)):
+        url = refresh_of(other.post(f"/{shape}/", fields))
+    return lambda where=shape: other.get(url.replace(f"/{shape}/", f"/{where}/"))
 
 
-def test_a_redirect_of_a_decorator_above_is_not_kept(site: Stage, user: Sender, monkeypatch: Any) -> None:
-    monkeypatch.setattr(f"{__name__}.HttpResponse", lambda *a, **k: redirect(user_request))
-    user_request = user.client.get("/form/").wsgi_request
-    allowed["yes"] = False
-    assert user.post("plain").status_code == 302
-    assert states(site.alias) == []
-
-
-def test_messages_of_the_first_answer_are_not_shown_by_a_refusal(site: Stage, user: Sender) -> None:
-    site.answer = redirect
-    user.post("plain")
-    user.client.cookies.pop("messages")
-    allowed["yes"] = False
-    assert "messages" not in user.post("plain").cookies
-
-
-@pytest.mark.parametrize(("alias", "shape"), [("default", "form"), ("postgres", "atomic_form")], indirect=["alias"])
+@pytest.mark.parametrize(("alias", "shape"), [("default", "form"), ("postgres", "atomic_form")])
 def test_the_waiting_page_asks_them_too(site: Stage, shape: str) -> None:
-    """Its GET would replay what the POST may not."""
+    """Its GET would replay what the POST may not. At another address other decorators are asked, or none: naive code
+    gives there what is refused here."""
     site.answer = redirect
     tab = waiting(site, shape, shape)
     allowed["yes"] = False
     assert tab().status_code == 403
+    for elsewhere in ("open", "nobody"):
+        assert "Idempotency-Replayed" not in tab(elsewhere)
     allowed["yes"] = True
     assert tab()["Location"] == "/made/1/"
 
@@ -246,17 +233,7 @@ def test_the_waiting_page_where_its_get_passes_them_not(site: Stage, shape: str)
     assert "/made/1/" not in seen.content.decode()
 
 
-@pytest.mark.parametrize("elsewhere", ["open", "nobody"])
-def test_the_waiting_page_is_at_its_own_address_only(site: Stage, elsewhere: str) -> None:
-    """At another one other decorators are asked, or none: naive code gives there what is refused here."""
-    site.answer = redirect
-    tab = waiting(site, "form", "form")
-    allowed["yes"] = False
-    assert tab().status_code == 403
-    assert "Idempotency-Replayed" not in tab(elsewhere)
-
-
-@pytest.mark.parametrize(("alias", "shape"), [("default", "again"), ("postgres", "again_atomic")], indirect=["alias"])
+@pytest.mark.parametrize(("alias", "shape"), [("default", "again"), ("postgres", "again_atomic")])
 def test_a_decorator_above_that_calls_the_view_again(site: Stage, user: Sender, shape: str) -> None:
     """Naive code runs the view at the second call, although the key has an answer or is at work."""
     twin, seen = Sender(user.key), []
@@ -273,29 +250,6 @@ def test_a_decorator_above_that_calls_the_view_again(site: Stage, user: Sender, 
     assert seen == ([409] if shape == "again" else [])
     assert user.post(shape)["Idempotency-Replayed"] == "true"
     assert site.effects == 1
-
-
-def waiting(site: Stage, page: str, shape: str) -> Any:
-    """Asks for the outcome of a form that was sent twice, by the address of the waiting page."""
-    client, other = Client(), Client()
-    fields = hidden_fields(client.get(f"/{page}/").content.decode().split("<form")[1])
-    if page != shape:
-        fields = {"_idempotency_key": issued_for(client, f"/{shape}/")}
-    other.cookies.update(client.cookies)
-
-    class Twin:
-        def send(self, fields: Any, shape: str) -> Any:
-            return client.post(f"/{shape}/", fields)
-
-    with Pressed(site, Twin(), fields, shape):  # type: ignore[arg-type]
-        url = other.post(f"/{shape}/", fields)["Refresh"].partition("url=")[2]
-    return lambda where=shape: other.get(url.replace(f"/{shape}/", f"/{where}/"))
-
-
-def issued_for(client: Client, address: str) -> str:
-    from django_distlock.idempotency.http.forms import issue
-
-    return issue(client.get("/form/").wsgi_request, [address])
 
 
 # -- credentials that only the view checks
@@ -348,39 +302,15 @@ def test_a_credential_that_only_the_view_checks(site: Stage, key: str, shape: st
     assert site.effects == 1
 
 
-def test_a_page_for_such_a_credential_says_no_more(site: Stage, key: str) -> None:
-    site.answer = redirect
-    sender = Sender(key)
-    page = {"headers": {"Accept": "text/html"}}
-    assert sender.post("itself", **page).status_code == 302
-    for data in ({"name": "x"}, {"name": "y"}):
-        again = sender.post("itself", data, **page)
-        assert again.status_code in (409, 422)
-        assert "/made/1/" not in again.content.decode()
-        assert "Location" not in again
-
-
-@pytest.mark.parametrize("shape", ["itself_said", "found", "nobody"])
-def test_unless_the_view_said_so_or_knows_the_user(site: Stage, key: str, shape: str) -> None:
-    sender = Sender(key)
-    assert sender.post(shape).status_code == 201
-    assert sender.post(shape)["Idempotency-Replayed"] == "true"
-
-
-def test_a_site_may_say_so_for_all_its_views(site: Stage, key: str, settings: Any) -> None:
-    settings.DISTLOCK_IDEMPOTENCY = {**settings.DISTLOCK_IDEMPOTENCY, "REPLAY_TO_CREDENTIALS": True}
-    sender = Sender(key)
-    sender.post("itself")
-    assert sender.post("itself")["Idempotency-Replayed"] == "true"
+def test_unless_view_or_site_said_so_or_the_user_is_known(site: Stage, sender: Sender, settings: Any) -> None:
+    for shape in ("itself_said", "found", "nobody", "itself"):
+        change(settings, REPLAY_TO_CREDENTIALS=shape == "itself")
+        assert sender.post(shape).status_code == 201
+        assert sender.post(shape)["Idempotency-Replayed"] == "true", shape
 
 
 def test_under_asgi_they_are_asked_in_the_same_order(site: Stage, key: str) -> None:
-    async def post(who: str) -> Any:
-        headers = {"Authorization": who, "Idempotency-Key": key}
-        return await AsyncClient().post("/async/", {"a": 1}, content_type="application/json", headers=headers)
-
-    assert asyncio.run(post("a")).status_code == 201
-    assert asyncio.run(post("a")).status_code == 409
+    assert [by_task("async", key).status_code for _ in range(2)] == [201, 409]
     allowed["yes"] = False
-    assert asyncio.run(post("a")).status_code == 403
-    assert stage.effects == 1
+    assert by_task("async", key).status_code == 403
+    assert site.effects == 1

@@ -8,45 +8,32 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.core.cache import caches
 from django.core.management import call_command
-from django.db import connection, connections
+from django.db import connection
 
 from django_distlock.idempotency import signals
-from tests.conftest import eventually
+from tests.conftest import PATIENCE, eventually
 from tests.idempotency import late_caches
-from tests.idempotency.conftest import Sender
+from tests.idempotency.actors import Running, Sender
+from tests.idempotency.conftest import change
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.idempotency.late_caches import Gate
     from tests.idempotency.views import Stage
 
 TABLE = "distlock_test_cache"
-KINDS = ("LocMem", "WholeSeconds", "Redis", "DjangoRedis", "Files", "Table")
+# The others count time, or lock, in another way; their cases are the same.
+KINDS = ("LocMem", "DjangoRedis", *(pytest.param(kind, marks=pytest.mark.tier2) for kind in ("WholeSeconds", "Table")))
 
 
 @pytest.fixture(params=KINDS)
-def gate(
-    request: pytest.FixtureRequest, site: Stage, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Gate]:
+def gate(request: pytest.FixtureRequest, site: Stage, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     """The keys are in such a cache, claims last for a second, and a request whose claim has expired runs again."""
-    server = settings.CACHES["redis"]
-    password, address = server["OPTIONS"]["PASSWORD"], server["LOCATION"]
-    places = {
-        "Redis": {"LOCATION": address.replace("redis://", f"redis://:{password}@") if password else address},
-        "DjangoRedis": server,
-        "Files": {"LOCATION": str(tmp_path)},
-        "Table": {"LOCATION": TABLE},
-    }
+    places = {"DjangoRedis": settings.CACHES["redis"], "Table": {"LOCATION": TABLE}}
     backend = {"BACKEND": f"tests.idempotency.late_caches.Late{request.param}"}
     settings.CACHES = {"default": {"LOCATION": f"late-{request.param}", **places.get(request.param, {}), **backend}}
-    settings.DISTLOCK_IDEMPOTENCY = {
-        **settings.DISTLOCK_IDEMPOTENCY,
-        "STORAGE": "cache",
-        "CLAIM_TTL": 1,
-        "ON_CRASH": "retry",
-    }
+    change(settings, STORAGE="cache", CLAIM_TTL=1, ON_CRASH="retry")
     if request.param == "Table":
         call_command("createcachetable", TABLE)
     gate = late_caches.Gate()
@@ -63,7 +50,7 @@ def gate(
 def test_a_late_renewal_undoes_no_answer(site: Stage, sender: Sender, gate: Gate) -> None:
     """A renewal has read what is stored when the request ends; naive code writes it back, and the answer is gone."""
     gate.where = "after"
-    site.during = lambda request: gate.reached.wait(30)
+    site.during = lambda request: gate.reached.wait(PATIENCE)
     assert sender.post().status_code == 201
     assert gate.reached.is_set(), "the claim is not renewed"
     gate.let_through()
@@ -76,7 +63,7 @@ def test_a_late_renewal_brings_no_freed_key_back(site: Stage, sender: Sender, ga
     gate.where = "after"
 
     def fail(request: Any) -> None:
-        assert gate.reached.wait(30)
+        assert gate.reached.wait(PATIENCE)
         raise ValueError
 
     site.during = fail
@@ -89,39 +76,25 @@ def test_a_late_renewal_brings_no_freed_key_back(site: Stage, sender: Sender, ga
 def test_a_claim_that_is_renewed_late_is_not_taken_over(site: Stage, sender: Sender, key: str, gate: Gate) -> None:
     """A request finds an expired claim, which is renewed before it is taken over: the first request still runs."""
     gate.where = "before"
-    acted, go_on, found = threading.Event(), threading.Event(), threading.Event()
-    first: list[Any] = []
+    found = threading.Event()
 
-    def run() -> None:
+    def run() -> Any:
         gate.admit()
-        try:
-            first.append(Sender(key).post())
-        finally:
-            connections.close_all()
+        return Sender(key).post()
 
     def expired(**kwargs: Any) -> None:
         found.set()
         gate.let_through()
 
-    def stay(request: Any) -> None:
-        acted.set()
-        go_on.wait(60)
-
-    site.during = stay
-    thread = threading.Thread(target=run)
     signals.key_expired.connect(expired)
     try:
-        thread.start()
-        assert acted.wait(30)
-        site.during = lambda request: None
-        answers: list[Any] = []
-        eventually(lambda: answers.append(sender.post()) or found.is_set(), "the claim does not expire", pause=0.05)
-        assert {(answer.status_code, answer.json().get("code")) for answer in answers} == {(409, "in_flight")}
+        with Running(site, run) as first:
+            answers: list[Any] = []
+            eventually(lambda: answers.append(sender.post()) or found.is_set(), "the claim does not expire", pause=0.05)
+            assert {(answer.status_code, answer.json().get("code")) for answer in answers} == {(409, "in_flight")}
     finally:
         signals.key_expired.disconnect(expired)
-        go_on.set()
-        thread.join(30)
-    assert first[0].status_code == 201
+    assert first.answer.status_code == 201
     assert sender.post()["Idempotency-Replayed"] == "true"
     assert site.effects == 1
 

@@ -12,8 +12,8 @@ from django.db import connections
 from django.test import Client
 
 from django_distlock.idempotency import conf
-from tests.idempotency.conftest import MIDDLEWARE, Sender, states
-from tests.idempotency.test_races import Running
+from tests.idempotency.actors import Running, Sender
+from tests.idempotency.conftest import MIDDLEWARE, serve, sql, states
 from tests.support.findings import findings
 
 if TYPE_CHECKING:
@@ -33,37 +33,25 @@ class NotHere:
         return False if model_name == "idempotencyrecord" else None
 
 
-def test_nothing_to_say(site: Stage) -> None:
+def test_the_order_of_middleware(site: Stage, settings: Any) -> None:
     assert ids() == set()
+    for below in MIDDLEWARE[:-1]:
+        settings.MIDDLEWARE = [path for path in MIDDLEWARE if path != below] + [below]
+        assert ids() == {"distlock.E032"}
 
 
-@pytest.mark.parametrize("below", MIDDLEWARE[:-1])
-def test_the_order_of_middleware(site: Stage, settings: Any, below: str) -> None:
-    settings.MIDDLEWARE = [path for path in MIDDLEWARE if path != below] + [below]
-    assert ids() == {"distlock.E032"}
+WRONG: list[Any] = [
+    *(["x"], {"TTL": 0}, {"TTL": "1"}, {"CLAIM_TTL": True}, {"WAIT": -1}, {"MAX_BODY": 0}, {"CREDENTIALS": 1}),
+    *({"STORAGE": "file"}, {"ON_CRASH": "panic"}, {"ON_STORE_ERROR": None}, {"LIFETIME": 1}),
+]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        [],
-        {"TTL": 0},
-        {"TTL": "1"},
-        {"CLAIM_TTL": True},
-        {"WAIT": -1},
-        {"MAX_BODY": 0},
-        {"CREDENTIALS": 1},
-        {"STORAGE": "file"},
-        {"ON_CRASH": "panic"},
-        {"ON_STORE_ERROR": None},
-        {"LIFETIME": 1},
-    ],
-)
-def test_wrong_settings(site: Stage, settings: Any, wrong: Any) -> None:
-    settings.DISTLOCK_IDEMPOTENCY = wrong or ["x"]
-    assert ids() == {"distlock.E031"}
-    with pytest.raises(ImproperlyConfigured, match="DISTLOCK_IDEMPOTENCY"):
-        conf.config()
+def test_wrong_settings(site: Stage, settings: Any) -> None:
+    for wrong in WRONG:
+        settings.DISTLOCK_IDEMPOTENCY = wrong
+        assert ids() == {"distlock.E031"}, wrong
+        with pytest.raises(ImproperlyConfigured, match="DISTLOCK_IDEMPOTENCY"):
+            conf.config()
 
 
 @pytest.mark.parametrize(
@@ -106,18 +94,12 @@ URL = "/admin/django_distlock/idempotencyrecord/"
 @pytest.fixture
 def stuck(site: Stage, key: str, staff: User, settings: Any) -> list[str]:
     """One key that is stuck, and one that has an answer; the scopes."""
-    settings.ROOT_URLCONF = "tests.idempotency.views"
+    serve(settings, "tests.idempotency.views")
     Sender(key).post(data={"secret": "canary-body"})
     Sender("other").post("decorated")
-    with connections["default"].cursor() as cursor:
-        cursor.execute(
-            "UPDATE django_distlock_idempotency SET state = 'claimed', status = NULL, expires_at = 1 "
-            "WHERE route = 'plain/'"
-        )
-        cursor.execute("SELECT scope FROM django_distlock_idempotency ORDER BY state")
-        scopes = [scope for (scope,) in cursor.fetchall()]
-    settings.ROOT_URLCONF = "testproject.urls"
-    return scopes
+    sql("default", "UPDATE {keys} SET state = 'claimed', status = NULL, expires_at = 1 WHERE route = 'plain/'")
+    serve(settings, "testproject.urls")
+    return [scope for (scope,) in sql("default", "SELECT scope FROM {keys} ORDER BY state")]
 
 
 def test_the_list_shows_no_bodies_and_changes_nothing(stuck: list[str], staff: User, key: str) -> None:
@@ -155,15 +137,12 @@ def test_the_key_of_a_running_request_is_left_alone(site: Stage, key: str, staff
     staff.user_permissions.add(Permission.objects.get(codename="release_idempotencyrecord"))
     client = Client()
     client.force_login(staff)
-    settings.ROOT_URLCONF = "tests.idempotency.views"
-    with Running(site, key, "plain"):
-        settings.ROOT_URLCONF = "testproject.urls"
-        with connections["default"].cursor() as cursor:
-            cursor.execute("SELECT scope FROM django_distlock_idempotency")
-            scopes = [scope for (scope,) in cursor.fetchall()]
+    serve(settings, "tests.idempotency.views")
+    with Running(site, lambda: Sender(key).post()):
+        serve(settings, "testproject.urls")
+        scopes = [scope for (scope,) in sql("default", "SELECT scope FROM {keys}")]
         assert "0 keys were released" in release(client, scopes).content.decode()
-        settings.ROOT_URLCONF = "tests.idempotency.views"
-        site.during = lambda request: None
+        serve(settings, "tests.idempotency.views")
         assert Sender(key).post().json()["code"] == "in_flight"
     assert Sender(key).post()["Idempotency-Replayed"] == "true"
     assert site.effects == 1

@@ -2,92 +2,59 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import connections
 from django.http import HttpResponse
-from django.test import AsyncClient, RequestFactory
 
-from django_distlock.idempotency import Idempotency, idempotent
 from django_distlock.idempotency.storage import storage_of
-from django_distlock.idempotency.upkeep import renewal
 from tests.conftest import eventually
-from tests.idempotency.conftest import Sender, every_database, expire, states
-from tests.idempotency.test_forms import Browser, hidden_fields
-from tests.idempotency.test_races import Running
-from tests.idempotency.views import BRIEF, redirect
-from tests.transactions import rows
+from tests.idempotency.actors import Browser, Running, Sender, by_task, die, hidden_fields
+from tests.idempotency.conftest import expire, sql, states
+from tests.idempotency.views import BRIEF
+from tests.manager.transactions import rows
 
 if TYPE_CHECKING:
     from tests.idempotency.views import Stage
 
 
-class Died(BaseException):
-    """The process is gone: nothing is tidied up."""
-
-
-def die(site: Stage, sender: Sender | Browser, shape: str, fields: Any = None) -> None:
-    """A request whose process dies in the view."""
-
-    def killed(request: Any) -> None:
-        raise Died
-
-    site.during = killed
-    with pytest.raises(Died):
-        sender.send(fields, shape) if isinstance(sender, Browser) else sender.post(shape)
-    assert not renewal._due, "a thread that was told to end leaves a claim that is renewed"
-    site.during = lambda request: None
-
-
-@every_database
-def test_retry(site: Stage, sender: Sender) -> None:
-    die(site, sender, "retry")
+@pytest.mark.parametrize("shape", ["plain", "hold", "decorated"])
+def test_what_may_have_been_done_is_not_done_again(site: Stage, sender: Sender, shape: str) -> None:
+    """No option says that the view may run twice. Naive code runs it when the claim has expired."""
+    die(site, lambda: sender.post(shape))
     assert states(site.alias) == ["claimed"]
+    assert sender.post(shape).json()["code"] == "in_flight", "before the lease is over it counts as running"
+    expire(site.alias)
+    for _ in range(2):
+        assert sender.post(shape).json()["code"] == "outcome_unknown"
+    assert (site.effects, states(site.alias)) == (1, ["unknown"])
+    scopes = [scope for (scope,) in sql(site.alias, "SELECT scope FROM {keys}")]
+    assert storage_of(site.alias).free(scopes) == 1  # type: ignore[attr-defined]
+    assert sender.post(shape).status_code == 201
+
+
+def test_retry(site: Stage, sender: Sender) -> None:
+    die(site, lambda: sender.post("retry"))
     expire(site.alias)
     assert sender.post("retry").status_code == 201
     assert sender.post("retry")["Idempotency-Replayed"] == "true"
     assert len(site.runs) == 2
 
 
-@every_database
-def test_hold(site: Stage, sender: Sender) -> None:
-    die(site, sender, "hold")
+def test_a_callable_looks_for_itself(site: Stage, sender: Sender) -> None:
+    for shape in ("callable", "undecided"):
+        die(site, lambda shape=shape: sender.post(shape))  # type: ignore[misc]
     expire(site.alias)
-    for _ in range(2):
-        assert sender.post("hold").json()["code"] == "outcome_unknown"
-    assert states(site.alias) == ["unknown"]
-    assert len(site.runs) == 1
-    scopes = [scope for (scope,) in rows_of(site.alias)]
-    assert storage_of(site.alias).free(scopes) == 1  # type: ignore[attr-defined]
-    assert sender.post("hold").status_code == 201
+    assert [sender.post("callable").content for _ in range(2)] == [b"found", b"found"]
+    assert sender.post("undecided").status_code == 500
+    assert len(site.runs) == 2
 
 
-def rows_of(alias: str) -> list[Any]:
-    with connections[alias].cursor() as cursor:
-        cursor.execute("SELECT scope FROM django_distlock_idempotency")
-        return cursor.fetchall()
-
-
-@pytest.mark.parametrize("shape", ["plain", "hold", "decorated"])
-def test_what_may_have_been_done_is_not_done_again(site: Stage, sender: Sender, shape: str) -> None:
-    """No option says that the view may run twice. Naive code runs it when the claim has expired."""
-    die(site, sender, shape)
+def test_a_person_is_told_that_nobody_knows(site: Stage, browser: Browser) -> None:
+    fields = browser.open() | {"name": "a <&>"}
+    die(site, lambda: browser.send(fields))
     expire(site.alias)
-    for _ in range(2):
-        assert sender.post(shape).json()["code"] == "outcome_unknown"
-    assert site.effects == 1
-
-
-def test_a_person_is_told_that_nobody_knows(site: Stage) -> None:
-    site.answer = redirect
-    browser = Browser()
-    fields = browser.open()
-    die(site, browser, "form", fields | {"name": "a <&>"})
-    expire(site.alias)
-    html = browser.send(fields | {"name": "a <&>"}).content.decode()
+    html = browser.send(fields).content.decode()
     assert "Not known whether it was saved" in html
     assert "Submit as new" in html
     assert site.effects == 1
@@ -95,40 +62,25 @@ def test_a_person_is_told_that_nobody_knows(site: Stage) -> None:
     assert site.effects == 2
 
 
-@every_database
-def test_a_callable_looks_for_itself(site: Stage, sender: Sender) -> None:
-    die(site, sender, "callable")
-    expire(site.alias)
-    assert sender.post("callable").content == b"found"
-    assert sender.post("callable").content == b"found"
-    assert len(site.runs) == 1
-
-
-def test_before_the_lease_is_over_it_counts_as_running(site: Stage, sender: Sender) -> None:
-    die(site, sender, "plain")
-    assert sender.post("plain").json()["code"] == "in_flight"
-
-
-@every_database
-def test_a_view_that_takes_longer_than_the_lease_keeps_its_claim(site: Stage, sender: Sender, key: str) -> None:
+@pytest.mark.tier2
+def test_a_view_that_takes_longer_than_the_lease_keeps_its_claim(site: Stage, sender: Sender) -> None:
     """Naive code lets a second one in: the claim is renewed while the view runs."""
-    with Running(site, key, "brief"):
-        started = expiry(site.alias)
+
+    def expiry() -> int:
+        return int(sql(site.alias, "SELECT expires_at FROM {keys}")[0][0])
+
+    with Running(site, lambda: sender.post("brief")):
+        started = expiry()
         # by then the first lease is over
-        eventually(lambda: expiry(site.alias) > started + BRIEF * 1_000_000, "it is not renewed")
-        assert sender.post("brief").json()["code"] == "in_flight"
+        eventually(lambda: expiry() > started + BRIEF * 1_000_000, "it is not renewed")
+        assert Sender(sender.key).post("brief").json()["code"] == "in_flight"
     assert len(site.runs) == 1
-    eventually(lambda: states(site.alias) == ["completed"], "it is not kept")
+    assert states(site.alias) == ["completed"]
 
 
-def expiry(alias: str) -> int:
-    with connections[alias].cursor() as cursor:
-        cursor.execute("SELECT expires_at FROM django_distlock_idempotency")
-        (found,) = cursor.fetchall()
-        return int(found[0])
+# -- phases
 
 
-@every_database
 def test_finished_phases_are_not_repeated(site: Stage, sender: Sender) -> None:
     charged: list[str] = []
 
@@ -148,11 +100,12 @@ def test_finished_phases_are_not_repeated(site: Stage, sender: Sender) -> None:
     assert sender.post().status_code == 500
     assert states(site.alias) == ["failed"]
     assert sender.post().status_code == 201
-    assert len(charged) == 1
-    assert len(site.runs) == 2
+    assert (len(charged), len(site.runs)) == (1, 2)
 
 
-def test_phases_of_other_data_are_forgotten(site: Stage, sender: Sender) -> None:
+@pytest.mark.parametrize("died", [False, True])
+def test_phases_of_other_data_are_forgotten(site: Stage, sender: Sender, died: bool) -> None:
+    """Naive code takes the charge for A as that for B, also after B has died before its own."""
     done: list[bool] = []
 
     def pay(request: Any) -> None:
@@ -162,8 +115,12 @@ def test_phases_of_other_data_are_forgotten(site: Stage, sender: Sender) -> None
             raise RuntimeError("boom")
 
     site.during = pay
-    sender.post(data={"amount": 1})
-    assert sender.post(data={"amount": 2}).status_code == 201
+    sender.post("retry", {"amount": 1})
+    if died:
+        die(site, lambda: sender.post("retry", {"amount": 2}))
+        expire(site.alias)
+        site.during = pay
+    assert sender.post("retry", {"amount": 2}).status_code == 201
     assert done == [False, False]
 
 
@@ -172,114 +129,14 @@ def test_phases_in_a_task(site: Stage, key: str) -> None:
         async with request.idempotency.phase("charge") as charge:
             charge.result = [1]
 
-    site.during = lambda request: pay(request)
-    headers = {"Authorization": "Bearer a", "Idempotency-Key": key}
-    asyncio.run(AsyncClient().post("/async/", {}, content_type="application/json", headers=headers))
-    with connections[site.alias].cursor() as cursor:
-        cursor.execute("SELECT phases FROM django_distlock_idempotency")
-        assert json.loads(cursor.fetchone()[0]) == {"charge": [1]}
+    site.during = pay
+    site.answer = lambda request: HttpResponse(status=500)
+    assert by_task("async", key).status_code == 500
+    assert sql(site.alias, "SELECT phases FROM {keys}") == [('{"charge": [1]}',)]
 
 
-def test_derived_keys(site: Stage, sender: Sender) -> None:
-    """The same for the same request, another one for each name, principal and key; and they do not tell the key."""
-    derived: list[tuple[str, str]] = []
-
-    def derive(request: Any) -> None:
-        derived.append((request.idempotency.derive("payments"), request.idempotency.derive("mail")))
-        raise RuntimeError("boom")
-
-    site.during = derive
-    for post in (sender, sender, Sender(sender.key, who="b"), Sender("another")):
-        post.post()
-    first, again, other_one, other_key = derived
-    assert first == again
-    assert len({*first, *other_one, *other_key}) == 6
-    assert all(len(value) == 64 for value in first)
-
-
-def test_without_a_key_a_view_needs_no_branches(site: Stage) -> None:
-    def use(request: Any) -> None:
-        state: Idempotency = request.idempotency
-        assert not state
-        assert state.key is None
-        assert state.derive("a") != state.derive("a")
-        with state.phase("charge") as charge:
-            assert not charge.done
-        state.keep()
-
-    site.during = use
-    assert Sender().post().status_code == 201
-
-
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"ttl": 0}, ValueError),
-        ({"ttl": "1"}, TypeError),
-        ({"claim_ttl": -1}, ValueError),
-        ({"wait": True}, TypeError),
-        ({"atomic": 1}, TypeError),
-        ({"required": "yes"}, TypeError),
-        ({"on_crash": "again"}, ValueError),
-        ({"on_store_error": "maybe"}, ValueError),
-        ({"fingerprint_exclude": "name"}, TypeError),
-        ({"key": "header"}, TypeError),
-        ({"timeout": 1}, TypeError),
-    ],
-)
-def test_wrong_options_fail_at_once(options: dict[str, Any], error: type[Exception]) -> None:
-    with pytest.raises(error, match=next(iter(options))):
-        idempotent(**options)
-
-
-def test_what_cannot_be_decorated() -> None:
-    async def view(request: Any) -> HttpResponse:
-        return HttpResponse()
-
-    with pytest.raises(TypeError, match="sync view"):
-        idempotent(atomic=True)(view)
-    with pytest.raises(TypeError, match="method_decorator"):
-        idempotent(type("View", (), {}))
-    with pytest.raises(TypeError, match="no request"):
-        idempotent(lambda value: value)(1)
-
-
-@pytest.mark.parametrize("atomic", [False, True])
-def test_the_decorator_without_the_middleware(site: Stage, key: str, atomic: bool) -> None:
-    view = idempotent(atomic=atomic, anonymous=True)(lambda request: HttpResponse(str(len(runs)) + str(runs.append(1))))
-    runs: list[int] = []
-    factory = RequestFactory(headers={"Idempotency-Key": key})
-    assert [view(factory.post("/a/")).content for _ in range(2)] == [b"0None"] * 2
-
-
-def test_the_decorator_without_the_middleware_in_a_task(site: Stage, key: str) -> None:
-    runs: list[int] = []
-
-    @idempotent(anonymous=True)
-    async def view(request: Any) -> HttpResponse:
-        runs.append(1)
-        return HttpResponse("x")
-
-    async def twice() -> list[Any]:
-        factory = RequestFactory(headers={"Idempotency-Key": key})
-        return [await view(factory.post("/a/")) for _ in range(2)]
-
-    assert asyncio.run(twice())[1]["Idempotency-Replayed"] == "true"
-    assert len(runs) == 1
-
-
-def test_a_claim_inside_a_transaction_is_refused(site: Stage, key: str) -> None:
-    from django.core.exceptions import ImproperlyConfigured
-    from django.db import transaction
-
-    view = idempotent(anonymous=True)(lambda request: HttpResponse())
-    with transaction.atomic(), pytest.raises(ImproperlyConfigured, match="atomic=True"):
-        view(RequestFactory(headers={"Idempotency-Key": key}).post("/a/"))
-
-
-@every_database
+@pytest.mark.parametrize(("alias", "shape"), [("default", "plain"), ("postgres", "atomic"), ("mariadb", "plain")])
 @pytest.mark.usefixtures("atomic_requests")
-@pytest.mark.parametrize("shape", ["plain", "atomic"])
 def test_a_phase_is_rolled_back_with_what_it_has_written(site: Stage, sender: Sender, shape: str) -> None:
     """Naive code notes the phase on a connection of its own: its rows are gone, and it is taken for done. What is not
     rolled back, another service, knows the repetition by the key."""

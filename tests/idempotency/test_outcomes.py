@@ -6,82 +6,65 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.db import connections, transaction
 from django.http import HttpResponse
+from django.test import RequestFactory
 
-from tests.idempotency.conftest import MIDDLEWARE, Sender, every_database, expire, states
-from tests.idempotency.views import streamed, templated
+from django_distlock.idempotency import Idempotency, idempotent
+from tests.idempotency.actors import Sender, nothing_is_renewed
+from tests.idempotency.conftest import MIDDLEWARE, change, every_database, expire, on_servers, sql, states
+from tests.idempotency.views import created, streamed, templated
 
 if TYPE_CHECKING:
     from tests.idempotency.views import Stage
 
-BOTH = pytest.mark.parametrize("shape", ["plain", "atomic", "async", "decorated", "async_decorated"])
+BOTH = pytest.mark.parametrize("shape", ["plain", "atomic"])
+FACES = pytest.mark.parametrize("shape", ["plain", "atomic", "async", "async_decorated"])
+EVERYWHERE = pytest.mark.parametrize(
+    ("alias", "shape"),
+    [
+        *(("default", shape) for shape in ("plain", "atomic", "async", "decorated", "async_decorated")),
+        *((alias, shape) for alias in ("postgres", "mariadb") for shape in ("plain", "atomic")),
+    ],
+)
 
 
-@every_database
-@BOTH
+@EVERYWHERE
 def test_a_second_request_gets_the_first_answer(site: Stage, sender: Sender, shape: str) -> None:
-    first = sender.post(shape)
-    second = sender.post(shape)
-    assert (first.status_code, second.status_code) == (201, 201)
+    first, second, other = sender.post(shape), sender.post(shape), sender.post(shape, {"amount": 2})
+    assert first.status_code == second.status_code == 201
     assert first.json() == second.json() == {"run": 1}
     assert second["Location"] == "/made/1/"
     assert second["Idempotency-Replayed"] == "true"
     assert "no-store" in second["Cache-Control"]
     assert "Idempotency-Replayed" not in first
     assert "X-Other" not in second
+    assert (other.status_code, other.json()["code"]) == (422, "mismatch")
+    assert other["Content-Type"] == "application/problem+json"
     assert site.effects == 1
     assert states(site.alias) == ["completed"]
 
 
-@BOTH
-def test_without_a_key_nothing_is_remembered(site: Stage, shape: str) -> None:
+@FACES
+def test_without_a_key_or_with_a_safe_method_nothing_is_remembered(site: Stage, sender: Sender, shape: str) -> None:
     for _ in range(2):
         assert Sender().post(shape).status_code == 201
-    assert site.effects == 2
+    for method in ("get", "get", "head", "options"):
+        getattr(sender.client, method)(f"/{shape}/", headers={"Idempotency-Key": sender.key or ""})
+    assert site.effects == 6
     assert states(site.alias) == []
 
 
-@BOTH
-@pytest.mark.parametrize("method", ["get", "head", "options"])
-def test_safe_methods_are_ignored(site: Stage, sender: Sender, key: str, shape: str, method: str) -> None:
-    for _ in range(2):
-        getattr(sender.client, method)(f"/{shape}/", headers={"Idempotency-Key": key})
-    assert site.effects == 2
-
-
-@every_database
-@BOTH
-def test_other_data_with_the_same_key_is_a_mismatch(site: Stage, sender: Sender, shape: str) -> None:
-    sender.post(shape, {"amount": 1})
-    second = sender.post(shape, {"amount": 2})
-    assert second.status_code == 422
-    assert second["Content-Type"] == "application/problem+json"
-    assert second.json()["code"] == "mismatch"
-    assert site.effects == 1
-
-
-def test_the_order_of_json_members_does_not_matter(site: Stage, sender: Sender) -> None:
-    sender.post(data='{"a": 1, "b": [1, 2]}')
-    assert sender.post(data='{"b": [1,2],\n "a": 1}').status_code == 201
-    assert site.effects == 1
-
-
-@pytest.mark.parametrize("path", ["items/2/", "items/1/?q=1"])
-def test_url_arguments_and_query_belong_to_the_fingerprint(site: Stage, sender: Sender, path: str) -> None:
-    assert sender.post("items/1").status_code == 201
-    assert sender.post(path.rstrip("/")).status_code in (404, 422) or site.effects == 1
-    second = sender.client.post(
-        f"/{path}", {"name": "x"}, content_type="application/json", headers={"Idempotency-Key": sender.key or ""}
-    )
-    assert second.status_code == 422
-    assert site.effects == 1
-
-
-def test_methods_and_routes_have_keys_of_their_own(site: Stage, sender: Sender, key: str) -> None:
+def test_address_and_query_belong_to_the_fingerprint_and_route_and_method_to_the_key(
+    site: Stage, sender: Sender, key: str
+) -> None:
+    sent: dict[str, Any] = {"content_type": "application/json", "headers": {"Idempotency-Key": key}}
+    paths = ("/items/1/", "/items/2/", "/items/1/?q=1")
+    assert [sender.client.post(path, {"name": "x"}, **sent).status_code for path in paths] == [201, 422, 422]
     sender.post("plain")
     sender.post("decorated")
-    sender.client.put("/plain/", {"name": "x"}, content_type="application/json", headers={"Idempotency-Key": key})
-    assert site.effects == 3
+    sender.client.put("/plain/", {"name": "x"}, **sent)
+    assert site.effects == 4
 
 
 def test_fields_can_be_left_out_of_the_fingerprint(site: Stage, sender: Sender) -> None:
@@ -91,49 +74,36 @@ def test_fields_can_be_left_out_of_the_fingerprint(site: Stage, sender: Sender) 
     assert site.effects == 1
 
 
-@pytest.mark.parametrize("status", [400, 402, 404, 405, 410, 415, 422])
-@pytest.mark.parametrize("shape", ["plain", "atomic"])
-def test_the_views_own_refusals_are_kept(site: Stage, user: Sender, shape: str, status: int) -> None:
-    site.answer = lambda request: HttpResponse("no", status=status)
-    assert [user.post(shape).status_code for _ in range(2)] == [status, status]
-    assert len(site.runs) == 1
+KEPT, PASSING = (400, 402, 404, 405, 410, 415, 422), (401, 403, 408, 409, 423, 425, 429)
 
 
-@pytest.mark.parametrize("status", [401, 403, 408, 409, 423, 425, 429])
-@pytest.mark.parametrize("shape", ["plain", "atomic"])
-def test_refusals_that_may_pass_are_not_kept(site: Stage, user: Sender, shape: str, status: int) -> None:
-    site.answer = lambda request: HttpResponse("not now", status=status)
-    assert [user.post(shape).status_code for _ in range(2)] == [status, status]
-    assert len(site.runs) == 2
-    assert states(site.alias) == []
-
-
-@every_database
-def test_a_server_error_frees_the_key_and_rolls_back(site: Stage, sender: Sender) -> None:
-    """Naive code commits: a view that returns 500 has not raised."""
-    site.answer = lambda request: HttpResponse(status=500)
-    assert sender.post("plain").status_code == 500
-    assert site.effects == 1
-    assert sender.post("atomic").status_code == 500
-    assert site.effects == 1
-    del site.answer
-    site.answer = lambda request: HttpResponse(status=201)
-    assert sender.post("atomic").status_code == 201
-    assert site.effects == 2
-
-
-@every_database
-@pytest.mark.usefixtures("atomic_requests")
-@pytest.mark.parametrize("shape", ["atomic", "decorated"])
-def test_a_server_error_rolls_back_under_atomic_requests(site: Stage, sender: Sender, shape: str) -> None:
-    site.answer = lambda request: HttpResponse(status=503)
-    assert sender.post(shape).status_code == 503
-    assert site.effects == 0
-    assert states(site.alias) == []
-
-
-@every_database
 @BOTH
+def test_the_views_own_refusals_are_kept_unless_they_may_pass(site: Stage, user: Sender, shape: str) -> None:
+    for status in KEPT + PASSING:
+        site.runs.clear()
+        site.answer = lambda request, status=status: HttpResponse("no", status=status)
+        assert [user.post(shape, key=f"k{status}").status_code for _ in range(2)] == [status, status]
+        assert len(site.runs) == (1 if status in KEPT else 2), status
+    assert states(site.alias) == ["completed"] * len(KEPT)
+
+
+@every_database
+@pytest.mark.parametrize("in_transaction", [False, True])
+def test_a_server_error_frees_the_key_and_rolls_back(
+    site: Stage, sender: Sender, monkeypatch: pytest.MonkeyPatch, in_transaction: bool
+) -> None:
+    """Naive code commits: a view that returns 500 has not raised."""
+    monkeypatch.setitem(connections.settings[site.alias], "ATOMIC_REQUESTS", in_transaction)
+    site.answer = lambda request: HttpResponse(status=500)
+    assert [sender.post(shape).status_code for shape in ("decorated", "atomic")] == [500, 500]
+    assert site.effects == (0 if in_transaction else 1)
+    assert states(site.alias) == []
+    site.answer = created
+    assert sender.post("atomic").status_code == 201
+    assert states(site.alias) == ["completed"]
+
+
+@FACES
 def test_an_exception_in_the_view_frees_the_key(site: Stage, sender: Sender, shape: str) -> None:
     def fail(request: Any) -> None:
         raise RuntimeError("boom")
@@ -146,36 +116,35 @@ def test_an_exception_in_the_view_frees_the_key(site: Stage, sender: Sender, sha
     assert site.effects == (1 if shape == "atomic" else 2)
 
 
-@pytest.mark.parametrize("shape", ["plain", "atomic"])
-def test_a_streamed_answer_leaves_a_tombstone(site: Stage, sender: Sender, shape: str) -> None:
+@BOTH
+def test_a_streamed_or_a_large_answer_leaves_a_tombstone(
+    site: Stage, sender: Sender, settings: Any, shape: str
+) -> None:
     site.answer = streamed
     assert b"".join(sender.post(shape).streaming_content) == b"ab"
     second = sender.post(shape)
     assert (second.status_code, second.json()["code"]) == (409, "already_completed")
-    assert len(site.runs) == 1
-
-
-@pytest.mark.parametrize("shape", ["plain", "atomic"])
-def test_a_large_answer_leaves_a_tombstone(site: Stage, sender: Sender, settings: Any, shape: str) -> None:
-    settings.DISTLOCK_IDEMPOTENCY = {**settings.DISTLOCK_IDEMPOTENCY, "MAX_BODY": 10}
+    change(settings, MAX_BODY=10)
     site.answer = lambda request: HttpResponse(b"x" * 11, headers={"Location": "/made/7/"})
-    assert sender.post(shape).status_code == 200
-    second = sender.post(shape)
+    assert sender.post(shape, key="large").status_code == 200
+    second = sender.post(shape, key="large")
     assert (second.status_code, second["Location"], second.content) == (303, "/made/7/", b"")
-    assert len(site.runs) == 1
+    assert len(site.runs) == 2
 
 
-@every_database
-@pytest.mark.parametrize("shape", ["plain", "atomic"])
+@BOTH
 def test_an_answer_that_is_rendered_after_the_view_is_kept(site: Stage, sender: Sender, shape: str) -> None:
     site.answer = templated
-    assert sender.post(shape).content == b"rendered late"
-    assert sender.post(shape).content == b"rendered late"
+    assert [sender.post(shape).content for _ in range(2)] == [b"rendered late"] * 2
     assert site.effects == 1
 
 
 def test_a_late_answer_that_fails_to_render_is_done_all_the_same(site: Stage, sender: Sender) -> None:
     """Marked as done first: the rows are committed, so it must not run again."""
+
+    class Unprintable:
+        def __str__(self) -> str:
+            raise RuntimeError("boom")
 
     def late(request: Any) -> Any:
         response = templated(request)
@@ -188,12 +157,7 @@ def test_a_late_answer_that_fails_to_render_is_done_all_the_same(site: Stage, se
     assert site.effects == 1
 
 
-class Unprintable:
-    def __str__(self) -> str:
-        raise RuntimeError("boom")
-
-
-def test_only_headers_of_the_list_are_kept(site: Stage, sender: Sender) -> None:
+def test_only_headers_of_the_list_are_kept_and_nothing_as_a_pickle(site: Stage, sender: Sender) -> None:
     def answer(request: Any) -> HttpResponse:
         response = HttpResponse("x", headers={"ETag": '"1"', "HX-Trigger": "saved", "X-Secret": "s", "Link": "</a>"})
         response.set_cookie("session", "of-somebody")
@@ -205,27 +169,28 @@ def test_only_headers_of_the_list_are_kept(site: Stage, sender: Sender) -> None:
     assert not second.cookies
     assert (second["ETag"], second["HX-Trigger"], second["Link"]) == ('"1"', "saved", "</a>")
     assert "X-Secret" not in second
+    ((facts, phases, body),) = sql(site.alias, "SELECT facts, phases, body FROM {keys}")
+    assert (json.loads(facts)["status"], json.loads(phases), bytes(body)) == (200, {}, b"x")
 
 
-@pytest.mark.parametrize("shape", ["required", "required_atomic", "dispatch", "async_dispatch"])
-def test_a_required_key_that_is_missing(site: Stage, shape: str) -> None:
-    response = Sender().post(shape)
-    assert (response.status_code, response.json()["code"]) == (400, "missing_key")
-    assert 'rel="help"' in response["Link"]
+def test_a_required_key_that_is_missing(site: Stage) -> None:
+    for shape in ("required", "required_atomic", "dispatch", "async_dispatch"):
+        response = Sender().post(shape)
+        assert (response.status_code, response.json()["code"]) == (400, "missing_key"), shape
+        assert 'rel="help"' in response["Link"]
     assert not site.runs
 
 
 @pytest.mark.parametrize("middleware", [True, False])
-@pytest.mark.parametrize("shape", ["dispatch", "async_dispatch", "handler"])
-def test_class_based_views(site: Stage, sender: Sender, settings: Any, shape: str, middleware: bool) -> None:
+def test_class_based_views(site: Stage, sender: Sender, settings: Any, middleware: bool) -> None:
     """Without the middleware the decorator alone answers, below an async class as a coroutine."""
     settings.MIDDLEWARE = MIDDLEWARE if middleware else MIDDLEWARE[:-1]
-    assert [sender.post(shape).json()["run"] for _ in range(2)] == [1, 1]
-    assert site.effects == 1
+    for number, shape in enumerate(("dispatch", "async_dispatch", "handler"), start=1):
+        assert [sender.post(shape).json()["run"] for _ in range(2)] == [number, number], shape
+    assert site.effects == 3
 
 
-@every_database
-@pytest.mark.parametrize("shape", ["plain", "atomic"])
+@BOTH
 def test_after_its_lifetime_a_key_is_new(site: Stage, sender: Sender, shape: str) -> None:
     sender.post(shape)
     expire(site.alias)
@@ -234,13 +199,136 @@ def test_after_its_lifetime_a_key_is_new(site: Stage, sender: Sender, shape: str
     assert sender.post(shape, {"other": "data"})["Idempotency-Replayed"] == "true"
 
 
-def test_nothing_that_is_stored_is_a_pickle(site: Stage, sender: Sender) -> None:
-    from django.db import connections
+@on_servers
+def test_a_method_with_a_long_name(site: Stage, sender: Sender, key: str) -> None:
+    """The column is short, and PostgreSQL refuses what does not fit."""
+    for _ in range(2):
+        response = sender.client.generic("BASELINE-CONTROL", "/plain/", headers={"Idempotency-Key": key})
+        assert response.status_code == 201
+    assert site.effects == 1
 
-    sender.post()
-    with connections[site.alias].cursor() as cursor:
-        cursor.execute("SELECT facts, phases, body FROM django_distlock_idempotency")
-        facts, phases, body = cursor.fetchone()
-    assert json.loads(facts)["status"] == 201
-    assert json.loads(phases) == {}
-    assert bytes(body) == b'{"run": 1}'
+
+class Failing:
+    """A middleware that fails when the view has answered."""
+
+    broken = True
+
+    def __init__(self, get_response: Any) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: Any) -> Any:
+        response = self.get_response(request)
+        if self.broken:
+            raise RuntimeError("boom")
+        return response
+
+
+@BOTH
+@pytest.mark.parametrize("place", ["above", "below"])
+def test_an_exception_in_another_middleware(
+    site: Stage, sender: Sender, settings: Any, monkeypatch: pytest.MonkeyPatch, shape: str, place: str
+) -> None:
+    """Naive code takes it for one of the view, and the retry acts again."""
+    failing = f"{__name__}.Failing"
+    settings.MIDDLEWARE = [*MIDDLEWARE, failing] if place == "below" else [failing, *MIDDLEWARE]
+    assert sender.post(shape).status_code == 500
+    monkeypatch.setattr(Failing, "broken", False)
+    assert Sender(sender.key).post(shape).status_code in (201, 409)
+    assert site.effects == 1
+
+
+# -- request.idempotency
+
+
+def test_derived_keys(site: Stage, sender: Sender) -> None:
+    """The same for the same request, another one for each name, principal and key; and they do not tell the key."""
+    derived: list[tuple[str, str]] = []
+
+    def derive(request: Any) -> None:
+        derived.append((request.idempotency.derive("payments"), request.idempotency.derive("mail")))
+        raise RuntimeError("boom")
+
+    site.during = derive
+    for post in (sender, sender, Sender(sender.key, who="b"), Sender("another")):
+        post.post()
+    first, again, other_one, other_key = derived
+    assert first == again
+    assert len({*first, *other_one, *other_key}) == 6
+    assert all(len(value) == 64 for value in first)
+
+
+def test_without_a_key_a_view_needs_no_branches(site: Stage) -> None:
+    def use(request: Any) -> None:
+        state: Idempotency = request.idempotency
+        assert not state
+        assert state.key is None
+        assert state.derive("a") != state.derive("a")
+        with state.phase("charge") as charge:
+            assert not charge.done
+        state.keep()
+
+    site.during = use
+    assert Sender().post().status_code == 201
+
+
+# -- the decorator alone
+
+
+def posted(key: str, **headers: str) -> Any:
+    return RequestFactory(headers={"Idempotency-Key": key, **headers}).post("/a/")
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+def test_the_decorator_without_the_middleware(site: Stage, key: str, atomic: bool) -> None:
+    runs: list[int] = []
+
+    @idempotent(atomic=atomic, anonymous=True)
+    def view(request: Any) -> HttpResponse:
+        runs.append(1)
+        if len(runs) == 1:
+            raise RuntimeError("boom")
+        return HttpResponse(str(len(runs)))
+
+    with pytest.raises(RuntimeError, match="boom"):
+        view(posted(key))
+    assert nothing_is_renewed(), "the claim is renewed for as long as the process lives"
+    assert states(site.alias) == []
+    assert [view(posted(key)).content for _ in range(2)] == [b"2", b"2"]
+
+
+def test_a_claim_inside_a_transaction_is_refused(site: Stage, key: str) -> None:
+    from django.core.exceptions import ImproperlyConfigured
+
+    view = idempotent(anonymous=True)(lambda request: HttpResponse())
+    with transaction.atomic(), pytest.raises(ImproperlyConfigured, match="atomic=True"):
+        view(posted(key))
+
+
+WRONG: list[tuple[dict[str, Any], type[Exception]]] = [
+    ({"ttl": 0}, ValueError),
+    ({"ttl": "1"}, TypeError),
+    ({"claim_ttl": -1}, ValueError),
+    ({"wait": True}, TypeError),
+    ({"atomic": 1}, TypeError),
+    ({"required": "yes"}, TypeError),
+    ({"on_crash": "again"}, ValueError),
+    ({"on_store_error": "maybe"}, ValueError),
+    ({"fingerprint_exclude": "name"}, TypeError),
+    ({"key": "header"}, TypeError),
+    ({"timeout": 1}, TypeError),
+]
+
+
+def test_wrong_options_fail_at_once() -> None:
+    async def view(*args: Any) -> Any:
+        return "retry"
+
+    for options, error in [*WRONG, ({"on_crash": view}, TypeError), ({"key": view}, TypeError)]:
+        with pytest.raises(error, match=next(iter(options))):
+            idempotent(**options)
+    with pytest.raises(TypeError, match="sync view"):
+        idempotent(atomic=True)(view)
+    with pytest.raises(TypeError, match="method_decorator"):
+        idempotent(type("View", (), {}))
+    with pytest.raises(TypeError, match="no request"):
+        idempotent(lambda value: value)(1)

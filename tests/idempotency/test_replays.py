@@ -1,25 +1,28 @@
-"""Replays beside the body: the policies of the view, encoding, language; and the answers that replace a replay."""
+"""Replays beside the body: the policies of the view, encoding, language; and a store that is away."""
 
 from __future__ import annotations
 
-import asyncio
 import gzip
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.conf.urls.i18n import i18n_patterns
+from django.core.cache import caches
 from django.db import OperationalError, connections
 from django.http import HttpResponse
-from django.test import AsyncClient
+from django.urls import path
 from django.utils import translation
 from django.views.decorators.clickjacking import xframe_options_exempt
 
 from django_distlock.idempotency.decisions import accepts
-from tests.idempotency.conftest import MIDDLEWARE, Sender, states
-from tests.idempotency.test_forms import Browser
-from tests.idempotency.test_people import Pressed, Twin
-from tests.idempotency.views import redirect
+from tests.idempotency.actors import Browser, Sender, at_once, by_task
+from tests.idempotency.conftest import MIDDLEWARE, change, on_servers, serve, sql, states
+from tests.idempotency.views import act, show
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.idempotency.views import Stage
 
 BOTH = pytest.mark.parametrize("shape", ["plain", "atomic"])
@@ -39,129 +42,122 @@ SECURITY = [
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     *MIDDLEWARE,
 ]
-
+urlpatterns = i18n_patterns(path("form/", show), path("plain/", act))
 
 # -- policies
 
 
 @BOTH
 def test_policies_of_the_view_are_those_of_the_replay(site: Stage, sender: Sender, settings: Any, shape: str) -> None:
-    """Naive code repeats the page of an untrusted author without its sandbox."""
+    """Naive code repeats the page of an untrusted author without its sandbox. Of a page that may be framed the
+    decorator leaves a mark on the response and no header."""
     settings.MIDDLEWARE = SECURITY
     site.answer = lambda request: HttpResponse("<script>", headers=POLICIES)
     first, second = sender.post(shape), sender.post(shape)
     assert second["Idempotency-Replayed"] == "true"
     for name, value in POLICIES.items():
         assert (first[name], second[name]) == (value, value), name
-
-
-@BOTH
-def test_a_page_that_may_be_framed_may_be_framed_again(site: Stage, sender: Sender, settings: Any, shape: str) -> None:
-    """The decorator below leaves a mark on the response and no header."""
-    settings.MIDDLEWARE = SECURITY
     site.answer = xframe_options_exempt(lambda request: HttpResponse("widget"))
-    assert [sender.post(shape).get("X-Frame-Options") for _ in range(2)] == [None, None]
+    assert [sender.post(shape, key="widget").get("X-Frame-Options") for _ in range(2)] == [None, None]
 
 
-def test_a_policy_of_django_6_is_kept(site: Stage, sender: Sender) -> None:
+def test_a_policy_of_django_6_is_kept_or_there_is_no_answer(site: Stage, sender: Sender) -> None:
     """``csp_override`` leaves its policy on the response for the middleware above."""
+    policies: list[Any] = [{"default-src": {"'self'"}}, {"default-src": object()}]
 
     def answer(request: Any) -> HttpResponse:
         response: Any = HttpResponse("x")
-        response._csp_config = {"default-src": {"'self'"}}
+        response._csp_config = policies[len(site.runs) - 1]
         return response  # type: ignore[no-any-return]
 
     site.answer = answer
     sender.post()
     assert sender.post()._csp_config == {"default-src": ["'self'"]}
-
-
-def test_a_policy_that_cannot_be_kept_leaves_no_answer_without_it(site: Stage, sender: Sender) -> None:
-    def answer(request: Any) -> HttpResponse:
-        response: Any = HttpResponse("x")
-        response._csp_config = {"default-src": object()}
-        return response  # type: ignore[no-any-return]
-
-    site.answer = answer
-    assert sender.post().status_code == 200
-    assert sender.post().json()["code"] == "already_completed"
+    assert sender.post(key="other").status_code == 200
+    assert sender.post(key="other").json()["code"] == "already_completed"
 
 
 # -- encoding
-
-
-@pytest.mark.parametrize(
-    ("accepted", "plain"),
-    [("gzip", False), ("br, GZIP;q=0.5", False), ("*", False), ("", True), ("identity", True)],
-)
-@BOTH
-def test_a_compressed_answer_for_a_client_that_takes_none(
-    site: Stage, sender: Sender, settings: Any, shape: str, accepted: str, plain: bool
-) -> None:
-    """GZipMiddleware below: the first attempt said gzip, the retry does not."""
-    settings.MIDDLEWARE = [*MIDDLEWARE, "django.middleware.gzip.GZipMiddleware"]
-    body = b"a long answer " * 100
-    site.answer = lambda request: HttpResponse(body)
-    if shape == "atomic":  # the middleware is above that: nothing is compressed where it is kept
-        site.answer = compressed(body)
-    first = sender.post(shape, headers={"Accept-Encoding": "gzip"})
-    assert first["Content-Encoding"] == "gzip"
-    second = sender.post(shape, headers={"Accept-Encoding": accepted})
-    assert second["Idempotency-Replayed"] == "true"
-    assert ("Content-Encoding" not in second) is plain
-    assert (second.content if plain else gzip.decompress(second.content)) == body
-    if not plain:
-        assert "Accept-Encoding" in second["Vary"]
-
-
-@pytest.mark.parametrize(
-    ("header", "accepted"),
-    [
-        *(("gzip", True), ("GZIP", True), ("deflate, gzip;q=0.1", True), ("*", True), ("br;q=1, *;q=0.5", True)),
-        *(("", False), ("identity", False), ("gzip;q=0", False), ("gzip; q=0.000", False), ("*;q=0", False)),
-        *(("gzip;q=0, *", False), ("xgzip", False)),
-    ],
-)
-def test_what_a_client_takes(header: str, accepted: bool) -> None:
-    assert accepts(header, "gzip") is accepted
 
 
 def compressed(body: bytes, encoding: str = "gzip") -> Any:
     return lambda request: HttpResponse(gzip.compress(body), headers={"Content-Encoding": encoding})
 
 
-@pytest.mark.parametrize("encoding", ["br", "gzip"])
-def test_what_cannot_be_decompressed_is_not_given(site: Stage, sender: Sender, encoding: str) -> None:
-    site.answer = lambda request: HttpResponse(b"\x00 neither", headers={"Content-Encoding": encoding})
-    sender.post(headers={"Accept-Encoding": encoding})
-    second = sender.post(headers={"Accept-Encoding": "identity"})
-    assert (second.status_code, second.json()["code"]) == (409, "already_completed")
+@BOTH
+def test_a_compressed_answer_for_a_client_that_takes_none(
+    site: Stage, sender: Sender, settings: Any, shape: str
+) -> None:
+    """GZipMiddleware below: the first attempt said gzip, the retry does not."""
+    settings.MIDDLEWARE = [*MIDDLEWARE, "django.middleware.gzip.GZipMiddleware"]
+    body = b"a long answer " * 100
+    # the middleware is above the exactly-once mode: nothing is compressed where it is kept
+    site.answer = compressed(body) if shape == "atomic" else lambda request: HttpResponse(body)
+    assert sender.post(shape, headers={"Accept-Encoding": "gzip"})["Content-Encoding"] == "gzip"
+    for accepted in ("gzip", "br, GZIP;q=0.5", "*"):
+        again = sender.post(shape, headers={"Accept-Encoding": accepted})
+        assert (again["Content-Encoding"], gzip.decompress(again.content)) == ("gzip", body)
+        assert "Accept-Encoding" in again["Vary"]
+    for accepted in ("", "identity"):
+        again = sender.post(shape, headers={"Accept-Encoding": accepted})
+        assert ("Content-Encoding" in again, again.content) == (False, body)
+        assert again["Idempotency-Replayed"] == "true"
+
+
+def test_what_a_client_takes() -> None:
+    for header in ("gzip", "GZIP", "deflate, gzip;q=0.1", "*", "br;q=1, *;q=0.5"):
+        assert accepts(header, "gzip"), header
+    for header in ("", "identity", "gzip;q=0", "gzip; q=0.000", "*;q=0", "gzip;q=0, *", "xgzip"):
+        assert not accepts(header, "gzip"), header
 
 
 # -- language
 
 
-@BOTH
-def test_a_replay_has_the_language_of_its_text(site: Stage, sender: Sender, settings: Any, shape: str) -> None:
+def test_a_replay_has_the_language_of_its_text(site: Stage, sender: Sender, key: str, settings: Any) -> None:
     """LocaleMiddleware writes Content-Language by what the retry prefers, not by what it gets."""
     settings.USE_I18N = True
-    site.answer = lambda request: HttpResponse(translation.get_language())
-    first = sender.post(shape, headers={"Accept-Language": "de"})
-    second = sender.post(shape, headers={"Accept-Language": "en"})
-    assert (first.content, first["Content-Language"]) == (b"de", "de")
-    assert (second.content, second["Content-Language"]) == (b"de", "de")
-
-
-def test_a_language_that_the_view_names_is_kept(site: Stage, sender: Sender, settings: Any) -> None:
+    settings.MIDDLEWARE = SECURITY
+    site.answer = lambda request: HttpResponse(translation.get_language(), headers=POLICIES)
+    for shape in ("plain", "atomic"):
+        answers = [sender.post(shape, headers={"Accept-Language": language}) for language in ("de", "en")]
+        assert [(one.content, one["Content-Language"]) for one in answers] == [(b"de", "de")] * 2
+    answers = [by_task("async", key, **{"Accept-Language": language}) for language in ("de", "en")]
+    assert [one["Content-Language"] for one in answers] == ["de", "de"]
+    assert [one["Content-Security-Policy"] for one in answers] == ["sandbox", "sandbox"]
     site.answer = lambda request: HttpResponse("ciao", headers={"Content-Language": "it"})
-    assert [sender.post()["Content-Language"] for _ in range(2)] == ["it", "it"]
+    assert [sender.post(key="it")["Content-Language"] for _ in range(2)] == ["it", "it"]
 
 
-# -- a dead database
+def test_the_address_sets_the_language(site: Stage, browser: Browser, sender: Sender, settings: Any) -> None:
+    """Not the cookie or the header: a visitor that changes those sends the same form. Under the address of another
+    language the key of a form does not count, and nothing is saved a second time without a question."""
+    settings.USE_I18N = True
+    serve(settings, __name__)
+    with translation.override(translation.get_language()):  # the middleware leaves that of the last request
+        fields = browser.open("en/form")
+        assert browser.send(fields, "en/form").status_code == 302
+        browser.client.cookies["django_language"] = "de"
+        again = browser.send(fields, "en/form", headers={"Accept-Language": "de"})
+        assert again["Idempotency-Replayed"] == "true"
+        assert browser.send(fields, "de/form").status_code == 409
+        assert site.effects == 1
+        assert [sender.post(f"{language}/plain").status_code for language in ("en", "de", "en", "de")] == [302] * 4
+        assert site.effects == 3
 
 
-@pytest.mark.parametrize("alias", ["default", "postgres", "mariadb"], indirect=True)
-@pytest.mark.parametrize(("shape", "status"), [("atomic", 503), ("plain", 503), ("atomic_open", 201)])
+# -- a store that is away
+
+
+@pytest.mark.parametrize(
+    ("alias", "shape", "status"),
+    [
+        ("default", "atomic", 503),
+        ("default", "plain", 503),
+        ("postgres", "atomic", 503),
+        ("postgres", "atomic_open", 201),
+    ],
+)
 def test_a_database_that_is_down(
     site: Stage, sender: Sender, monkeypatch: pytest.MonkeyPatch, shape: str, status: int
 ) -> None:
@@ -181,82 +177,86 @@ def test_a_database_that_is_down(
         patch.setattr(connection, "get_new_connection", refuse)
         response = sender.post(shape)
     assert response.status_code == status
+    assert len(site.runs) == (status == 201)
     if status == 503:
-        assert response.json()["code"] == "store_unavailable"
-        assert response["Retry-After"] == "5"
-        assert not site.runs
-    else:
-        assert len(site.runs) == 1
+        assert (response.json()["code"], response["Retry-After"]) == ("store_unavailable", "5")
 
 
-def test_a_user_who_cannot_be_looked_up(site: Stage, sender: Sender, settings: Any) -> None:
-    """The session is in the database that is down."""
-    settings.MIDDLEWARE = [*MIDDLEWARE[:-1], f"{__name__}.unknown", MIDDLEWARE[-1]]
-    response = sender.post()
-    assert (response.status_code, response.json()["code"]) == (503, "store_unavailable")
-
-
-class Unknown:
-    @property
-    def is_authenticated(self) -> bool:
-        raise OperationalError("connection refused")
-
-
-def unknown(get_response: Any) -> Any:
-    def middleware(request: Any) -> Any:
-        request.user = Unknown()
-        return get_response(request)
-
-    return middleware
-
-
-# -- people, while the first still runs
-
-
-@pytest.mark.parametrize(("alias", "shape"), [("default", "form"), ("postgres", "form")], indirect=["alias"])
-def test_what_still_runs_is_not_said_to_be_saved(site: Stage, shape: str) -> None:
-    """It may yet end as the form with its errors, and then nothing was saved."""
-    site.answer = redirect
-    browser = Browser()
-    fields = browser.open(shape)
-    with Pressed(site, browser, fields | {"name": "a"}, shape):
-        page = Twin(browser).send(fields | {"name": "b"}, shape)
-        text = page.content.decode()
-    assert page.status_code == 422
-    assert "Still being saved" in text
-    assert "Already saved" not in text
-    assert "Submit as new" in text
-    assert "Already saved" in browser.send(fields | {"name": "b"}, shape).content.decode()
-    assert states(site.alias) == ["completed"]
-
-
-def test_language_and_policies_under_asgi(site: Stage, key: str, settings: Any) -> None:
-    settings.MIDDLEWARE = SECURITY
-    site.answer = lambda request: HttpResponse(translation.get_language(), headers=POLICIES)
-
-    async def post(language: str) -> Any:
-        headers = {"Authorization": "a", "Idempotency-Key": key, "Accept-Language": language}
-        return await AsyncClient().post("/async/", {}, headers=headers)
-
-    answers = [asyncio.run(post(language)) for language in ("de", "en")]
-    assert [answer["Content-Language"] for answer in answers] == ["de", "de"]
-    assert [answer["Content-Security-Policy"] for answer in answers] == ["sandbox", "sandbox"]
-
-
-@pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
+@on_servers
 def test_a_session_that_the_server_has_ended(site: Stage, sender: Sender) -> None:
     """A connection that is kept for later requests (CONN_MAX_AGE), and is dead by the next one."""
-    connection = connections[site.alias]
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid()" if site.alias == "postgres" else "SELECT CONNECTION_ID()")
-        (number,) = cursor.fetchone()
+    postgres, connection = site.alias == "postgres", connections[site.alias]
+    ((number,),) = sql(site.alias, "SELECT pg_backend_pid()" if postgres else "SELECT CONNECTION_ID()")
     other = connection.copy()
-    kill = "SELECT pg_terminate_backend(%s)" if site.alias == "postgres" else "KILL %s"
     with other.cursor() as cursor:
-        cursor.execute(kill, [number])
+        cursor.execute("SELECT pg_terminate_backend(%s)" if postgres else "KILL %s", [number])
     other.close()
     response = sender.post("atomic")
     connection.close()
     assert (response.status_code, response.json()["code"]) == (503, "store_unavailable")
     assert not site.runs
     assert sender.post("atomic").status_code == 201
+
+
+@contextmanager
+def without_the_table(alias: str) -> Iterator[None]:
+    sql(alias, "ALTER TABLE {keys} RENAME TO distlock_away")
+    try:
+        yield
+    finally:
+        sql(alias, "ALTER TABLE distlock_away RENAME TO {keys}")
+
+
+@pytest.mark.parametrize(("alias", "in_transaction"), [("default", False), ("postgres", False), ("postgres", True)])
+def test_exactly_once_without_its_store_only_if_that_is_wanted(
+    site: Stage, sender: Sender, monkeypatch: pytest.MonkeyPatch, in_transaction: bool
+) -> None:
+    """Naive code runs the view inside the transaction that the failed claim has broken."""
+    monkeypatch.setitem(connections.settings[site.alias], "ATOMIC_REQUESTS", in_transaction)
+    with without_the_table(site.alias):
+        statuses = [sender.post(shape).status_code for shape in ("atomic_open", "atomic", "plain")]
+    assert statuses == [201, 503, 503]
+    assert site.effects == 1
+
+
+@pytest.mark.parametrize("alias", ["default", "postgres"])
+def test_a_store_that_fails_after_the_view(site: Stage, sender: Sender) -> None:
+    """In the exactly-once mode nothing is committed then; else the view's answer is given, and the log tells."""
+    site.during = lambda request: sql(site.alias, "DELETE FROM {keys}")
+    assert sender.post("atomic").status_code == 503
+    assert site.effects == 0
+    assert sender.post("plain").status_code == 201
+    assert site.effects == 1
+
+
+@pytest.mark.parametrize("alias", ["mariadb"])
+def test_the_lock_in_front_may_be_away(site: Stage, sender: Sender, settings: Any) -> None:
+    """It saves a duplicate a wait, and no more: the table alone answers each of them rightly."""
+    away = {"BACKEND": "django_distlock.backends.redis.RedisBackend", "OPTIONS": {"url": "redis://127.0.0.1:1"}}
+    settings.DISTLOCK = {**settings.DISTLOCK, "away": away}
+    change(settings, LOCK="away")
+    assert [sender.post("atomic").status_code for _ in range(2)] == [201, 201]
+    assert site.effects == 1
+
+
+@pytest.mark.parametrize("shape", ["plain", "async", "decorated"])
+def test_a_site_on_a_cache(site: Stage, key: str, settings: Any, shape: str) -> None:
+    change(settings, STORAGE="cache", CACHE="redis")
+    answers = at_once(lambda: Sender(key).post(shape))
+    assert {answer.status_code for answer in answers} <= {201, 409}
+    assert Sender(key).post(shape)["Idempotency-Replayed"] == "true"
+    assert site.effects == 1
+    caches["redis"].clear()
+
+
+@pytest.mark.parametrize("shape", ["plain", "async", "open"])
+def test_a_cache_that_is_down(site: Stage, sender: Sender, settings: Any, shape: str) -> None:
+    settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
+    settings.DISTLOCK_IDEMPOTENCY = {"STORAGE": "cache"}
+    response = sender.post(shape)
+    if shape == "open":
+        assert (response.status_code, site.effects) == (201, 1)
+    else:
+        assert (response.status_code, response.json()["code"]) == (503, "store_unavailable")
+        assert (response["Retry-After"], site.effects) == ("5", 0)
+    assert states(site.alias) == []

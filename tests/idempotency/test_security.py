@@ -1,31 +1,30 @@
-"""Refusals: another user's key, no CSRF token, unknown clients, invented keys, keys and bodies that are too large."""
+"""Refusals: another user's key, no CSRF token, unknown clients, invented keys, keys that are too long; and what is
+stored of a client."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.contrib.auth import views as auth
 from django.contrib.auth.models import User
-from django.core.handlers.asgi import ASGIHandler
-from django.db import connections
-from django.http import HttpResponse
 from django.test import Client
 from django.urls import resolve
 from django.views import View
 
-from django_distlock.idempotency import decisions
+from django_distlock.idempotency import decisions, forget_user
 from django_distlock.idempotency.options import is_exempt
 from django_distlock.manager.site_key import site_key
-from tests.idempotency.conftest import Sender, states
-from tests.idempotency.test_forms import Browser
-from tests.idempotency.views import redirect
+from tests.idempotency.actors import Browser, Sender
+from tests.idempotency.conftest import change, every_database, sql, states
+from tests.support.findings import findings
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.idempotency.views import Stage
 
-BAD = ["", " ", "a b", "é", "a,b", '"a","b"', '"a', 'a"b', "\x00", "x" * 256, '"' + "x" * 256 + '"', "x" * 100_000]
+BAD = ["", " ", "a b", '"a b"', "é", "a,b", '"a","b"', '"a', 'a"b', "\x00", "x" * 256, '"' + "x" * 256 + '"']
 
 
 @pytest.mark.parametrize("shape", ["plain", "atomic", "async"])
@@ -36,37 +35,26 @@ def test_another_ones_key_is_another_key(site: Stage, key: str, shape: str) -> N
     assert not any(answer.has_header("Idempotency-Replayed") for answer in answers)
 
 
-def test_another_ones_form_key_is_refused(site: Stage) -> None:
-    site.answer = redirect
-    mine, other = Browser(), Browser()
-    fields, their = mine.open(), other.open()
-    mine.send(fields)
+def test_another_ones_form_key_is_refused(site: Stage, browser: Browser) -> None:
+    other = Browser()
+    fields, their = browser.open(), other.open()
+    browser.send(fields)
     stolen = other.send(their | {"_idempotency_key": fields["_idempotency_key"]})
     assert stolen.status_code == 409
     assert site.effects == 1
     assert "Location" not in stolen
 
 
-@pytest.mark.parametrize("value", ["x", "a.b.c", "." * 1025, "é.x.y", "a" * 22 + "." + "b" * 43 + "." + "c" * 43])
-def test_invented_form_keys_are_refused_and_store_nothing(site: Stage, value: str) -> None:
-    browser = Browser()
-    response = browser.send(browser.open() | {"_idempotency_key": value})
-    assert response.status_code == 400
-    assert site.effects == 0
-    assert states(site.alias) == []
-
-
-def test_a_form_with_two_keys_is_refused(site: Stage) -> None:
-    browser = Browser()
-    first, second = browser.open(), browser.open()
-    both = first | {"_idempotency_key": [first["_idempotency_key"], second["_idempotency_key"]]}
-    assert browser.send(both).status_code == 400
+def test_invented_form_keys_are_refused_and_store_nothing(site: Stage, browser: Browser) -> None:
+    fields = browser.open()
+    values: list[Any] = ["x", "a.b.c", "." * 1025, "é.x.y", "a" * 22 + "." + "b" * 43 + "." + "c" * 43]
+    for value in [*values, [fields["_idempotency_key"], browser.open()["_idempotency_key"]]]:
+        assert browser.send(fields | {"_idempotency_key": value}).status_code == 400, value
+    assert (site.effects, states(site.alias)) == (0, [])
 
 
 @pytest.mark.parametrize("shape", ["form", "atomic_form"])
-def test_without_a_csrf_token_nothing_is_answered(site: Stage, shape: str) -> None:
-    site.answer = redirect
-    browser = Browser()
+def test_without_a_csrf_token_nothing_is_answered(site: Stage, browser: Browser, shape: str) -> None:
     fields = browser.open(shape)
     browser.send(fields, shape)
     del fields["csrfmiddlewaretoken"]
@@ -75,149 +63,60 @@ def test_without_a_csrf_token_nothing_is_answered(site: Stage, shape: str) -> No
     assert "Idempotency-Replayed" not in response
 
 
-def test_header_keys_of_nobody_are_ignored(site: Stage, key: str) -> None:
+def test_header_keys_of_nobody_are_ignored_unless_they_are_allowed(site: Stage, key: str) -> None:
     client = Client()
     for _ in range(2):
         client.post("/plain/", headers={"Idempotency-Key": key})
-    assert site.effects == 2
-    assert states(site.alias) == []
-
-
-def test_header_keys_of_nobody_where_they_are_allowed(site: Stage, key: str) -> None:
-    client = Client()
+    assert (site.effects, states(site.alias)) == (2, [])
     for _ in range(2):
         assert client.post("/anonymous/", headers={"Idempotency-Key": key}).status_code == 201
-    assert site.effects == 1
+    assert site.effects == 3
 
 
-def test_a_refusal_of_somebody_unknown_is_not_kept(site: Stage) -> None:
-    """Else a forged webhook uses up the number of the real one."""
-    client = Client()
-    site.answer = lambda request: HttpResponse("bad signature", status=400)
-    assert client.post("/webhook/", "forged", content_type="text/plain", headers={"X-Event": "1"}).status_code == 400
-    site.answer = lambda request: HttpResponse("ok")
-    assert client.post("/webhook/", "real", content_type="text/plain", headers={"X-Event": "1"}).content == b"ok"
-    again = client.post("/webhook/", "real", content_type="text/plain", headers={"X-Event": "1"})
-    assert again["Idempotency-Replayed"] == "true"
-
-
-@pytest.mark.parametrize("value", BAD)
 @pytest.mark.parametrize("shape", ["plain", "atomic"])
-def test_bad_keys(site: Stage, shape: str, value: str) -> None:
-    response = Sender().post(shape, key=value)
-    assert (response.status_code, response.json()["code"]) == (400, "bad_key")
+def test_bad_keys(site: Stage, shape: str) -> None:
+    for value in BAD:
+        response = Sender().post(shape, key=value)
+        assert (response.status_code, response.json()["code"]) == (400, "bad_key"), value
     assert site.effects == 0
 
 
-def test_a_key_is_measured_before_it_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decisions, "_BARE", None)
-    with pytest.raises(decisions.BadKey, match="longer"):
-        decisions.parse_header("x" * 10_000_000)
-
-
-@pytest.mark.parametrize("value", ["a", "~" * 255, '"a b"', '"\\"quoted\\""', '"14593813892047"'])
-def test_good_keys(site: Stage, value: str) -> None:
-    if " " in value:
-        assert Sender().post(key=value).status_code == 400
-        return
-    for _ in range(2):
-        assert Sender().post(key=value).status_code == 201
-    assert site.effects == 1
-
-
-def test_bare_and_quoted_are_one_key(site: Stage, key: str) -> None:
-    Sender().post(key=key)
-    assert Sender().post(key=f'"{key}"')["Idempotency-Replayed"] == "true"
-
-
-def test_users_are_told_apart_from_credentials(site: Stage, key: str) -> None:
-    users = [User(pk=5000 + number, username=f"user{number}") for number in range(2)]
-    for user in users:
-        user.save()
-    try:
-        for user in [*users, users[0]]:
-            client = Client()
-            client.force_login(user)
-            client.post("/plain/", {"a": 1}, headers={"Idempotency-Key": key})
-        assert site.effects == 2
-        with connections[site.alias].cursor() as cursor:
-            cursor.execute("SELECT principal FROM django_distlock_idempotency ORDER BY principal")
-            assert [row[0] for row in cursor.fetchall()] == ["user 5000", "user 5001"]
-    finally:
-        for user in users:
-            user.delete()
+def test_good_keys(site: Stage, key: str) -> None:
+    good = ["a", "~" * 255, '"\\"quoted\\""', '"14593813892047"', key]
+    for value in good:
+        assert [Sender().post(key=value).status_code for _ in range(2)] == [201, 201]
+    assert site.effects == len(good)
+    assert Sender().post(key=f'"{key}"')["Idempotency-Replayed"] == "true", "bare and quoted are one key"
 
 
 def test_neither_key_nor_credential_is_stored(site: Stage, key: str) -> None:
     Sender(key, who="canary-credential").post(data={"password": "canary-password"})
-    with connections[site.alias].cursor() as cursor:
-        cursor.execute("SELECT * FROM django_distlock_idempotency")
-        text = repr(cursor.fetchall())
+    text = repr(sql(site.alias, "SELECT * FROM {keys}"))
     assert key not in text
     assert "canary" not in text
 
 
 def test_no_credential_can_be_tried_on_a_dump(site: Stage, key: str) -> None:
     """Naive code keys the hash in the list by the site key, which is in the same database: passwords are tried fast."""
-    secret = site_key.load()
     labels = []
     for word in ("a", "b", "a"):
         Sender(f"{key}{len(labels)}", who=word).post()
-        with connections[site.alias].cursor() as cursor:
-            cursor.execute("SELECT principal FROM django_distlock_idempotency")
-            ((label,),) = cursor.fetchall()
-            cursor.execute("DELETE FROM django_distlock_idempotency")  # two of one millisecond have no order
-            labels.append(label)
+        labels.append(sql(site.alias, "SELECT principal FROM {keys}")[0][0])
+        sql(site.alias, "DELETE FROM {keys}")  # two of one millisecond have no order
     assert labels[0] == labels[2] != labels[1], "who looks can tell them apart"
-    assert decisions.keyed(secret, "mark", "testserver", "credential:Bearer a")[:12] not in labels[0]
+    assert decisions.keyed(site_key.load(), "mark", "testserver", "credential:Bearer a")[:12] not in labels[0]
 
 
-def test_a_body_too_large_for_memory_is_left_to_the_view(site: Stage, sender: Any, settings: Any) -> None:
-    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 100
-    big = '{"a": "' + "x" * 200 + '"}'
-    for _ in range(2):
-        assert sender.post(data=big).status_code == 201
-    assert site.effects == 1
-
-
-@pytest.mark.parametrize("shape", ["plain", "decorated"])
-def test_a_broken_multipart_body_is_no_server_error(site: Stage, sender: Sender, key: str, shape: str) -> None:
-    response = sender.client.post(
-        f"/{shape}/", b"--x\r\n", content_type="multipart/form-data", headers={"Idempotency-Key": key}
-    )
-    assert response.status_code == 400
-
-
-def test_multipart_without_csrf_is_left_to_the_view(site: Stage, sender: Sender) -> None:
-    """It is not parsed yet: the view may choose its upload handlers."""
-    site.during = lambda request: setattr(request, "upload_handlers", [])
-    response = sender.client.post("/exempt_of_csrf/", {"a": "b"}, headers={"Idempotency-Key": sender.key or ""})
-    assert response.status_code == 201
-
-
-@pytest.mark.parametrize("shape", ["exempt", "login"])
-def test_views_that_are_left_alone(site: Stage, sender: Sender, shape: str) -> None:
-    """The answer of a log-in view is for one person at one moment."""
-    for _ in range(2):
-        sender.post(shape)
-    assert site.effects == 2
-    assert states(site.alias) == []
-
-
-@pytest.mark.parametrize(
-    "view",
-    [
-        auth.LoginView,
-        auth.LogoutView,
-        auth.PasswordChangeView,
-        auth.PasswordResetView,
-        auth.PasswordResetConfirmView,
-    ],
-)
-def test_every_view_of_logging_in_and_out_and_of_passwords_is_exempt(view: Any) -> None:
-    """Also one that a project derives."""
-    assert is_exempt(view.as_view(), "POST")
-    assert is_exempt(type("Derived", (view,), {}).as_view(), "POST")
+def test_views_that_are_left_alone(site: Stage, sender: Sender) -> None:
+    """The answer of a log-in view is for one person at one moment; also of one that a project derives."""
+    for shape in ("exempt", "login"):
+        for _ in range(2):
+            sender.post(shape)
+    assert (site.effects, states(site.alias)) == (4, [])
+    for name in ("Login", "Logout", "PasswordChange", "PasswordReset", "PasswordResetConfirm"):
+        view = getattr(auth, f"{name}View")
+        assert is_exempt(view.as_view(), "POST")
+        assert is_exempt(type("Derived", (view,), {}).as_view(), "POST")
     assert not is_exempt(View.as_view(), "POST")
     for name in ("login", "logout", "password_change"):
         assert is_exempt(resolve(f"/admin/{name}/", "testproject.urls").func, "POST")
@@ -232,46 +131,64 @@ def test_options_that_the_middleware_cannot_see(site: Stage, sender: Sender, sha
     assert site.effects == 0
 
 
-@pytest.mark.parametrize("kind", ["application/json", "application/x-www-form-urlencoded"])
-def test_a_large_body_of_unsaid_length_is_left_to_the_view(site: Stage, key: str, settings: Any, kind: str) -> None:
-    """In chunks, under ASGI: Django has it in a file. Naive code takes no length for none, and reads it into memory."""
-    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 100
-    read: list[bool] = []
+# -- how many keys of one principal may live, and how those of one user are deleted
 
-    def during(request: Any) -> None:
-        read.append(hasattr(request, "_body"))
 
-    site.during = during
+@pytest.fixture
+def three(site: Stage, settings: Any) -> None:
+    change(settings, MAX_KEYS=3)
 
-    async def post(body: bytes) -> int:
-        sent: list[Any] = []
-        parts = iter([{"type": "http.request", "body": body}])
-        headers = [
-            ("authorization", "Bearer a"),
-            ("idempotency-key", key),
-            ("content-type", kind),
-            ("host", "testserver"),
-        ]
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": "/exempt_of_csrf/",
-            "query_string": b"",
-            "headers": [(name.encode(), value.encode()) for name, value in headers],
-        }
-        hold = asyncio.Event()
 
-        async def receive() -> Any:
-            for part in parts:
-                return part
-            await hold.wait()
+@every_database
+@pytest.mark.parametrize("shape", ["plain", "atomic"])
+def test_a_principal_has_a_quota(site: Stage, three: None, shape: str) -> None:
+    """Naive code keeps 256 KB for each of any number of keys."""
+    assert [Sender(f"k{number}").post(shape).status_code for number in range(3)] == [201] * 3
+    refused = Sender("k3").post(shape)
+    assert (refused.status_code, refused.json()["code"]) == (429, "too_many_keys")
+    assert 86000 < int(refused["Retry-After"]) <= 86400
+    assert site.effects == 3
+    # what is there is answered, and others have room
+    assert Sender("k0").post(shape)["Idempotency-Replayed"] == "true"
+    assert Sender("k3", who="b").post(shape).status_code == 201
+    sql(site.alias, "UPDATE {keys} SET lives_until = 1, expires_at = 1 WHERE status = 201")
+    assert Sender("k3").post(shape).status_code == 201
 
-        async def send(message: Any) -> None:
-            sent.append(message)
 
-        await ASGIHandler()(scope, receive, send)
-        return int(sent[0]["status"])
+def test_people_are_told_on_a_page_and_webhooks_have_no_quota(site: Stage, three: None, browser: Browser) -> None:
+    """The ids of webhooks come from one sender, who may have many."""
+    for _ in range(3):
+        assert browser.send(browser.open()).status_code == 302
+    refused = browser.send(browser.open())
+    assert refused.status_code == 429
+    assert "Too many requests" in refused.content.decode()
+    sent = [Sender().post("webhook", headers={"X-Event": str(number)}) for number in range(5)]
+    assert {answer.status_code for answer in sent} == {302}
 
-    bodies = [b"x" * 200, b"x" * 200, b"x" * 201, b"x" * 99]
-    assert [asyncio.run(post(body)) for body in bodies] == [201, 201, 422, 422]
-    assert read == [False]
+
+def test_a_cache_cannot_count(site: Stage, settings: Any) -> None:
+    settings.DISTLOCK_IDEMPOTENCY = {"STORAGE": "cache", "CACHE": "redis", "MAX_KEYS": 3}
+    assert [message.id for message in findings()] == ["distlock.W064"]
+
+
+@pytest.fixture
+def other(site: Stage) -> Iterator[Sender]:
+    somebody = User.objects.create(username="somebody-else")
+    sender = Sender("theirs")
+    sender.client.force_login(somebody)
+    yield sender
+    somebody.delete()
+
+
+@every_database
+def test_what_is_stored_of_a_user_can_be_deleted(site: Stage, user: Sender, other: Sender, key: str) -> None:
+    me = User.objects.get(username=f"user-{key[:8]}")
+    for name in ("a", "b"):
+        assert user.post(key=name).status_code == 201
+    other.post()
+    running: list[int] = []
+    site.during = lambda request: running.append(forget_user(me))
+    user.post(key="c")
+    assert running == [2]  # its own key, which is being used, stays
+    assert forget_user(me) == 1
+    assert other.post()["Idempotency-Replayed"] == "true"

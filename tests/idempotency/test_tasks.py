@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.http import HttpResponse
-from django.test import AsyncClient
+from django.test import AsyncClient, RequestFactory
 from django.utils.decorators import async_only_middleware
 
-from tests.conftest import eventually
-from tests.idempotency.conftest import Sender, states
-from tests.idempotency.test_races import CROWD
+from django_distlock.idempotency import idempotent
+from django_distlock.idempotency.storage.database import DatabaseStorage
+from tests.conftest import PATIENCE, eventually
+from tests.idempotency.actors import CROWD, Sender, client_leaves, nothing_is_renewed
+from tests.idempotency.conftest import states
 
 if TYPE_CHECKING:
     from tests.idempotency.views import Stage
@@ -53,27 +55,35 @@ def sent_by_task(method: str, shape: str, **sent: Any) -> Any:
     return asyncio.run(getattr(client, method)(f"/{shape}/", **sent))
 
 
-JSON = {"data": {"a": 1}, "content_type": "application/json"}
+FORM: dict[str, Any] = {"data": {"a": 1}}
+JSON = {**FORM, "content_type": "application/json"}
 
 
-@pytest.mark.parametrize("with_middleware", [True, False], ids=["", "no-middleware"])
-@pytest.mark.parametrize("shape", ["async", "async_decorated"])
-@pytest.mark.parametrize(("method", "sent"), [("get", {}), ("post", JSON)], ids=["get", "json"])
+@pytest.mark.parametrize(
+    ("shape", "method", "sent", "middleware"),
+    [
+        ("async", "get", {}, True),
+        ("async", "post", JSON, True),
+        ("async_decorated", "post", JSON, True),
+        ("async_decorated", "post", JSON, False),
+    ],
+)
 @pytest.mark.usefixtures("under_a_middleware")
 def test_a_request_without_a_key_stays_in_its_task(
-    site: Stage, settings: Any, method: str, sent: Any, shape: str, with_middleware: bool
+    site: Stage, settings: Any, shape: str, method: str, sent: Any, middleware: bool
 ) -> None:
     """A second task costs time, and middleware above would not see the ContextVars that the view sets."""
-    if not with_middleware:
+    if not middleware:
         settings.MIDDLEWARE = [path for path in settings.MIDDLEWARE if "Idempotency" not in path]
     assert sent_by_task(method, shape, **sent).status_code == 201
     assert found["view"] is found["task"]
     assert found["seen"] == "of the view"
 
 
-@pytest.mark.parametrize("shape", ["async", "async_decorated", "async_webhook"])
-@pytest.mark.parametrize("sent", [{"data": {"a": 1}}, JSON], ids=["form", "json"])
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "sent", "fails"),
+    [("async", JSON, False), ("async", FORM, True), ("async_decorated", FORM, False), ("async_webhook", JSON, False)],
+)
 @pytest.mark.usefixtures("under_a_middleware")
 def test_context_variables_reach_the_middleware_above(
     site: Stage, key: str, shape: str, sent: Any, fails: bool
@@ -86,52 +96,87 @@ def test_context_variables_reach_the_middleware_above(
     assert found["seen"] == "of the view"
 
 
-@pytest.mark.parametrize("shape", ["async", "async_decorated", "plain"])
+@pytest.mark.parametrize("shape", ["async", "plain"])
 def test_duplicate_tasks_act_once(site: Stage, key: str, shape: str) -> None:
-    client = AsyncClient()
     headers = {"Authorization": "Bearer a", "Idempotency-Key": key}
 
     async def race() -> list[Any]:
-        posts = [
-            client.post(f"/{shape}/", {"a": 1}, content_type="application/json", headers=headers) for _ in range(CROWD)
-        ]
-        return await asyncio.gather(*posts)
+        return await asyncio.gather(*(AsyncClient().post(f"/{shape}/", **JSON, headers=headers) for _ in range(CROWD)))
 
-    answers = asyncio.run(race())
-    assert {answer.status_code for answer in answers} <= {201, 409}
+    assert {answer.status_code for answer in asyncio.run(race())} <= {201, 409}
     assert site.effects == 1
 
 
 @pytest.mark.parametrize("shape", ["async", "async_decorated", "plain", "atomic", "webhook", "async_webhook"])
 def test_a_client_that_goes_leaves_the_answer_behind(site: Stage, key: str, sender: Sender, shape: str) -> None:
     """Naive code loses it: CancelledError passes through the middleware after the view has acted."""
-    acted = threading.Event()
-    go_on = threading.Event()
+    acted, go_on = threading.Event(), threading.Event()
 
     def pause(request: Any) -> Any:
         acted.set()
-        if shape.startswith("async"):
-            return asyncio.sleep(0.05)
-        return go_on.wait(5)
+        return asyncio.to_thread(go_on.wait, PATIENCE) if shape.startswith("async") else go_on.wait(PATIENCE)
 
     site.during = pause
     headers = {"Authorization": "Bearer a", **({"X-Event": key} if "webhook" in shape else {"Idempotency-Key": key})}
 
     async def leave() -> None:
-        post = asyncio.ensure_future(
-            AsyncClient().post(f"/{shape}/", {"name": "x"}, content_type="application/json", headers=headers)
-        )
-        while not acted.is_set():  # noqa: ASYNC110 - set by a thread
-            await asyncio.sleep(0.005)
-        post.cancel()
-        go_on.set()
-        with pytest.raises(asyncio.CancelledError):
-            await post
-        while len(asyncio.all_tasks()) > 1:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+        post = AsyncClient().post(f"/{shape}/", {"name": "x"}, content_type="application/json", headers=headers)
+        await client_leaves(asyncio.ensure_future(post), acted, go_on.set)
 
     asyncio.run(leave())
     eventually(lambda: states(site.alias) == ["completed"], "the answer was not kept")
     site.during = lambda request: None
     assert sender.post(shape, headers=headers)["Idempotency-Replayed"] == "true"
     assert site.effects == 1
+
+
+def test_a_client_that_goes_during_the_claim(site: Stage, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Naive code leaves a claim whose view does not run."""
+    claiming, go_on = threading.Event(), threading.Event()
+    plain = DatabaseStorage.claim
+
+    def slow(self: DatabaseStorage, claim: Any) -> Any:
+        found = plain(self, claim)
+        claiming.set()
+        assert go_on.wait(PATIENCE)
+        return found
+
+    monkeypatch.setattr(DatabaseStorage, "claim", slow)
+    headers = {"Authorization": "Bearer a", "Idempotency-Key": key}
+
+    async def leave() -> None:
+        post = AsyncClient().post("/async/", {}, headers=headers)
+        await client_leaves(asyncio.ensure_future(post), claiming, go_on.set)
+
+    asyncio.run(leave())
+    assert states(site.alias) == ["completed"]
+    assert len(site.runs) == 1
+
+
+def test_the_decorator_without_the_middleware(site: Stage, key: str) -> None:
+    """A view that raises frees its key; one whose client goes continues, and its answer is kept."""
+    acted, runs = threading.Event(), []
+
+    @idempotent(anonymous=True)
+    async def view(request: Any) -> HttpResponse:
+        runs.append(1)
+        if len(runs) == 1:
+            raise RuntimeError("boom")
+        acted.set()
+        await go_on.wait()
+        return HttpResponse("done")
+
+    def posted() -> Any:
+        return view(RequestFactory(headers={"Idempotency-Key": key}).post("/a/"))
+
+    async def leave() -> Any:
+        with pytest.raises(RuntimeError, match="boom"):
+            await posted()
+        assert nothing_is_renewed()
+        await client_leaves(asyncio.ensure_future(posted()), acted, go_on.set)
+        return await posted()
+
+    go_on = asyncio.Event()
+    assert asyncio.run(leave())["Idempotency-Replayed"] == "true"
+    assert nothing_is_renewed()
+    assert (len(runs), states(site.alias)) == (2, ["completed"])

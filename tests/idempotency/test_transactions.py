@@ -11,8 +11,8 @@ from django.http import HttpResponse
 
 from django_distlock.idempotency import signals
 from tests.faults.server import is_mariadb
-from tests.idempotency.conftest import Sender, every_database, expire
-from tests.idempotency.test_races import Running, at_once
+from tests.idempotency.actors import Running, Sender, at_once
+from tests.idempotency.conftest import every_database, expire, on_servers, sql
 from tests.idempotency.views import SHAPES
 from tests.transactions import rows
 
@@ -22,57 +22,34 @@ if TYPE_CHECKING:
     from tests.idempotency.views import Stage
 
 
+@pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("alias", ["mariadb"])
-def test_repeatable_read_on_mariadb(site: Stage, sender: Sender) -> None:
-    """A transaction that has read before does not see the winner's commit, but for a locking read."""
-    in_repeatable_read(site, sender, strict=False)
-
-
-def in_repeatable_read(site: Stage, sender: Sender, *, strict: bool) -> None:
+def test_repeatable_read_on_mariadb(site: Stage, sender: Sender, strict: bool) -> None:
+    """A transaction that has read before does not see the winner's commit, but for a locking read. As it is on Debian
+    13, the server would end the transaction because of the winner's row (error 1020)."""
+    if strict and not is_mariadb():
+        pytest.skip("a setting of MariaDB")
     first = sender.post("atomic")
-    view = SHAPES["atomic"]
-    connection = connections["mariadb"]
-    connection.ensure_connection()
-    with connection.cursor() as cursor:
-        cursor.execute("DELETE FROM django_distlock_idempotency")
-        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        if strict:
-            cursor.execute("SET SESSION innodb_snapshot_isolation = ON")
+    connections["mariadb"].ensure_connection()
+    sql("mariadb", "DELETE FROM {keys}")
+    sql("mariadb", "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    if strict:
+        sql("mariadb", "SET SESSION innodb_snapshot_isolation = ON")
     try:
         with warnings.catch_warnings(), transaction.atomic("mariadb"):
             warnings.simplefilter("ignore")  # R13: the lock in front is inside a transaction that has read
             assert rows.count("mariadb", "anything") == 0  # the snapshot is taken
-            winner = at_once(lambda: sender.post("atomic"), 1)[0]
-            with connection.cursor() as cursor:
-                cursor.execute("SELECT count(*) FROM django_distlock_idempotency")
-                assert cursor.fetchone() == (0,), "there is no fault to guard against"
-            second = view(_same_request(winner))
+            (winner,) = at_once(lambda: sender.post("atomic"), 1)
+            assert sql("mariadb", "SELECT count(*) FROM {keys}") == [(0,)], "there is no fault to guard against"
+            second = SHAPES["atomic"](same_request(winner))
     finally:
-        connection.close()
+        connections["mariadb"].close()
     assert second["Idempotency-Replayed"] == "true"
     assert first.status_code == second.status_code == 201
     assert site.effects == 2  # one for each winner
 
 
-@pytest.mark.parametrize("alias", ["mariadb"])
-def test_repeatable_read_on_mariadb_as_it_is_on_debian_13(site: Stage, sender: Sender) -> None:
-    """The server would end the transaction because of the winner's row (error 1020)."""
-    if not is_mariadb():
-        pytest.skip("a setting of MariaDB")
-    in_repeatable_read(site, sender, strict=True)
-
-
-@pytest.mark.parametrize("alias", ["mariadb"])
-def test_without_the_locking_read_there_is_no_answer(
-    site: Stage, sender: Sender, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The test above can fail: the mutant that reads the winner from its snapshot finds nothing to repeat."""
-    monkeypatch.setattr("django_distlock.idempotency.storage.database.LOCKING", {})
-    with pytest.raises(KeyError):
-        in_repeatable_read(site, sender, strict=False)
-
-
-def _same_request(response: Any) -> Any:
+def same_request(response: Any) -> Any:
     """The request that was answered, as it came: nothing on it but the URL it matched and its user."""
     request = response.wsgi_request
     del request.idempotency
@@ -80,7 +57,7 @@ def _same_request(response: Any) -> Any:
 
 
 @every_database
-def test_a_savepoint_around_the_claim(site: Stage, sender: Sender, key: str) -> None:
+def test_a_savepoint_around_the_claim(site: Stage, sender: Sender) -> None:
     """The claim is made inside an atomic block of the caller: a conflict must not break that transaction (PostgreSQL),
     nor may the view's rollback of its savepoint free the key."""
 
@@ -93,9 +70,34 @@ def test_a_savepoint_around_the_claim(site: Stage, sender: Sender, key: str) -> 
     sender.post("atomic")
     answered = sender.post("atomic")
     with transaction.atomic(site.alias), transaction.atomic(site.alias):
-        again = SHAPES["atomic"](_same_request(answered))
+        again = SHAPES["atomic"](same_request(answered))
         rows.write(site.alias, site.name)
     assert again["Idempotency-Replayed"] == "true"
+    assert site.effects == 2
+
+
+@on_servers
+@pytest.mark.parametrize(("shape", "status"), [("atomic", 201), ("atomic", 422), ("atomic_impatient", 201)])
+def test_two_copies_that_are_answered_at_the_same_time(site: Stage, sender: Sender, shape: str, status: int) -> None:
+    """The lock in front belongs to the transaction of the one, until it ends. Naive code tells the other one that the
+    first request still runs, which has been done long ago."""
+    answered = sender.post(shape)
+    data = {"other": 1} if status == 422 else None
+    with transaction.atomic(site.alias):
+        first = SHAPES[shape](same_request(answered))
+        (second,) = at_once(lambda: sender.post(shape, data), 1)
+    assert first["Idempotency-Replayed"] == "true"
+    assert (second.status_code, second.has_header("Idempotency-Replayed")) == (status, status == 201)
+    assert site.effects == 1
+
+
+@on_servers
+def test_a_copy_that_comes_while_an_old_key_is_used_anew(site: Stage, sender: Sender, key: str) -> None:
+    """It has expired, and another request has the key: the old answer is not the answer now."""
+    sender.post("atomic")
+    expire(site.alias)
+    with Running(site, lambda: Sender(key).post("atomic")):
+        assert sender.post("atomic").json()["code"] == "in_flight"
     assert site.effects == 2
 
 
@@ -116,55 +118,17 @@ def received() -> Iterator[list[str]]:
 
 
 def test_signals(site: Stage, sender: Sender, key: str, received: list[str]) -> None:
-    with Running(site, key, "plain"):
-        sender.post("plain")
-    sender.post("plain")
-    sender.post("plain", {"other": 1})
-    site.during = lambda request: None
+    with Running(site, lambda: Sender(key).post()):
+        sender.post()
+    sender.post()
+    sender.post(data={"other": 1})
     site.answer = lambda request: HttpResponse("x" * 300_000)
     sender.post("retry")
     sender.post("retry")
-    with connections[site.alias].cursor() as cursor:
-        cursor.execute("UPDATE django_distlock_idempotency SET state = 'claimed'")
+    sql(site.alias, "UPDATE {keys} SET state = 'claimed'")
     expire(site.alias)
     sender.post("retry")
     assert received == [
         *("key_claimed", "key_conflict", "key_replayed", "key_mismatch"),
         *("key_claimed", "key_tombstone", "key_expired", "key_claimed"),
     ]
-
-
-def test_a_receiver_that_fails_changes_nothing(site: Stage, sender: Sender) -> None:
-    def fail(**facts: Any) -> None:
-        raise RuntimeError("boom")
-
-    signals.key_claimed.connect(fail)
-    try:
-        assert sender.post().status_code == 201
-    finally:
-        signals.key_claimed.disconnect(fail)
-
-
-@pytest.mark.parametrize("alias", ["postgres", "mariadb"])
-@pytest.mark.parametrize(("shape", "status"), [("atomic", 201), ("atomic", 422), ("atomic_waiting", 201)])
-def test_two_copies_that_are_answered_at_the_same_time(site: Stage, sender: Sender, shape: str, status: int) -> None:
-    """The lock in front belongs to the transaction of the one, until it ends. Naive code tells the other one that the
-    first request still runs, which has been done long ago."""
-    answered = sender.post(shape)
-    data = {"other": 1} if status == 422 else None
-    with transaction.atomic(site.alias):
-        first = SHAPES[shape](_same_request(answered))
-        (second,) = at_once(lambda: sender.post(shape, data), 1)
-    assert first["Idempotency-Replayed"] == "true"
-    assert (second.status_code, second.has_header("Idempotency-Replayed")) == (status, status == 201)
-    assert site.effects == 1
-
-
-@pytest.mark.parametrize("alias", ["postgres", "mariadb"])
-def test_a_copy_that_comes_while_an_old_key_is_used_anew(site: Stage, sender: Sender) -> None:
-    """It has expired, and another request has the key: the old answer is not the answer now."""
-    sender.post("atomic")
-    expire(site.alias)
-    with Running(site, sender.key or "", "atomic"):
-        assert sender.post("atomic").json()["code"] == "in_flight"
-    assert site.effects == 2

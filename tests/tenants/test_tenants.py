@@ -21,7 +21,8 @@ from tests.support.processes import Child
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.usefixtures("databases")
+# A lease of 1.5 seconds must be renewed.
+pytestmark = [pytest.mark.tier2, pytest.mark.usefixtures("databases")]
 ENGINE = os.environ.get("DISTLOCK_TENANTS_ENGINE", "tests.tenants.postgres")
 PATIENCE = 30
 TENANTS = ("tenant_a", "tenant_b")

@@ -15,8 +15,9 @@ from django.test import override_settings
 
 import django_distlock.data
 from django_distlock.data import EnforceFence
-from django_distlock.data.fencing.operations import FenceTrigger, column_of
+from django_distlock.data.fencing.operations import FenceTrigger
 from tests.data.app.models import FencedLedger
+from tests.data.conftest import every_database
 from tests.data.fences import EARLY, LATE
 
 
@@ -54,19 +55,26 @@ def test_other_operations_pass_it_when_squashed() -> None:
     assert [name for name, _ in done[2].fields] == ["id", "x"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ((1,), TypeError, "model_name must be a str, not int."),
-        (("Register", None), TypeError, "field must be a str, not NoneType."),
-        (("app.Register",), ValueError, "model_name must be the name of a model or field without its app"),
-        (("",), ValueError, "model_name must be the name of a model or field without its app, not ''."),
-        (("Register", "fence; DROP TABLE x"), ValueError, "field must be the name of"),
-    ],
-)
-def test_bad_input(arguments: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        EnforceFence(*arguments)
+BAD: list[tuple[Any, type[Exception], str]] = [
+    ((1,), TypeError, "model_name must be a str, not int."),
+    (("Register", None), TypeError, "field must be a str, not NoneType."),
+    (("app.Register",), ValueError, "model_name must be the name of a model or field without its app"),
+    (("",), ValueError, "model_name must be the name of a model or field without its app, not ''."),
+    (("Register", "fence; DROP TABLE x"), ValueError, "field must be the name of"),
+]
+
+
+def test_bad_input(databases: None) -> None:
+    for arguments, error, message in BAD:
+        with pytest.raises(error, match=message):
+            EnforceFence(*arguments)
+    for (model, field), error, message in (
+        (("Register", "fense"), FieldDoesNotExist, "has no field named 'fense'"),
+        (("Register", "owner"), ValueError, "owner of Register is no integer field"),
+        (("CashRegister", "fence"), ValueError, "fence is a field of Register; name that model"),
+    ):
+        with pytest.raises(error, match=message):
+            run("postgres", EnforceFence(model, field))
 
 
 def run(alias: str, operation: EnforceFence, backwards: bool = False) -> None:
@@ -76,21 +84,8 @@ def run(alias: str, operation: EnforceFence, backwards: bool = False) -> None:
         go("dataapp", editor, state, state)
 
 
-@pytest.mark.parametrize(
-    ("model", "field", "error", "message"),
-    [
-        ("Register", "fense", FieldDoesNotExist, "has no field named 'fense'"),
-        ("Register", "owner", ValueError, "owner of Register is no integer field"),
-        ("CashRegister", "fence", ValueError, "fence is a field of Register; name that model"),
-    ],
-)
-def test_a_field_that_cannot_have_one(
-    databases: None, model: str, field: str, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        run("postgres", EnforceFence(model, field))
-
-
+@every_database
+@pytest.mark.usefixtures("fenced")
 def test_a_name_that_must_be_quoted_and_the_orm(alias: str) -> None:
     """ORM writes that name the fence meet the trigger too; fenced() is in front of it."""
     operation = EnforceFence("FencedLedger")
@@ -114,7 +109,8 @@ def test_a_name_that_must_be_quoted_and_the_orm(alias: str) -> None:
     FencedLedger.objects.using(alias).filter(pk=row.pk).update(fence=EARLY)
 
 
-@pytest.mark.parametrize("alias", ["postgres"], indirect=True)  # elsewhere a trigger has no function beside it
+@pytest.mark.parametrize("alias", ["postgres"])  # elsewhere a trigger has no function beside it
+@pytest.mark.usefixtures("databases")
 def test_a_new_table_by_the_old_name_of_another(alias: str) -> None:
     """A renamed table keeps its trigger and function, and the new one asks for a function of the same name."""
     connection = connections[alias]
@@ -146,34 +142,9 @@ class Elsewhere:
         return False
 
 
+@pytest.mark.usefixtures("fenced")
 def test_the_router_is_asked(alias: str) -> None:
     with override_settings(DATABASE_ROUTERS=[Elsewhere()]):
         run(alias, EnforceFence("FencedLedger"))
     row = FencedLedger.objects.using(alias).create(fence=LATE)
     assert FencedLedger.objects.using(alias).filter(pk=row.pk).update(fence=EARLY) == 1
-
-
-def test_the_message_of_a_long_name_fits() -> None:
-    """MESSAGE_TEXT has 128 characters, and MySQL refuses a longer one."""
-    trigger = FenceTrigger("x" * 64, "y" * 64)
-    assert len(trigger._message()) <= 130
-
-
-@pytest.mark.parametrize(
-    ("definition", "column"),
-    [
-        ("WHEN ((new.fence < old.fence) OR", "fence"),
-        ('WHEN ((new."my ""own"" fence" < old', 'my "own" fence'),
-        ("IF NEW.`a``b` < OLD.`a``b`", "a`b"),
-        ("something else", ""),
-    ],
-)
-def test_the_column_is_read_from_the_definition(definition: str, column: str) -> None:
-    assert column_of(definition) == column
-
-
-def test_public_names() -> None:
-    assert {"EnforceFence", "FencedModel", "FencedQuerySet"} <= set(dir(django_distlock.data))
-    assert all(hasattr(django_distlock.data, name) for name in django_distlock.data.__all__)
-    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
-        _ = django_distlock.data.Nothing

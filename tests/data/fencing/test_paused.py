@@ -13,6 +13,7 @@ from django.db.migrations.state import ProjectState
 from django_distlock import advisory_lock
 from django_distlock.data import EnforceFence
 from tests.data.app.models import FencedLedger, Register
+from tests.data.conftest import every_database
 from tests.data.fences import LEASES, rows
 from tests.data.paused import FRESH, STALE, TTL, WAYS, holder
 from tests.faults.pausing import take_over, wake
@@ -21,14 +22,14 @@ from tests.support.processes import Child
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.tier2
+pytestmark = [pytest.mark.tier2, pytest.mark.usefixtures("fenced")]
 
 
-PAUSES, AT_ONCE = 2, 100
+PAUSES, AT_ONCE = 1, 100
 
 
 @pytest.fixture
-def enforced(alias: str) -> Iterator[None]:
+def enforced(alias: str, fenced: None) -> Iterator[None]:
     """The table of raw SQL has its trigger; the others do without."""
     state = ProjectState.from_apps(apps)
     operation = EnforceFence("FencedLedger")
@@ -68,6 +69,7 @@ def play(child: Child, alias: str, name: str, number: int) -> Counter[tuple[str,
     return found
 
 
+@every_database
 def test_no_late_write(alias: str, name: str, enforced: None) -> None:
     found: Counter[tuple[str, str]] = Counter()
     with Child(holder, alias) as child:

@@ -11,12 +11,16 @@ from django.db import transaction
 from django_distlock import LockLost, LockNotHeld, UnsupportedOperation, advisory_lock
 from django_distlock.manager.release import lose
 from tests.data.app.models import CashRegister, Register
+from tests.data.conftest import every_database
 from tests.data.fences import EARLY, LATE, LEASES, register, rows, sent, stored, till, tills
 
 if TYPE_CHECKING:
     from django_distlock import Lease
 
+pytestmark = pytest.mark.usefixtures("fenced")
 
+
+@every_database
 def test_delete(alias: str) -> None:
     row = register(alias, fence=LATE)
     with pytest.raises(LockLost):
@@ -24,22 +28,16 @@ def test_delete(alias: str) -> None:
     assert stored(row) == (0, LATE)
     assert rows(alias).fenced(LATE).filter(pk=row.pk).delete() == (1, {"dataapp.Register": 1})
     assert rows(alias).fenced(LATE).filter(pk=row.pk).delete()[0] == 0
-
-
-def test_one_late_row_refuses_to_delete_all(alias: str) -> None:
     first, second = till(alias), till(alias, fence=LATE)
     with pytest.raises(LockLost):
         tills(alias).fenced(EARLY).delete()
     assert [stored(first), stored(second)] == [(0, 0), (0, LATE)]
     assert asyncio.run(tills(alias).fenced(LATE).adelete())[1] == {"dataapp.CashRegister": 2, "dataapp.Register": 2}
+    # Register.objects.delete() would empty the table; Django keeps it off managers
+    assert not {"delete", "adelete"} & set(dir(Register.objects))
 
 
-def test_delete_stays_off_the_manager(databases: None) -> None:
-    """Register.objects.delete() would empty the table; Django keeps it off managers."""
-    assert not hasattr(Register.objects, "delete")
-    assert not hasattr(Register.objects, "adelete")
-
-
+@every_database
 def test_bulk_update(alias: str) -> None:
     some = [register(alias, balance=1) for _ in range(5)]
     for row in some:
@@ -59,9 +57,8 @@ def test_bulk_update(alias: str) -> None:
 
 
 def test_create_carries_the_token(alias: str) -> None:
-    row = rows(alias).fenced(EARLY).create(owner="ann")
-    assert stored(row) == (0, EARLY)
-    assert stored(tills(alias).fenced(EARLY).create(owner="ann")) == (0, EARLY)
+    for manager in (rows, tills):
+        assert stored(manager(alias).fenced(EARLY).create(owner="ann")) == (0, EARLY)
     some = rows(alias).fenced(LATE).bulk_create([Register(owner="bob"), Register(owner="eve")])
     assert {row.fence for row in some} == {LATE}
     assert rows(alias).filter(fence=LATE).count() == 2
@@ -71,36 +68,20 @@ def test_create_carries_the_token(alias: str) -> None:
         rows(alias).fenced(EARLY).create(owner="ann", fence=1)
 
 
-def test_get_or_create(alias: str) -> None:
-    row, created = rows(alias).fenced(EARLY).get_or_create(owner="ann", defaults={"balance": 1})
-    assert created
-    assert stored(row) == (1, EARLY)
-    assert rows(alias).fenced(EARLY - 1).get_or_create(owner="ann")[1] is False, "it only reads"
-
-
-def test_update_or_create(alias: str) -> None:
+@every_database
+def test_get_and_update_or_create(alias: str) -> None:
     writes = rows(alias).fenced
-    row, created = writes(EARLY).update_or_create(owner="ann", defaults={"balance": 1})
-    assert created
-    assert stored(row) == (1, EARLY)
+    row, created = writes(EARLY).get_or_create(owner="ann", defaults={"balance": 1})
+    assert (created, stored(row)) == (True, (1, EARLY))
+    assert writes(EARLY - 1).get_or_create(owner="ann")[1] is False, "it only reads"
     row, created = writes(LATE).update_or_create({"balance": 2}, {"balance": 3}, owner="ann")
-    assert not created
-    assert stored(row) == (2, LATE)
-    assert row.fence == LATE
+    assert (created, stored(row), row.fence) == (False, (2, LATE), LATE)
     with transaction.atomic(alias):
         with pytest.raises(LockLost):
             writes(EARLY).update_or_create(owner="ann", defaults={"balance": 4})
         assert stored(row) == (2, LATE)
     row, _ = asyncio.run(writes(LATE).aupdate_or_create(owner="bob", create_defaults={"balance": 5}))
     assert stored(row) == (5, LATE)
-
-
-@pytest.fixture
-def lease(alias: str, name: str) -> Any:
-    lease = advisory_lock(name, using=LEASES[alias], timeout=0).acquire()
-    yield lease
-    if lease.held:
-        lease.release()
 
 
 def write_all(alias: str, lease: Lease, row: Register) -> list[Any]:
@@ -118,17 +99,14 @@ def write_all(alias: str, lease: Lease, row: Register) -> list[Any]:
     ]
 
 
-def test_a_lease_gives_its_token(alias: str, lease: Lease) -> None:
+@pytest.mark.parametrize("state", ["lost", "released"])
+def test_a_lease_that_is_over_sends_no_write(alias: str, name: str, state: str) -> None:
+    lease = advisory_lock(name, using=LEASES[alias]).acquire()
     row = register(alias)
     assert rows(alias).fenced(lease).filter(pk=row.pk).update(balance=1) == 1
     row.refresh_from_db()
     row.save(fence=lease)
     assert stored(row) == (1, lease.fence)
-
-
-@pytest.mark.parametrize("state", ["lost", "released"])
-def test_a_lease_that_is_over_sends_no_write(alias: str, lease: Lease, state: str) -> None:
-    row = register(alias)
     writes = write_all(alias, lease, row)
     if state == "lost":
         lose(lease._hold, "stolen")
@@ -138,11 +116,11 @@ def test_a_lease_that_is_over_sends_no_write(alias: str, lease: Lease, state: st
         with sent(alias) as texts, pytest.raises(LockLost if state == "lost" else LockNotHeld):
             write()
         assert not [text for text in texts if text.startswith(("UPDATE", "INSERT", "DELETE"))]
-    assert stored(row) == (0, 0)
+    assert stored(row) == (1, lease.fence)
 
 
 @pytest.mark.parametrize("using", ["postgres", "mysql"])
-def test_an_engine_without_tokens(databases: None, using: str, name: str) -> None:
+def test_an_engine_without_tokens(using: str, name: str) -> None:
     with advisory_lock(name, using=using) as lease:
         with pytest.raises(UnsupportedOperation):
             Register.objects.fenced(lease)

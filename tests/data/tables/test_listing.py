@@ -9,14 +9,10 @@ import pytest
 from django.db import connections, transaction
 
 from django_distlock import advisory_lock, held_locks, table_lock
-from django_distlock.backends.query import LockQuery
-from django_distlock.operations.lookup import find_locks
 from tests.conftest import eventually
 from tests.data.app.models import Account, Currency
-from tests.data.asking import WAITING, another, ask
+from tests.data.asking import another, ask
 from tests.data.rival import Rival, session
-from tests.engines.statements import counted
-from tests.faults.server import is_mariadb
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,8 +41,8 @@ def session_number(connection: Any) -> int:
 
 def asked_for(using: str, rival: Rival) -> int:
     """The rival's session, whose wait for the table of Account has begun."""
-    number: int = rival.ask("session", ALIASES[using])
-    rival.tell("lock", ALIASES[using], ["Account"], "write", 10)
+    number: int = rival.do("session", ALIASES[using])
+    rival.start("lock", ALIASES[using], ["Account"], "write", None)
     eventually(lambda: listed(using), "nobody is listed")
     return number
 
@@ -57,7 +53,7 @@ def test_a_table_that_somebody_waits_for(using: str, rival: Rival) -> None:
         holder = session(alias)
         waiter = asked_for(using, rival)
         (info,) = listed(using)
-    assert rival.child.hear()[0] == "held"
+    assert rival.hear() == "held"
     rival.leave()
     assert not listed(using)
     assert (info.name, info.waiters, info.backend) == ("dataapp_account", 1, using)
@@ -65,18 +61,6 @@ def test_a_table_that_somebody_waits_for(using: str, rival: Rival) -> None:
     assert str(holder) in (info.details.get("pid"), info.details.get("connection"))
     assert str(holder) in str(info.holder)
     assert "Lock" in info.details["mode"] or info.details["mode"] == "SHARED_NO_READ_WRITE"
-
-
-def test_it_is_found_among_named_locks(using: str, rival: Rival) -> None:
-    with table_lock(Account, using=ALIASES[using]), advisory_lock("data:beside", using=using):
-        asked_for(using, rival)
-        page = find_locks(LockQuery(text="DATAAPP_acc", awaited=True, kind="relation", order=("-waiters",)), using)
-        named = find_locks(LockQuery(text="data", kind="named", order=("name",)), using)
-    assert rival.child.hear()[0] == "held"
-    rival.leave()
-    assert [info.name for info in page.locks] == ["dataapp_account"]
-    assert [info.name for info in named.locks] == ["data:beside"]
-    assert page.total == named.total >= 2
 
 
 def test_what_blocks_nobody_is_not_listed(using: str) -> None:
@@ -88,22 +72,17 @@ def test_what_blocks_nobody_is_not_listed(using: str) -> None:
     assert not [info for info in report.locks if info.details.get("kind")]
 
 
-def test_two_wait_and_only_the_holder_is_named(using: str, rival: Rival) -> None:
+def test_two_wait_and_only_the_holder_is_named(using: str, rival: Rival, second: Rival) -> None:
     """Whoever merely stands first in the queue is no holder."""
-    other = Rival()
-    try:
-        with table_lock(Account, using=ALIASES[using]):
-            first = asked_for(using, rival)
-            second: int = other.ask("session", ALIASES[using])
-            other.tell("lock", ALIASES[using], ["Account"], "write", 10)
-            eventually(lambda: [info.waiters for info in listed(using)] == [2], "not both are listed")
-            (info,) = listed(using)
-        assert {int(number) for number in info.details["blocks"].split(", ")} == {first, second}
-        for one in (rival, other):
-            assert one.child.hear()[0] == "held"
-            one.leave()
-    finally:
-        other.stop()
+    with table_lock(Account, using=ALIASES[using]):
+        waiters = {asked_for(using, rival), second.do("session", ALIASES[using])}
+        second.start("lock", ALIASES[using], ["Account"], "write", None)
+        eventually(lambda: [info.waiters for info in listed(using)] == [2], "not both are listed")
+        (info,) = listed(using)
+    assert {int(number) for number in info.details["blocks"].split(", ")} == waiters
+    for one in (rival, second):
+        assert one.hear() == "held"
+        one.leave()
 
 
 def test_a_row_that_somebody_waits_for(using: str) -> None:
@@ -151,35 +130,6 @@ def test_a_new_row_that_somebody_waits_for(fresh: None) -> None:
     assert str(info.holder).endswith(f", connection {holder}")
     assert info.details["mode"].startswith("X")
     assert float(info.details["idle_seconds"]) < 60
-
-
-def test_without_the_performance_schema(fresh: None, rival: Rival, monkeypatch: pytest.MonkeyPatch) -> None:
-    """MariaDB has it off by default: then its plugin tells, and without that nobody does. MySQL has no plugin."""
-
-    from django_distlock.backends.mysql import introspection
-
-    monkeypatch.setattr(introspection, "PERFORMANCE_SCHEMA", b"SELECT 1 FROM performance_schema.nothing")
-    with table_lock(Account, using="mariadb"):
-        if is_mariadb():
-            waiter = asked_for("mysql", rival)
-            (info,) = listed("mysql")
-            assert (info.name, info.details["blocks"]) == ("dataapp_account", str(waiter))
-        else:
-            rival.tell("lock", "mariadb", ["Account"], "write", 10)
-            with another("mariadb") as connection:
-                eventually(lambda: ask(connection, WAITING["mariadb"])[0][0] == 1, "nobody waits")
-        monkeypatch.setattr(introspection, "PLUGIN", b"SELECT 1 FROM information_schema.nothing")
-        monkeypatch.setattr(introspection, "INNODB", b"SELECT 1 FROM information_schema.nothing")
-        assert listed("mysql") == []
-    assert rival.child.hear()[0] == "held"
-    rival.leave()
-
-
-def test_it_costs_one_statement(fresh: None) -> None:
-    held_locks("postgres")
-    with counted("postgres") as found:
-        held_locks("postgres")
-    assert sum(found.values()) <= 2, found
 
 
 def test_inside_a_broken_transaction(using: str) -> None:

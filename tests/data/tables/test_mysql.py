@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import OperationalError, connections, transaction
 
-from django_distlock import LockTimeout, UnsupportedOperation, table_lock
+from django_distlock import UnsupportedOperation, table_lock
+from tests.backends.statements import counted
 from tests.data.app.models import Account, Currency
-from tests.data.asking import ask, held, limits, when_somebody_waits
-from tests.data.rival import Rival, session
-from tests.engines.statements import counted
-from tests.faults.server import statement_limit
+from tests.data.asking import ask, held, when_somebody_waits
+from tests.data.fences import sent
+from tests.data.rival import session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.data.rival import Rival
 
 pytestmark = pytest.mark.usefixtures("fresh")
 DB = "mariadb"
@@ -37,38 +39,15 @@ def run(sql: str) -> Any:
     return ask(connections[DB], sql)
 
 
-def test_fault_lock_tables_commits_what_is_open() -> None:
-    """Why it is refused: the row outlives its rollback."""
-    with transaction.atomic(using=DB):
-        Account.objects.using(DB).create(owner="x")
-        run("LOCK TABLES dataapp_account WRITE")
-        transaction.set_rollback(True, using=DB)
-    run("UNLOCK TABLES")
-    assert Account.objects.using(DB).exists()
-
-
-@pytest.mark.parametrize("sql", ["BEGIN", "START TRANSACTION", "COMMIT AND CHAIN", "UNLOCK TABLES"])
-def test_fault_locks_are_dropped_in_silence(sql: str) -> None:
-    """Why these are refused."""
-    with transaction.atomic(using=DB):
-        run("LOCK TABLES dataapp_account WRITE")
-        assert locked()
-        run(sql)
-        assert not locked()
-
-
-def test_refused_inside_atomic_before_anything_is_sent() -> None:
+def test_refused_before_anything_is_sent() -> None:
+    """Inside a transaction, without autocommit, and inside another one; in a TestCase the error names the cure."""
+    connection = connections[DB]
     with transaction.atomic(using=DB):
         Account.objects.using(DB).create(owner="x")
         with counted(DB) as found, pytest.raises(UnsupportedOperation, match="inside a transaction"):
             table_lock(Account, using=DB).__enter__()
         transaction.set_rollback(True, using=DB)
     assert not found
-    assert not Account.objects.using(DB).exists()
-
-
-def test_refused_without_autocommit() -> None:
-    connection = connections[DB]
     connection.set_autocommit(False)
     Account.objects.using(DB).create(owner="x")
     with pytest.raises(UnsupportedOperation, match="inside a transaction"):
@@ -76,16 +55,10 @@ def test_refused_without_autocommit() -> None:
     connection.rollback()
     connection.set_autocommit(True)
     assert not Account.objects.using(DB).exists()
-
-
-def test_refused_inside_another() -> None:
     with table_lock(Currency, using=DB):
         with pytest.raises(UnsupportedOperation, match="inside a transaction"):
             table_lock(Account, using=DB).__enter__()
         assert "dataapp_currency" in {table for table, _ in held(DB, session(DB))}
-
-
-def test_refused_in_a_test_case() -> None:
     block: Any = transaction.atomic(using=DB)
     block._from_testcase = True  # else Django itself refuses the durable block
     with block, pytest.raises(UnsupportedOperation, match="TransactionTestCase"):
@@ -117,33 +90,14 @@ def test_inner_atomic_keeps_the_lock() -> None:
     assert [account.owner for account in Account.objects.using(DB)] == ["kept"]
 
 
-@pytest.mark.parametrize(
-    "sql",
-    [
-        "BEGIN",
-        " begin work",
-        "/* why */ START  TRANSACTION READ ONLY",
-        "UNLOCK TABLES",
-        "LOCK TABLES dataapp_currency READ",
-        "COMMIT",
-        "ROLLBACK",
-    ],
-)
-def test_what_would_unlock_is_refused(sql: str) -> None:
-    with table_lock(Account, using=DB):
-        with pytest.raises(UnsupportedOperation, match="unlock"):
-            run(sql)
-        assert locked()
-
-
 def test_the_order_at_the_end(rival: Rival) -> None:
     """COMMIT, UNLOCK TABLES, then the hooks; and the row was committed before anybody else got in."""
     seen: list[bool] = []
     with counted(DB) as found, table_lock(Account, using=DB):
         transaction.on_commit(lambda: seen.append(locked()), using=DB)
         Account.objects.using(DB).create(owner="x")
-        rival.tell("lock", DB, ["Account"], "write", 5)
-    assert rival.child.hear()[0] == "held"
+        rival.start("lock", DB, ["Account"], "write", None)
+    assert rival.hear() == "held"
     assert seen == [False]
     assert found["UNLOCK TABLES"] == 1
     rival.leave()
@@ -171,21 +125,6 @@ def test_unlocked_after_a_rollback_and_a_failed_hook() -> None:
     assert not locked()
 
 
-@pytest.mark.parametrize("value", ["86400", "1", "7"])
-def test_the_callers_timeouts_are_as_before(rival: Rival, value: str) -> None:
-    limit, number = statement_limit(float(value))
-    run(f"SET SESSION lock_wait_timeout = {value}, SESSION innodb_lock_wait_timeout = {value}, {limit} = {number}")
-    before = run(limits(DB))
-    with table_lock(Account, using=DB, timeout=2.5):
-        assert run(limits(DB)) == before
-    assert rival.lock(DB, "Account")[0] == "held"
-    with pytest.raises(LockTimeout):
-        table_lock(Account, using=DB, timeout=0.1).__enter__()
-    assert run(limits(DB)) == before
-    assert not held(DB, session(DB))
-    rival.leave()
-
-
 @pytest.fixture
 def repeatable(fresh: None) -> Iterator[str]:
     """An alias whose transactions are REPEATABLE READ, as the server's own are."""
@@ -197,10 +136,10 @@ def repeatable(fresh: None) -> Iterator[str]:
     del connections["repeatable"]
 
 
-@pytest.mark.parametrize("timeout", [5, None])
+@pytest.mark.parametrize("timeout", [20, None])
 def test_r13_the_snapshot_is_younger_than_the_lock(rival: Rival, repeatable: str, timeout: float | None) -> None:
-    assert rival.lock(DB, "Account")[0] == "held"
-    assert rival.ask("begin", DB, "Account") == "begun"
+    assert rival.lock(DB, "Account") == "held"
+    assert rival.do("begin", DB, "Account") is None
 
     def commit() -> None:
         rival.leave()
@@ -210,23 +149,12 @@ def test_r13_the_snapshot_is_younger_than_the_lock(rival: Rival, repeatable: str
         assert Account.objects.using(repeatable).exists()
 
 
-@pytest.mark.parametrize(
-    ("mode", "held_as"), [("share", "READ"), ("exclusive", "WRITE"), ("access exclusive", "WRITE")]
-)
-def test_postgres_modes_that_it_has(mode: str, held_as: str) -> None:
-    with table_lock(Account, mode=mode, using=DB):
-        assert locked() == (held_as == "WRITE")
-
-
-@pytest.mark.parametrize("mode", ["access share", "row share", "row exclusive", "share update exclusive"])
-def test_postgres_modes_that_it_has_not(mode: str) -> None:
-    sent: list[str] = []
-
-    def note(execute: Any, sql: str, *args: Any) -> Any:
-        sent.append(sql)
-        return execute(sql, *args)
-
-    connections[DB].ensure_connection()  # which Django sets up with a statement
-    with connections[DB].execute_wrapper(note), pytest.raises(UnsupportedOperation, match=mode):
-        table_lock(Account, mode=mode, using=DB).__enter__()
-    assert not sent
+def test_postgres_modes_that_it_has_and_has_not() -> None:
+    for mode, writes in (("share", False), ("exclusive", True), ("access exclusive", True)):
+        with table_lock(Account, mode=mode, using=DB):
+            assert locked() == writes
+    with sent(DB) as texts:
+        for mode in ("access share", "row share", "row exclusive", "share update exclusive"):
+            with pytest.raises(UnsupportedOperation, match=mode):
+                table_lock(Account, mode=mode, using=DB).__enter__()
+    assert not texts

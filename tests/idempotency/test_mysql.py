@@ -1,4 +1,6 @@
-"""MariaDB with innodb_snapshot_isolation, which is on from 11.6.2 (Debian 13): a statement that meets a row from after
+"""What is MySQL's and MariaDB's own.
+
+MariaDB with innodb_snapshot_isolation, which is on from 11.6.2 (Debian 13): a statement that meets a row from after
 the snapshot of its REPEATABLE READ transaction ends in error 1020, and the whole transaction with it. Keys are compared
 with what is committed, not with a snapshot, so the statements on them must go through."""
 
@@ -10,28 +12,33 @@ import pytest
 from django.db import OperationalError, connections, transaction
 
 from django_distlock.idempotency.storage.database import DatabaseStorage
+from tests.conftest import eventually
 from tests.faults.server import is_mariadb
-from tests.idempotency.conftest import forget_everything
+from tests.idempotency.actors import Sender
+from tests.idempotency.conftest import change, forget_everything, sql
 from tests.idempotency.test_storages import ANSWER, claim_of, read
-from tests.transactions import rows
+from tests.manager.transactions import rows
+from tests.support.zones import autumn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from django_distlock.idempotency.records import KeyClaim
+    from tests.idempotency.views import Stage
+    from tests.support.zones import Autumn
 
 DB = "mariadb"
+on_mariadb = pytest.mark.parametrize("alias", [DB])
 STRICT = ("SET SESSION innodb_snapshot_isolation = ON", "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
 STORAGE = DatabaseStorage(DB)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def strict(databases: None, tables: None) -> Iterator[None]:
     if not is_mariadb():
         pytest.skip("a setting of MariaDB")
-    with connections[DB].cursor() as cursor:
-        for setting in STRICT:
-            cursor.execute(setting)
+    for setting in STRICT:
+        sql(DB, setting)
     yield
     connections[DB].close()
     forget_everything(DB)
@@ -58,10 +65,10 @@ def changed(claim: KeyClaim) -> None:
 def snapshot(name: str) -> None:
     """Write a row, which the transaction must not lose, and read keys."""
     rows.write(DB, name)
-    with connections[DB].cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM django_distlock_idempotency")
+    sql(DB, "SELECT count(*) FROM {keys}")
 
 
+@pytest.mark.usefixtures("strict")
 def test_fault_error_1020_ends_the_transaction(key: str) -> None:
     """What the tests below guard against."""
     claim = claim_of(key)
@@ -69,11 +76,9 @@ def test_fault_error_1020_ends_the_transaction(key: str) -> None:
     with transaction.atomic(DB):
         snapshot(key)
         changed(claim)
-        with connections[DB].cursor() as cursor:
-            with pytest.raises(OperationalError) as caught:
-                cursor.execute("UPDATE django_distlock_idempotency SET phases = '{}' WHERE scope = %s", [claim.scope])
-            cursor.execute("SELECT @@in_transaction")
-            assert cursor.fetchone() == (0,)
+        with pytest.raises(OperationalError) as caught:
+            sql(DB, "UPDATE {keys} SET phases = '' WHERE scope = %s", claim.scope)
+        assert sql(DB, "SELECT @@in_transaction") == [(0,)]
     assert caught.value.args[0] == 1020
     assert rows.count(DB, key) == 0
 
@@ -90,6 +95,7 @@ WRITES: dict[str, Callable[[KeyClaim], object]] = {
 
 
 @pytest.mark.parametrize("what", WRITES)
+@pytest.mark.usefixtures("strict")
 def test_a_key_that_was_renewed_after_the_snapshot(key: str, what: str) -> None:
     """The view's transaction has read, and continues."""
     claim = claim_of(key)
@@ -101,6 +107,7 @@ def test_a_key_that_was_renewed_after_the_snapshot(key: str, what: str) -> None:
     assert rows.count(DB, key) == 1
 
 
+@pytest.mark.usefixtures("strict")
 def test_a_key_that_was_claimed_after_the_snapshot(key: str) -> None:
     """The other request is seen, as on a server without the setting."""
     claim = claim_of(key)
@@ -113,20 +120,52 @@ def test_a_key_that_was_claimed_after_the_snapshot(key: str) -> None:
     assert rows.count(DB, key) == 1
 
 
-def test_a_key_that_ran_out_after_the_snapshot(key: str) -> None:
-    claim = claim_of(key, claim_ttl=0)
+@pytest.mark.parametrize("what", ["take_over", "free"])
+@pytest.mark.usefixtures("strict")
+def test_a_key_that_ran_out_after_the_snapshot(key: str, what: str) -> None:
+    claim, other = claim_of(key, claim_ttl=0), claim_of(key, "other")
     with transaction.atomic(DB):
         snapshot(key)
         elsewhere(lambda storage: storage.claim(claim))
-        assert STORAGE.take_over(read(STORAGE, claim), claim_of(key, "other"))
+        done = STORAGE.free([claim.scope]) if what == "free" else STORAGE.take_over(read(STORAGE, claim), other)
+        assert done == 1
     assert rows.count(DB, key) == 1
-    assert read(STORAGE, claim).owner == "other"
+    found = STORAGE.read(claim.scope)
+    assert found is None if what == "free" else read(STORAGE, claim).owner == "other"
 
 
-def test_a_key_that_is_freed_after_the_snapshot(key: str) -> None:
-    claim = claim_of(key, claim_ttl=0)
-    with transaction.atomic(DB):
-        snapshot(key)
-        elsewhere(lambda storage: storage.claim(claim))
-        assert STORAGE.free([claim.scope]) == 1
-    assert rows.count(DB, key) == 1
+# -- a server whose time zone has daylight saving: one hour of the year occurs twice
+
+
+@pytest.fixture
+def clocks(site: Stage, alias: str) -> Iterator[Autumn]:
+    with autumn(alias) as found:
+        yield found
+
+
+@on_mariadb
+def test_a_request_in_flight_does_not_run_twice(site: Stage, sender: Sender, clocks: Autumn) -> None:
+    """The repeated hour ends while the view runs, and the client sends its request again."""
+    answers: list[int] = []
+
+    def again(request: Any) -> None:
+        site.during = lambda request: None
+        clocks.over()
+        answers.append(Sender(sender.key).post("retry").status_code)
+
+    site.during = again
+    clocks.after()
+    assert sender.post("retry").status_code == 201
+    assert answers == [409]
+    assert site.effects == 1
+
+
+@pytest.mark.tier2
+@on_mariadb
+def test_an_answer_is_not_kept_for_an_hour(site: Stage, sender: Sender, clocks: Autumn, settings: Any) -> None:
+    change(settings, TTL=2, CLAIM_TTL=1)
+    clocks.before()
+    assert sender.post().status_code == 201
+    clocks.after()
+    eventually(lambda: "Idempotency-Replayed" not in sender.post(), "it is replayed after its lifetime", pause=0.1)
+    assert site.effects == 2
