@@ -4,13 +4,11 @@ answer which do not run here (old versions), or that no test can bring about (a 
 from __future__ import annotations
 
 import json
-import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import connections
 
-from django_distlock import BackendUnavailable, advisory_lock, held_locks
+from django_distlock import BackendUnavailable, held_locks
 from django_distlock.backends.memory import MemoryBackend
 from django_distlock.backends.mysql import doctor as mysql
 from django_distlock.backends.postgres import doctor as postgres
@@ -18,9 +16,11 @@ from django_distlock.backends.redis import doctor as redis
 from django_distlock.backends.zookeeper import doctor as zookeeper
 from django_distlock.operations import doctor
 from django_distlock.operations.doctor import diagnose
-from django_distlock.records import BackendReport, Finding, LockInfo
 from tests.backends.redis.server import url
 from tests.operations.commands.calling import call
+
+if TYPE_CHECKING:
+    from django_distlock.records import Finding
 
 pytestmark = pytest.mark.usefixtures("databases")
 
@@ -72,13 +72,6 @@ def test_an_error_is_the_exit_status(settings: Any) -> None:
     assert str(settings.DISTLOCK_SITE_KEY) not in out + err
 
 
-def test_names_with_one_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    info = LockInfo(backend="memory", key="k", name="a", details={"collision": "b"})
-    monkeypatch.setattr(doctor, "held_locks", lambda using: [BackendReport(alias=using, backend="B", locks=(info,))])
-    errors = [finding.text for finding in diagnose("memory") if finding.level == "error"]
-    assert errors == ["The names 'a' and 'b' have one key: they exclude each other."]
-
-
 @pytest.mark.parametrize(
     ("error", "level", "text"),
     [
@@ -96,26 +89,10 @@ def test_a_server_unlike_all_that_we_know(
     assert [(each.level, each.text) for each in diagnose("memory") if each.level != "info"] == [(level, text)]
 
 
-def test_a_doctor_beside_another_one() -> None:
-    found: list[Finding] = []
-
-    def look() -> None:
-        found.extend(diagnose("memory"))
-        connections.close_all()  # of this thread
-
-    with advisory_lock(doctor.DOCTOR, using="memory"):
-        other = threading.Thread(target=look)
-        other.start()
-        other.join()
-    (warning,) = (finding for finding in found if finding.level == "warning")
-    assert "was busy for" in warning.text
-
-
 @pytest.mark.parametrize(
     ("setting", "row", "level", "text"),
     [
         (None, "x", "info", "comes from the database"),
-        ("x" * 32, "x" * 32, "info", "comes from DISTLOCK_SITE_KEY."),
         ("x" * 32, CANARY, "info", "has another one"),
         ("x" * 32, None, "info", "comes from DISTLOCK_SITE_KEY."),
         (None, None, "error", "There is no site key"),

@@ -76,19 +76,6 @@ def test_an_account_that_sees_little(settings: Any) -> None:
     assert ("GRANT SELECT ON performance_schema.*" in warnings) == (not is_mariadb())
 
 
-def test_limits_of_postgres(settings: Any) -> None:
-    """The doctor's own session has keepalives: it is the others' that count, with what their OPTIONS say."""
-    options = {"options": "-c idle_in_transaction_session_timeout=5000 -c tcp_keepalives_idle=60"}
-    found = said(settings, POSTGRES, database="postgres")
-    assert any("tcp_keepalives_idle" in text for text in found["info"])
-    with database_alias("limited", "postgres", OPTIONS=options) as alias:
-        found = said(settings, POSTGRES, database=alias, wait_sessions=100_000)
-        registry.close()
-    assert not any("tcp_keepalives_idle" in text for text in found["info"])
-    assert any("idle_in_transaction_session_timeout is 5000 ms" in text for text in found["info"])
-    assert any("takes up to 100001" in text for text in found["warning"])
-
-
 @pytest.mark.tier2
 @needs_programs
 def test_a_standby(settings: Any) -> None:
@@ -181,16 +168,6 @@ def test_a_redis_that_forgets_locks(settings: Any, tmp_path: Path) -> None:
         server.client.execute_command("REPLICAOF", "127.0.0.1", "1")
         assert any("is a replica" in text for text in said(settings, REDIS, url=server.url)["error"])
         server.client.execute_command("REPLICAOF", "NO", "ONE")
-
-
-def test_a_redis_with_a_replica(settings: Any, tmp_path: Path) -> None:
-    (tmp_path / "second").mkdir()
-    with Own(tmp_path) as primary, Own(tmp_path / "second") as replica:
-        replica.follow(primary)
-        found = said(settings, REDIS, url=primary.url)["warning"]
-        registry.close()
-    assert len(found) == 2
-    assert all("fail-over" in warning for warning in found)
 
 
 def node(number: int) -> str:

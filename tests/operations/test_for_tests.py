@@ -129,7 +129,7 @@ def test_a_race_gives_results_and_exceptions_in_order_or_says_that_it_does_not_e
     assert (one, type(two), three) == (1, ZeroDivisionError, 3)
     gate = threading.Event()
     with pytest.raises(TimeoutError, match="1 of 2 calls have not ended: race-0"):
-        race([lambda: gate.wait(60), lambda: True], timeout=2)
+        race([lambda: gate.wait(60), lambda: True], timeout=1)
     gate.set()
     eventually(lambda: not [t for t in threading.enumerate() if t.name == "race-0"], "the thread goes on")
 

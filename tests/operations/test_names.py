@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import transaction
 
 import django_distlock.manager.registry
 from django_distlock import advisory_lock, break_lock, held_locks
@@ -21,7 +19,6 @@ from django_distlock.manager.registry import registry
 from django_distlock.operations.pruning import prune
 from tests.backends.statements import counted
 from tests.conftest import eventually
-from tests.faults.conftest import database_alias
 from tests.faults.server import SESSION_LOCKS, ask, key_of, noted
 from tests.operations.programs import hold
 from tests.support.processes import Child
@@ -202,24 +199,3 @@ def test_without_the_table_locks_work_and_the_log_says_so_once(
         backend._notes._rests_until = 0.0  # it is over
         looks.look(using)
         assert noted(using, name)
-
-
-def test_where_names_cannot_be_kept(name: str, looks: Looks, settings: Any, caplog: Any) -> None:
-    """A standby, which grants advisory locks, too; and behind a pooler, where there can be no session of ours."""
-    usual = settings.DISTLOCK
-    options = {"options": "-c default_transaction_read_only=on"}
-    with caplog.at_level(logging.DEBUG, "django_distlock.backends"):
-        with database_alias("reading", "postgres", OPTIONS=options), ExitStack() as stack:
-            settings.DISTLOCK = {"postgres": {**usual["postgres"], "OPTIONS": {"database": "reading"}}}
-            stack.callback(registry.close)
-            with advisory_lock(name, using="postgres"):
-                looks.look("postgres", 4)
-                assert name in [info.name for info in held_locks("postgres")[0].locks]
-        settings.DISTLOCK = {"postgres": {**usual["postgres"], "OPTIONS": {"database": "pgbouncer"}}}
-        with transaction.atomic("pgbouncer"), advisory_lock(name, using="postgres"):
-            looks.look("postgres", 4)
-    settings.DISTLOCK = usual
-    read_only, pooler = (record.message for record in caplog.records)
-    assert "read-only" in read_only
-    assert "pooler" in pooler
-    assert not noted("postgres", name)

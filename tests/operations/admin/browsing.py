@@ -115,7 +115,8 @@ class Page:
         there = "return document.activeElement.matches(arguments[0]) && document.activeElement.innerText"
         for _ in range(120):
             self.type(Keys.TAB)
-            if text in (self.run(there, selector) or "nothing"):
+            found = self.run(there, selector)
+            if isinstance(found, str) and text in found:
                 outline = self.run("return getComputedStyle(document.activeElement).outlineStyle")
                 assert outline != "none", "nobody sees where it is"
                 return

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import io
-import os
 import re
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from django_distlock import UnsupportedOperation, advisory_lock, break_lock, held_locks
-from django_distlock.manager.registry import registry
 from django_distlock.records import LockInfo
 from tests.conftest import eventually
-from tests.faults.conftest import database_alias
-from tests.faults.server import ask, holders, key_of, session_exists
+from tests.faults.server import holders, key_of, session_exists
 from tests.operations.commands.calling import UNAVAILABLE, WRONG, Terminal, call
 from tests.operations.commands.test_list import DOWN, MEMORY
 from tests.operations.listening import listening
 from tests.operations.programs import hold
+from tests.operations.test_doctor_servers import poor_account
 from tests.support.processes import Child
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.usefixtures("databases")
 
@@ -118,40 +115,22 @@ def test_several_holders(name: str) -> None:
 # --- who may end a session, and which one: the server decides
 
 
-@contextmanager
-def poor(using: str, settings: Any) -> Iterator[None]:
-    """Our account may use the database and nothing else."""
-    who, database = f"distlock_poor_{os.getpid()}", {"mysql": "mariadb"}.get(using, using)
-    at = "@'127.0.0.1'" if using == "mysql" else ""
-    ask(using, f"CREATE USER {who}{at} IDENTIFIED BY 'poor'" if at else f"CREATE ROLE {who} LOGIN PASSWORD 'poor'")
-    if at:
-        name = ask(using, "SELECT DATABASE()")[0][0]
-        ask(using, f"GRANT ALL ON {name}.* TO {who}{at}")
-    usual = settings.DISTLOCK[using]
-    with database_alias("poor", database, USER=who, PASSWORD="poor"):
-        settings.DISTLOCK = {**settings.DISTLOCK, using: {**usual, "OPTIONS": {"database": "poor"}}}
-        yield
-        registry.close()
-    settings.DISTLOCK = {**settings.DISTLOCK, using: usual}
-    if not at:
-        gone = "SELECT 1 FROM pg_stat_activity WHERE usename = %s"
-        eventually(lambda: not ask(using, gone, who), "its session is still there")
-    ask(using, f"DROP {'USER' if at else 'ROLE'} {who}{at}")
-
-
 @pytest.mark.parametrize(("using", "right"), [("postgres", "pg_signal_backend"), ("mysql", "CONNECTION_ADMIN")])
 def test_the_right_that_is_missing_is_named(using: str, right: str, name: str, settings: Any) -> None:
     with Child(hold, using, name) as child:
         assert child.hear() == "held"
         (session,) = holders(using, name)
         key = key_of(using, name)
-        with poor(using, settings):
+        usual = settings.DISTLOCK
+        with poor_account({"mysql": "mariadb"}.get(using, using)) as database:
+            settings.DISTLOCK = {**usual, using: {**usual[using], "OPTIONS": {"database": database}}}
             # the names' table belongs to another account, too: the listing goes without
             info = LockInfo(backend=using, key=key.text, details={"connection": str(session)})
             if using == "postgres":
                 info = next(each for each in held_locks(using)[0].locks if each.key == str(key.number))
             with pytest.raises(UnsupportedOperation, match=right):
                 break_lock(info)
+        settings.DISTLOCK = usual
         assert session_exists(using, session)
         child.say()
         assert child.hear() == ["released"]

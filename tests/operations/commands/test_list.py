@@ -43,15 +43,6 @@ def test_json_has_stable_keys(name: str) -> None:
         assert datetime.fromisoformat(moment).tzinfo is not None
 
 
-def test_a_table_in_a_terminal_and_json_in_a_pipe(settings: Any) -> None:
-    settings.DISTLOCK = {"default": MEMORY}
-    with advisory_lock("x"):
-        assert json.loads(call("list")[1])
-        assert json.loads(call("list", "--json", out=Terminal())[1])
-        for told in (call("list", out=Terminal())[1], call("list", "--table")[1]):
-            assert told.startswith("ALIAS ")
-
-
 @pytest.mark.parametrize("using", ["leasetable", "redis", "memory"])
 def test_names_cannot_steer_the_terminal(using: str) -> None:
     with advisory_lock(HOSTILE, using=using):
@@ -97,6 +88,7 @@ def test_a_backend_that_is_down_is_a_line(settings: Any) -> None:
 
 @pytest.mark.parametrize("out", [io.StringIO, Terminal])
 def test_watch_goes_on_until_control_c(monkeypatch: pytest.MonkeyPatch, out: type[io.StringIO], settings: Any) -> None:
+    """A table in a terminal, JSON in a pipe."""
     settings.DISTLOCK = {"default": MEMORY}
     waited: list[float] = []
 

@@ -1,4 +1,4 @@
-"""``manage.py distlock migrate``: five processes at once on a database that is empty."""
+"""``manage.py distlock migrate``: several processes at once on a database that is empty."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("databases")
 
 ROWS = "SELECT n, (SELECT count(*) FROM django_migrations WHERE app = 'dataapp') FROM counted"
-TERMINATE = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1"
 LEASES = {"BACKEND": "django_distlock.backends.leasetable.LeaseTableBackend", "OPTIONS": {"database": "postgres"}}
 
 
@@ -59,7 +58,7 @@ def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fresh]:
 
 
 @pytest.mark.tier2
-def test_five_processes_migrate_once(fresh: Fresh) -> None:
+def test_several_processes_migrate_once(fresh: Fresh) -> None:
     """All others wait while the first one is in the middle of it, also through CREATE INDEX CONCURRENTLY, which would
     wait for statements that wait. The table of the site key is not there when they begin."""
     command = ["distlock", "migrate", "dataapp", "-v0"]
@@ -68,7 +67,7 @@ def test_five_processes_migrate_once(fresh: Fresh) -> None:
         return "".join(child._errors)
 
     with ExitStack() as stack:
-        children = [stack.enter_context(Child(manage, fresh.alias, fresh.name, *command)) for _ in range(5)]
+        children = [stack.enter_context(Child(manage, fresh.alias, fresh.name, *command)) for _ in range(3)]
         for child in children:
             child.killed = True  # its exit status is what is looked at
             child.say()
@@ -111,13 +110,6 @@ def test_it_holds_a_lock_whose_holder_others_are_told(using: list[str], monkeypa
     assert status == BUSY
     assert err.startswith("Waiting for another process that runs migrate: ")
     assert err.endswith("Another process is still running migrate after 1 s; nothing was done.\n")
-
-
-def test_a_lock_that_is_lost_meanwhile_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Migrate, "handle", lambda self, **options: ask("postgres", TERMINATE) and None)
-    status, _, err = call("migrate", "--database", "postgres")
-    assert status == UNAVAILABLE
-    assert "was lost" in err
 
 
 def test_locks_that_cannot_be_used(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
