@@ -17,7 +17,7 @@ from django_distlock import LockLost, advisory_lock, break_lock, held_locks
 from django_distlock.models import LockEvent
 from django_distlock.operations import history
 from django_distlock.operations.history import Event
-from django_distlock.operations.recorder import KEPT, ORDINARY, TRIES, Recorder, recorder
+from django_distlock.operations.recorder import TRIES, Recorder, recorder
 from django_distlock.testing import lose
 from tests.backends.statements import counted
 from tests.conftest import eventually
@@ -111,19 +111,6 @@ def test_an_acquire_pays_no_statement(databases: None, settings: Any, name: str)
     assert sum(without.values()) == 6
     assert len(written(name, "postgres")) == 6
     LockEvent.rows.all().delete()
-
-
-def test_a_flood_is_cut_but_for_what_matters() -> None:
-    batches: list[list[int]] = []
-    mine = Recorder(lambda items: batches.append(list(items)), lambda: None)
-    for number in range(ORDINARY + 50):
-        mine.put(number, rare=False)
-    for number in range(KEPT + 7):
-        mine.put(-number, rare=True)
-    assert mine.dropped == 57
-    assert mine.flush(25)
-    assert sum(map(len, batches)) == ORDINARY + KEPT
-    assert max(map(len, batches)) == 500
 
 
 def test_a_loss_waits_for_a_database_that_restarts(monkeypatch: pytest.MonkeyPatch) -> None:

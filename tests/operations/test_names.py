@@ -20,8 +20,6 @@ from django_distlock.operations.pruning import prune
 from tests.backends.statements import counted
 from tests.conftest import eventually
 from tests.faults.server import SESSION_LOCKS, ask, key_of, noted
-from tests.operations.programs import hold
-from tests.support.processes import Child
 
 if TYPE_CHECKING:
     from django_distlock.records import LockInfo
@@ -61,25 +59,6 @@ def shown(using: str, name: str) -> LockInfo:
     key = backend.listed_as(key_of(using, name))
     (info,) = [info for info in backend.inspect() if info.key == key]
     return info
-
-
-@each_engine
-def test_a_name_that_only_another_process_has_used_is_shown_with_its_holder(using: str, name: str) -> None:
-    """Nothing tells this process of the name but the table."""
-    spelling = name[-200:] + " Ünïcödé ' \" \\ %s \n\ud800"
-    with Child(hold, using, spelling) as child:
-        assert child.hear() == "held"
-
-        def named() -> list[LockInfo]:
-            return [info for info in held_locks(using)[0].locks if info.name == spelling]
-
-        eventually(named, "the name is not shown")
-        (info,) = named()
-        assert (info.holder or "").split(",")[0].endswith(f":{child.pid}:MainThread")
-        assert info.acquired_at is not None
-        assert "collision" not in info.details
-        child.say()
-        assert child.hear() == ["released"]
 
 
 @each_engine

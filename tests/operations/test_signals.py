@@ -7,7 +7,6 @@ import threading
 from typing import Any
 
 import pytest
-from django.db import transaction
 
 from django_distlock import (
     BackendUnavailable,
@@ -111,15 +110,6 @@ def test_the_template_is_what_the_decorator_says(name: str) -> None:
         asyncio.run(several(3))
     found = {(facts["name"], facts["template"]) for _, facts in heard}
     assert found == {(template.replace("{number}", str(n)), template) for n in (1, 2, 3)} | {(name, name)}
-
-
-def test_a_lock_kept_for_a_transaction_is_released_after_it(name: str) -> None:
-    with listening(name) as heard:
-        with transaction.atomic("postgres"):
-            with advisory_lock(name, using="postgres"):
-                pass
-            assert heard.kinds() == ["acquired"]
-        assert heard.kinds() == ["acquired", "released"]
 
 
 def test_failures_are_told_with_their_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,12 @@ import contextlib
 import os
 import signal
 import sys
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.db import connections
 
 from django_distlock import advisory_lock, held_locks
 from tests.conftest import eventually
@@ -18,6 +21,7 @@ from tests.operations.commands.calling import BUSY, UNAVAILABLE, call
 from tests.operations.commands.test_list import DOWN
 from tests.operations.programs import NOBODY, run, run_and_become_another, run_unseen
 from tests.support.processes import Child
+from tests.support.timing import within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,7 +34,6 @@ pytestmark = pytest.mark.usefixtures("databases")
 
 # Says 1 (JSON, for the pipe of the test), then waits for its end.
 WAITS = ["sh", "-c", "echo 1; exec sleep 60"]
-STUBBORN = ["sh", "-c", "trap '' TERM; echo 1; sleep 60 & wait; wait; sleep 60"]
 
 
 @contextlib.contextmanager
@@ -71,6 +74,7 @@ def runs(pid: int) -> bool:
         (["true"], 0),
         (["sh", "-c", "exit 7"], 7),
         (["sh", "-c", "kill -9 $$"], 128 + 9),
+        (["sh", "-c", "kill -HUP $PPID; exec sleep 60"], 128 + 1),  # signals to us are passed on
         (["no-such-program-of-ours"], 127),
         (["/etc/passwd"], 126),
         (["sh", "-c", 'test "$1" = -- -a "$2" = --ttl', "sh", "--", "--ttl"], 0),  # its own arguments stay its own
@@ -89,7 +93,7 @@ def test_busy_is_a_temporary_failure(name: str, tmp_path: Path) -> None:
     known = ["run", name, "--using", "postgres"]
     # in another context: this thread may take again what it holds
     assert call_elsewhere(*known, *touch) == BUSY
-    assert call_elsewhere(*known, "--timeout", "0.1", *touch) == BUSY
+    assert call_elsewhere(*known, "--timeout", "1", *touch) == BUSY
     assert not (tmp_path / "ran").exists()
     assert call_elsewhere(*known, "--shared", "--", "true") == 0
     lease.release()
@@ -135,34 +139,51 @@ def test_others_are_kept_out_while_it_runs(using: str, name: str) -> None:
     advisory_lock(name, using=using, timeout=5).acquire().release()
 
 
-@pytest.mark.tier2
-@pytest.mark.parametrize("command", [WAITS, STUBBORN], ids=["willing", "stubborn"])
-def test_a_program_whose_lock_is_lost_is_ended(command: list[str], name: str) -> None:
+@contextlib.contextmanager
+def once(ready: Path, act: Callable[[], object]) -> Iterator[None]:
+    """Do it as soon as the program runs, which makes this file."""
+
+    def wait_and_act() -> None:
+        eventually(ready.exists, "it does not run")
+        act()
+        connections.close_all()  # of this thread
+
+    thread = threading.Thread(target=wait_and_act)
+    thread.start()
+    yield
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("trap", "grace", "expected"),
+    [
+        ("exit 5", "60", 5),
+        ("exit 0", "60", UNAVAILABLE),  # who ends well without its lock has failed
+        ("", "0.2", 128 + signal.SIGKILL),
+    ],
+)
+def test_a_program_whose_lock_is_lost_is_ended(trap: str, grace: str, expected: int, name: str, tmp_path: Path) -> None:
     """TERM, and KILL for it and its descendants after the grace time."""
-    grace = "20" if command is WAITS else "0.3"  # who is willing may need time to die
-    with running(name, "--using", "postgres", "--grace", grace, "--", *command) as child:
-        take_its_lock(name)
-        assert status_of(child) == 128 + (signal.SIGTERM if command is WAITS else signal.SIGKILL)
-        assert "was lost" in said(child)
+    script = f"trap '{trap}' TERM; touch {tmp_path / 'ready'}; while :; do sleep 0.02; done"
+    with once(tmp_path / "ready", lambda: take_its_lock(name)):
+        status, _, err = call("run", name, "--using", "postgres", "--grace", grace, "--", "sh", "-c", script)
+    assert status == expected
+    assert "was lost" in err
 
 
 @pytest.mark.tier2
 def test_a_program_whose_lock_cannot_be_renewed_is_ended_in_time(name: str, proxied: Proxied, tmp_path: Path) -> None:
     """A quarter of the TTL before somebody else may have the lock."""
-    proxy, ready = proxied("leasetable_postgres"), tmp_path / "ready"
-    script = f"trap 'exit 5' TERM; touch {ready}; while :; do sleep 0.02; done"
-    import threading
-
-    def cut_off() -> None:
-        eventually(ready.exists, "it does not run")
-        proxy.blackhole()
-
-    thread = threading.Thread(target=cut_off)
-    thread.start()
-    status, _, err = call("run", name, "--using", "leasetable_postgres", "--ttl", "1.2", "--", "sh", "-c", script)
-    thread.join()
+    proxy, ended = proxied("leasetable_postgres"), tmp_path / "ended"
+    script = f"trap 'touch {ended}; exit 5' TERM; touch {tmp_path / 'ready'}; while :; do sleep 0.02; done"
+    began = time.time()
+    with once(tmp_path / "ready", proxy.blackhole):
+        known = [name, "--using", "leasetable_postgres", "--ttl", "2"]
+        status, _, err = call("run", *known, "--", "sh", "-c", script)
     assert status == 5
     assert "could not be renewed" in err
+    # it may have been renewed once more before the server fell silent
+    within(ended.stat().st_mtime - began, 3.0, least=0.6)
 
 
 @pytest.mark.tier2
