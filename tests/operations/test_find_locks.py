@@ -160,27 +160,6 @@ def _found(using: str = "postgres", **wanted: Any) -> list[LockInfo]:
     return list(page.locks)
 
 
-def test_readers_of_one_process_are_one_lock_of_the_server(name: str) -> None:
-    over, readers = threading.Event(), []
-
-    def read(held: threading.Event) -> None:
-        with advisory_lock(name, using="postgres", shared=True, timeout=5):
-            held.set()
-            over.wait(60)
-
-    for number in range(3):  # the first one is the one that is shown
-        held = threading.Event()
-        readers.append(threading.Thread(target=read, args=(held,), name=f"reader-{number}"))
-        readers[-1].start()
-        assert held.wait(60)
-    (info,) = _found(text=name)
-    over.set()
-    for reader in readers:
-        reader.join()
-    assert "reader-0" in str(info.holder)
-    assert "also_holds" not in info.details
-
-
 def test_tables_whose_names_are_quoted() -> None:
     """They stand there as they are, and not as JSON."""
     table = 'Tä"b\\u00e9'

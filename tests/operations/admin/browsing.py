@@ -9,7 +9,6 @@ from django.conf import settings
 from django.db import connections
 from django.test import Client, override_settings
 from pytest_django.live_server_helper import LiveServer
-from selenium.webdriver import ActionChains, Keys
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
@@ -97,30 +96,10 @@ class Page:
 
     def follow(self, element: Any) -> None:
         """Click, and wait until the next page is there."""
-        self.arrive(element.click)
-
-    def arrive(self, act: Callable[[], Any]) -> None:
-        """Do what leads to another page, and wait until that is there."""
         before = self.find("html")
-        act()
+        element.click()
         self.until(lambda: before.id != self.find("html").id, "no other page came")
         self.until(lambda: self.run("return document.readyState") == "complete", "the page is not complete")
-
-    def type(self, *keys: str) -> None:
-        """To whatever has the focus."""
-        ActionChains(self.driver).send_keys(*keys).perform()
-
-    def tab_to(self, selector: str, text: str = "") -> None:
-        """Tab until something like that has the focus, which must be seen; no mouse."""
-        there = "return document.activeElement.matches(arguments[0]) && document.activeElement.innerText"
-        for _ in range(120):
-            self.type(Keys.TAB)
-            found = self.run(there, selector)
-            if isinstance(found, str) and text in found:
-                outline = self.run("return getComputedStyle(document.activeElement).outlineStyle")
-                assert outline != "none", "nobody sees where it is"
-                return
-        raise AssertionError(f"120 tabs do not lead to {selector} {text!r}")
 
     def dark(self, on: bool) -> None:
         features = [{"name": "prefers-color-scheme", "value": "dark" if on else "light"}]

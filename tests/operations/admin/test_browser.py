@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.utils import timezone
-from selenium.webdriver import Keys
 
-from django_distlock import LockLost, advisory_lock, held_locks
+from django_distlock import advisory_lock, held_locks
 from django_distlock.operations.history import Event, plot
 from tests.conftest import eventually
 from tests.operations.admin.pages import LIST
@@ -67,32 +66,6 @@ def test_from_the_list_to_a_broken_lock(page: Page, using: str) -> None:
             waiter.say()
         victim.say()
         assert victim.hear() == ["LockLost", "LockLost" if using == "postgres" else "released"]
-
-
-def test_without_a_mouse(page: Page) -> None:
-    """From the list to the lock, to the question, and back to the list as it was."""
-    with suppress(LockLost), ExitStack() as stack:
-        for letter in "abc":
-            stack.enter_context(advisory_lock(f"typed {letter}", using="memory"))
-        page.open()
-        page.tab_to("#searchbar")
-        page.type("typed")
-        page.arrive(lambda: page.type(Keys.ENTER))
-        page.tab_to("th.column-name a")
-        page.arrive(lambda: page.type(Keys.ENTER))
-        assert page.names() == ["typed a", "typed b", "typed c"]
-        listed = page.driver.current_url
-        page.tab_to("th.field-name a", "typed b")
-        page.arrive(lambda: page.type(Keys.ENTER))
-        page.tab_to("a.distlock-break")
-        page.arrive(lambda: page.type(Keys.ENTER))
-        page.tab_to("#distlock-reason")
-        page.type("by hand")
-        page.tab_to(".distlock-yes")
-        page.arrive(lambda: page.type(Keys.ENTER))
-        assert page.find(".messagelist .success").text.startswith("The lock “typed b” was broken.")
-        assert page.driver.current_url == listed
-        assert page.names() == ["typed a", "typed c"]
 
 
 def test_the_list_refreshes_itself_and_stops(page: Page) -> None:

@@ -117,13 +117,6 @@ def test_fields_and_odd_parameters_do_no_harm(boss: Client) -> None:
     assert boss.get(f"{LIST}add/").status_code == 404
 
 
-@pytest.mark.usefixtures("held")
-def test_a_refresh_leaves_messages_to_the_page_that_follows(boss: Client) -> None:
-    boss.post(LIST, {"action": "break_selected", "index": "0"})  # nothing selected: there is a message now
-    assert "Items must be selected" not in boss.get(LIST, headers={"X-Distlock-Refresh": "1"}).text
-    assert "Items must be selected" in boss.get(LIST).text
-
-
 def test_names_that_were_chosen_with_bad_intent_are_text(boss: Client) -> None:
     with suppress(LockLost), advisory_lock(EVIL, using="memory", timeout=1):
         (link,) = re.findall(rf'href="({LIST}[^"/]+/)change/', boss.get(LIST).text)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from tests.operations.commands.calling import WRONG, manage
@@ -38,14 +34,6 @@ def test_each_subcommand_takes_the_arguments_of_django_and_a_known_alias(
     assert "unrecognized" not in capfd.readouterr().err
     assert manage(*filled(subcommand, "--using", "nowhere"), *rest) == WRONG
     assert "There is no lock backend 'nowhere' in DISTLOCK. Known: 'default'" in capfd.readouterr().err
-
-
-def test_the_settings_are_taken_from_there() -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "DJANGO_SETTINGS_MODULE"}
-    command = [sys.executable, "-m", "django", "distlock", "list", "--settings", "tests.settings", "--using", "nowhere"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
-    assert done.returncode == WRONG
-    assert "There is no lock backend 'nowhere' in DISTLOCK. Known:" in done.stderr
 
 
 @pytest.mark.parametrize(
