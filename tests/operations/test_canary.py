@@ -17,7 +17,7 @@ from django.db import connections
 from django.test import Client, override_settings
 from django.urls import reverse
 
-from django_distlock import advisory_lock, break_lock, held_locks, lock_all, semaphore
+from django_distlock import advisory_lock, break_lock, held_locks
 from django_distlock.concurrency.tokens import new_token
 from django_distlock.conf import read_alias
 from django_distlock.manager.registry import registry
@@ -65,23 +65,21 @@ def boss(databases: None) -> Iterator[Client]:
 
 def everything(canary: Canary, boss: Client, name: str) -> None:
     """What one can do with the alias "canary", whether its server answers or not."""
-    options: dict[str, Any] = {"using": "canary", "timeout": 1}
-    recipes = advisory_lock(name, **options), semaphore(name + "s", 2, **options), lock_all([name + "a"], **options)
+    lock = advisory_lock(name, using="canary", timeout=1)
     with listening() as heard:
-        for recipe in recipes:
-            canary.read("recipe", recipe)
-            lease = canary.attempt(recipe.acquire)
-            if not isinstance(lease, Exception):
-                canary.read("lease", lease)
-                canary.read("listing", held_locks("canary"))
-                page = boss.get(LIST).text
-                for link in set(re.findall(rf'href="({LIST}[^"/]+/)change/', page)):
-                    page += boss.get(f"{link}change/").text + boss.get(f"{link}break/").text
-                canary.read("page", page)
-                canary.attempt(lease.release)
+        canary.read("recipe", lock)
+        lease = canary.attempt(lock.acquire)
+        if not isinstance(lease, Exception):
+            canary.read("lease", lease)
+            canary.read("listing", held_locks("canary"))
+            page = boss.get(LIST).text
+            for link in set(re.findall(rf'href="({LIST}[^"/]+/)change/', page)):
+                page += boss.get(f"{link}change/").text + boss.get(f"{link}break/").text
+            canary.read("page", page)
+            canary.attempt(lease.release)
 
         async def inside() -> None:
-            async with advisory_lock(name, **options) as lease:
+            async with lock as lease:
                 canary.read("lease", lease)
                 lose(lease)
 

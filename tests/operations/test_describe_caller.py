@@ -64,7 +64,7 @@ def _urls(using: str, name: str) -> ModuleType:
     return urls
 
 
-@pytest.mark.parametrize("using", ["postgres", "leasetable", "redis", "zookeeper"])
+@pytest.mark.parametrize("using", ["postgres", "redis"])
 def test_a_view_tells_its_route(using: str, name: str) -> None:
     name, thread = name[-100:], threading.current_thread().name
 

@@ -87,16 +87,6 @@ def test_everything_that_happens_is_there_the_newest_first(recorded: None, name:
     assert history.recent("memory", name, limit=2) == events[:2]
 
 
-def test_names_are_told_apart_as_the_code_spells_them(recorded: None) -> None:
-    names = ["Straße", "straße", "strasse", "straße ", "x\r\n\x1b[2J\u202e", "lone \ud800", "nul \0", "🔒" * 512]
-    for name in names:
-        hold(name)
-    for name in names:
-        assert len(written(name)) == 2
-        assert written(name)[0].name.isprintable()
-    assert not history.recent("leasetable", names[0])
-
-
 def test_an_acquire_pays_no_statement(databases: None, settings: Any, name: str) -> None:
     def pairs() -> dict[str, int]:
         with counted("postgres") as seen:

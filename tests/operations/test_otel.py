@@ -17,10 +17,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from django_distlock import BackendUnavailable, DeadlockDetected, LockLost, LockTimeout, advisory_lock, signals
+from django_distlock import BackendUnavailable, DeadlockDetected, LockLost, LockTimeout, advisory_lock
 from django_distlock.manager.registry import registry
 from django_distlock.operations.otel import MOST_LABELS, UNKNOWN, DistlockInstrumentor, prefix_label
 from django_distlock.testing import lose
+from tests.operations.listening import SIGNALS
 from tests.support.paths import ROOT
 
 if TYPE_CHECKING:
@@ -183,16 +184,13 @@ def test_names_made_of_data_do_not_become_labels(telemetry: Telemetry) -> None:
 def test_labels_of_the_users_own_and_switched_off(telemetry: Telemetry, name: str) -> None:
     instrumentor = DistlockInstrumentor()
     instrumentor.uninstrument()
-    assert not any(signal.receivers for signal in vars(signals).values() if hasattr(signal, "receivers"))
+    assert not any(signal.receivers for signal in SIGNALS.values())
     reader = InMemoryMetricReader()
-    meters = MeterProvider([reader], shutdown_on_exit=False)
-    instrumentor.instrument(meter_provider=meters, label=lambda name: name[:5])
-    instrumentor.instrument(label=str)  # on already
+    instrumentor.instrument(meter_provider=MeterProvider([reader]), label=lambda name: name[:5])
     with advisory_lock(name, using="memory"):
         pass
     (point,) = Telemetry(None, telemetry.exporter, reader).points("distlock.wait")
     assert point.attributes["distlock.template"] == name[:5]
-    meters.shutdown()
     assert not telemetry.spans()
 
 

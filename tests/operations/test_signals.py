@@ -11,17 +11,13 @@ import pytest
 from django_distlock import (
     BackendUnavailable,
     DeadlockDetected,
-    LockLost,
     LockTimeout,
     advisory_lock,
-    break_lock,
-    held_locks,
     lock_all,
     semaphore,
 )
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.manager.registry import registry
-from tests.conftest import eventually
 from tests.operations.listening import SIGNALS, listening
 
 pytestmark = pytest.mark.usefixtures("databases")
@@ -92,26 +88,6 @@ def test_a_semaphore_and_a_set_tell_of_each(name: str) -> None:
     ]
 
 
-def test_the_template_is_what_the_decorator_says(name: str) -> None:
-    template = name[-200:].replace("[", "").replace("]", "") + ":{number}"
-
-    @advisory_lock(template, using="memory")
-    def plain(number: int) -> None: ...
-
-    @semaphore(template, 2, using="memory")
-    def limited(number: int) -> None: ...
-
-    @lock_all([template, name], using="memory")
-    async def several(number: int) -> None: ...
-
-    with listening() as heard:
-        plain(1)
-        limited(2)
-        asyncio.run(several(3))
-    found = {(facts["name"], facts["template"]) for _, facts in heard}
-    assert found == {(template.replace("{number}", str(n)), template) for n in (1, 2, 3)} | {(name, name)}
-
-
 def test_failures_are_told_with_their_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wait that is cancelled, a deadlock, an engine that fails."""
     lock = advisory_lock(name, using="memory", timeout=None)
@@ -162,16 +138,3 @@ def test_a_receiver_that_fails_is_logged_and_changes_nothing(coroutine: bool, na
         signal.disconnect(receiver)
     assert [record.levelname for record in caplog.records] == ["ERROR"] * 3
     assert all("\n" not in record.getMessage() for record in caplog.records)
-
-
-def test_a_broken_lock_is_told_and_lost(name: str) -> None:
-    with listening(name) as heard:
-        lease = advisory_lock(name, using="postgres").acquire()
-        (info,) = (info for info in held_locks("postgres")[0].locks if info.name == name)
-        assert break_lock(info, reason="stuck")
-        eventually(lambda: lease.lost and "lost" in heard.kinds(), "the holder is not told")
-        with pytest.raises(LockLost):
-            lease.release()
-    assert heard.facts("broken")["reason"] == "stuck"
-    assert set(heard.facts("broken")) == BASIC | {"reason"}
-    assert set(heard.facts("lost")) == BASIC | {"reason", "hold", "fence"}

@@ -88,7 +88,6 @@ def test_prune_does_the_rest_and_says_which_server_hangs(proxied: Proxied, setti
 @pytest.mark.parametrize(
     ("command", "status", "text"),
     [
-        ("prune", UNAVAILABLE, "'leases'"),
         ("run x --using other -- true", UNAVAILABLE, "site key"),
         ("doctor", 1, "The site key of django-distlock could not be read"),
     ],

@@ -137,16 +137,14 @@ def test_the_right_that_is_missing_is_named(using: str, right: str, name: str, s
 
 
 def test_a_process_id_that_came_again_is_left_alone(name: str) -> None:
-    """Another session with the same number has another start; a hold that is noted, another beginning."""
+    """Another session with the same number has another start; a hold that is noted, another beginning. And what is no
+    key does not reach MySQL."""
     with advisory_lock(name, using="postgres") as lease:
         info = next(info for info in held_locks("postgres")[0].locks if info.name == name)
         for changed in ({"backend_start": "1.5"}, {"noted": "1"}, {"pid": "1"}, {"pid": "x"}, {"backend_start": "'"}):
             assert break_lock(replace(info, details={**info.details, **changed})) is False
         assert break_lock(replace(info, key=str(2**63))) is False
         lease.ensure_held()
-
-
-def test_what_is_no_key_does_not_reach_mysql() -> None:
     for key in ("' OR 1 = 1 -- ", "", "x" * 65, "UPPER", "a\\"):
         with pytest.raises(UnsupportedOperation, match="not one of ours"):
             break_lock(LockInfo(backend="mysql", key=key, details={"connection": "1"}))

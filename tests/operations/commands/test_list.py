@@ -106,6 +106,14 @@ def test_watch_goes_on_until_control_c(monkeypatch: pytest.MonkeyPatch, out: typ
         assert [len(json.loads(line)["backends"]) for line in text.splitlines()] == [1] * 3
 
 
+def test_a_reader_that_has_seen_enough() -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    assert call("list", "--using", "memory", "--watch", out=Closed())[0] == 0
+
+
 def test_everything_is_shown_before_a_lock_is_broken() -> None:
     info = LockInfo(
         backend="a",
