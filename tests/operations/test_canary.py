@@ -148,7 +148,7 @@ def test_nothing_is_said_when_all_is_well_with_a_wrong_password_or_no_server(
 
 
 @pytest.mark.tier2
-@pytest.mark.parametrize("using", ["postgres", "redis", "zookeeper"])
+@pytest.mark.parametrize("using", ["postgres", "redis"])
 def test_nothing_is_said_when_the_server_hangs(
     using: str, name: str, boss: Client, canary: Canary, settings: Any
 ) -> None:

@@ -7,7 +7,7 @@ import os
 import re
 import socket
 import threading
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 from django.http import HttpRequest, HttpResponse
@@ -18,7 +18,6 @@ from rest_framework.views import APIView
 
 from django_distlock import advisory_lock, held_locks
 from django_distlock.backends.text import SHORT, readable, short
-from django_distlock.concurrency import origin
 
 pytestmark = pytest.mark.usefixtures("databases")
 SECRET = "c4n4ry-t0ken"
@@ -87,14 +86,7 @@ def test_a_view_tells_its_route(using: str, name: str) -> None:
         assert "POST" not in _holders(using, name).text
 
 
-def test_what_is_told_is_short_and_comes_to_an_end() -> None:
-    with origin.serving(SimpleNamespace(method="GET", resolver_match=SimpleNamespace(route="a" * 300))):
-        assert len(origin.address()) == origin.LONGEST
-        with origin.serving(SimpleNamespace(method="GET", resolver_match=SimpleNamespace(route="inner"))):
-            assert origin.address() == "GET /inner"
-        assert origin.address().startswith("GET /aaa")
-    assert origin.address() == ""
-    # a long route of other letters is cut between them
+def test_a_long_route_of_other_letters_is_cut_between_them() -> None:
     route = "host:1:MainThread, GET /" + "профиль/" * 20
     kept = short(route)
     assert SHORT // 6 < len(readable(kept)) <= len(kept) <= SHORT
