@@ -92,7 +92,10 @@ class Page:
         return WebDriverWait(self.driver, PATIENCE, poll_frequency=0.05).until(lambda _driver: condition(), message)
 
     def names(self) -> list[str]:
-        return [each.text for each in self.all("#result_list th.field-name bdi")]
+        found: list[str] = self.run(  # at once: a refresh may replace the list at any time
+            "return Array.from(document.querySelectorAll('#result_list th.field-name bdi'), name => name.innerText)"
+        )
+        return found
 
     def follow(self, element: Any) -> None:
         """Click, and wait until the next page is there."""
