@@ -4,7 +4,7 @@ is odd there: encodings, quoted tables, prepared transactions. Then the other en
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -219,20 +219,6 @@ def test_locks_of_a_prepared_transaction() -> None:
 
 
 # --- other engines
-
-
-def test_several_aliases_are_one_list() -> None:
-    aliases = {alias: settings.DISTLOCK[alias] for alias in ("postgres", "memory")}
-    with override_settings(DISTLOCK=aliases), ExitStack() as stack:
-        for number in range(10):
-            using = "memory" if number % 3 else "postgres"
-            stack.enter_context(advisory_lock(f"list:{number}", using=using, timeout=5))
-        whole = find_locks(LockQuery(text="list:", order=("-name",)))
-        assert [info.name for info in whole.locks] == [f"list:{9 - number}" for number in range(10)]
-        for start in range(12):
-            page = find_locks(LockQuery(text="list:", order=("-name",), start=start, stop=start + 3))
-            assert [info.key for info in page.locks] == [info.key for info in whole.locks[start : start + 3]]
-            assert (page.matching, len(page.reports)) == (10, 3)
 
 
 @pytest.mark.parametrize("using", ["redis", "zookeeper", "leasetable", "redlock", "mysql", "postgres"])
