@@ -21,6 +21,7 @@ from django_distlock import BackendUnavailable, DeadlockDetected, LockLost, Lock
 from django_distlock.manager.registry import registry
 from django_distlock.operations.otel import MOST_LABELS, UNKNOWN, DistlockInstrumentor, prefix_label
 from django_distlock.testing import lose
+from tests.conftest import eventually
 from tests.operations.listening import SIGNALS
 from tests.support.paths import ROOT
 
@@ -98,7 +99,7 @@ def test_the_span_is_as_long_as_the_wait_and_inside_the_span_of_its_caller(telem
     async def one(number: int) -> Any:
         with telemetry.tracer.start_as_current_span(f"caller-{number}") as caller:
             async with advisory_lock(f"{name}-async", using="memory"):
-                await asyncio.sleep(0)
+                pass
             await sync_to_async(lambda: advisory_lock(f"{name}-sync", using="memory").acquire().release())()
             return caller.get_span_context().span_id
 
@@ -148,7 +149,7 @@ def test_a_cancelled_wait_and_a_waiter(telemetry: Telemetry, name: str) -> None:
     async def cancelled() -> None:
         async with advisory_lock(name, using="memory"):
             waiter = asyncio.create_task(advisory_lock(name, using="memory").aacquire(timeout=None))
-            await asyncio.sleep(0)
+            await asyncio.to_thread(eventually, lambda: telemetry.points("distlock.waiting"), "nobody waits")
             (waiting,) = telemetry.points("distlock.waiting")
             assert waiting.value == 1
             waiter.cancel()

@@ -13,11 +13,13 @@ from django_distlock import (
     DeadlockDetected,
     LockTimeout,
     advisory_lock,
+    held_locks,
     lock_all,
     semaphore,
 )
 from django_distlock.concurrency.clock import monotonic
 from django_distlock.manager.registry import registry
+from tests.conftest import eventually
 from tests.operations.listening import SIGNALS, listening
 
 pytestmark = pytest.mark.usefixtures("databases")
@@ -92,10 +94,13 @@ def test_failures_are_told_with_their_error(name: str, monkeypatch: pytest.Monke
     """A wait that is cancelled, a deadlock, an engine that fails."""
     lock = advisory_lock(name, using="memory", timeout=None)
 
+    def waited_for() -> bool:
+        return any(info.name == name and info.waiters for info in held_locks("memory")[0].locks)
+
     async def cancelled() -> None:
         async with lock:
             waiter = asyncio.create_task(lock.aacquire())
-            await asyncio.sleep(0)
+            await asyncio.to_thread(eventually, waited_for, "nobody waits")
             waiter.cancel()
             await asyncio.wait([waiter])
 
