@@ -13,9 +13,10 @@ import base64
 import logging
 import secrets
 import traceback
-import urllib.parse
 import warnings
-from typing import TYPE_CHECKING, Any, Self
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import pytest
 from django.conf import settings
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Canary(logging.Handler):
-    """Reads every log record from DEBUG on while it is in use as a context manager."""
+    """Reads every log record from DEBUG on, and every warning, while it is :meth:`listening`."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
@@ -50,69 +51,53 @@ class Canary(logging.Handler):
         self.read(f"log {record.name}", self.format(record))
 
     def read(self, where: str, value: object) -> None:
-        self.texts.append((where, str(value)))
-        self.texts.append((where, repr(value)))
-
-    def read_error(self, where: str, error: BaseException) -> None:
-        """Its text, and those of everything behind it, as a traceback prints them."""
-        self.read(where, "".join(traceback.format_exception(error)))
-        seen: set[int] = set()
-        pending: list[BaseException | None] = [error]
-        while pending:
-            each = pending.pop()
-            if each is not None and id(each) not in seen:
-                seen.add(id(each))
-                self.read(where, each)
-                pending += [each.__cause__, each.__context__]
+        self.texts += [(where, str(value)), (where, repr(value))]
 
     def attempt(self, action: Callable[[], Any], where: str = "attempt") -> Any:
-        """Do it, and read what it gives or raises."""
+        """Do it, and read what it gives or raises, with everything behind that, whether a traceback prints it or
+        not."""
         try:
-            result = action()
+            result: Any = action()
+            self.read(where, result)
         except Exception as error:
-            self.read_error(where, error)
-            return error
-        self.read(where, result)
+            result, behind = error, [error]
+            for each in behind:
+                self.read(where, "".join(traceback.format_exception(each, chain=False)))
+                self.read(where, each)
+                more = (each.__cause__, each.__context__)
+                behind += [other for other in more if other is not None and other not in behind]
         return result
 
     def found(self) -> list[str]:
         """Where secrets were said, and in which form."""
-        forms = {
-            form: what
-            for secret, what in self.secrets.items()
-            for form in (
-                secret,
-                urllib.parse.quote(secret, safe=""),
-                secret.encode().hex(),
-                base64.b64encode(secret.encode()).decode().rstrip("="),
-            )
-        }
         return sorted(
             {
                 f"{what} in {where}: {text[max(0, text.find(form) - 200) :][:300]}"
+                for secret, what in self.secrets.items()
+                for form in (
+                    secret,
+                    quote(secret, safe=""),
+                    secret.encode().hex(),
+                    base64.b64encode(secret.encode()).decode().rstrip("="),
+                )
                 for where, text in self.texts
-                for form, what in forms.items()
                 if form in text
             }
         )
 
-    def __enter__(self) -> Self:
-        self._catching = warnings.catch_warnings(record=True)
-        self._caught: Any = self._catching.__enter__()
-        warnings.simplefilter("always")
-        self._levels = {name: logging.getLogger(name).level for name in ("", "django_distlock", "kazoo", "django")}
-        for name in self._levels:
-            logging.getLogger(name).setLevel(logging.DEBUG)
-        logging.getLogger().addHandler(self)
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        logging.getLogger().removeHandler(self)
-        for name, level in self._levels.items():
-            logging.getLogger(name).setLevel(level)
-        for warning in self._caught:
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        with warnings.catch_warnings(record=True) as caught, ExitStack() as stack:
+            warnings.simplefilter("always")
+            for name in ("", "django_distlock", "kazoo", "django"):
+                logger = logging.getLogger(name)
+                stack.callback(logger.setLevel, logger.level)
+                logger.setLevel(logging.DEBUG)
+            logging.getLogger().addHandler(self)
+            stack.callback(logging.getLogger().removeHandler, self)
+            yield
+        for warning in caught:
             self.read("warning", warning.message)
-        self._catching.__exit__(None, None, None)
 
 
 @pytest.fixture
@@ -125,7 +110,7 @@ def canary() -> Iterator[Canary]:
             mine.know("password", password)
     for server in services.load().values():
         mine.know("password", server["password"])
-    with mine:
+    with mine.listening():
         yield mine
     assert mine.texts, "nothing was read"
     assert not (found := mine.found()), "\n".join(found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from django_distlock import signals
@@ -11,12 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SIGNALS = {
-    "acquired": signals.lock_acquired,
-    "released": signals.lock_released,
-    "timed_out": signals.lock_timed_out,
-    "failed": signals.lock_failed,
-    "lost": signals.lock_lost,
-    "broken": signals.lock_broken,
+    kind: getattr(signals, f"lock_{kind}") for kind in ("acquired", "released", "timed_out", "failed", "lost", "broken")
 }
 
 
@@ -36,19 +31,13 @@ class Heard(list[tuple[str, dict[str, Any]]]):
 def listening(name: str | None = None) -> Iterator[Heard]:
     """Hear of one lock, or of all."""
     heard = Heard()
-
-    def receiver(kind: str) -> Any:
-        def receive(**facts: Any) -> None:
-            if name in (None, facts["name"]):
-                heard.append((kind, facts))
-
-        return receive
-
-    receivers = {kind: receiver(kind) for kind in SIGNALS}
-    for kind, signal in SIGNALS.items():
-        signal.connect(receivers[kind])
-    try:
-        yield heard
-    finally:
+    with ExitStack() as stack:
         for kind, signal in SIGNALS.items():
-            signal.disconnect(receivers[kind])
+
+            def receive(kind: str = kind, **facts: Any) -> None:
+                if name in (None, facts["name"]):
+                    heard.append((kind, facts))
+
+            signal.connect(receive, weak=False)
+            stack.callback(signal.disconnect, receive)
+        yield heard

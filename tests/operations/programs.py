@@ -1,22 +1,24 @@
-"""What other processes do for the tests of commands; without pytest, whose import takes longer than all of it."""
+"""What other processes do for the tests of operations; without pytest, whose import takes longer than all of it."""
 
 from __future__ import annotations
 
-import io
+import json
 import math
 import os
 import sys
 import threading
 import time
+from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
-from django.core.management import CommandError, call_command, execute_from_command_line
+from django.core.management import execute_from_command_line
 from django.db import connections
-from django.db.models.signals import pre_migrate
 
+from django_distlock import LockLost, advisory_lock, held_locks
 from django_distlock.manager import name_log
 from django_distlock.operations.commands import migrate
+from tests.operations.commands.calling import call
 
 if TYPE_CHECKING:
     from tests.support.child import Link
@@ -25,7 +27,30 @@ NOBODY = 65534  # the user
 _link: Link | None = None
 
 
+def hold(link: Link, using: str, *names: str) -> None:
+    """Hold all names until told; say what became of each."""
+    leases = [advisory_lock(name, using=using).acquire() for name in names]
+    link.say("held")
+    link.hear()
+    ends = []
+    for lease in leases:
+        try:
+            lease.release()
+            ends.append("released")
+        except LockLost:
+            ends.append("LockLost")
+    link.say(ends)
+
+
+def wait(link: Link, using: str, name: str) -> None:
+    """Wait for the lock, and hold it until told."""
+    with advisory_lock(name, using=using, timeout=60):
+        link.say("it is mine")
+        link.hear()
+
+
 def run(link: Link, *arguments: str) -> None:
+    """manage.py distlock run."""
     sys.stderr = open(2, "w", 1, closefd=False)  # noqa: SIM115 - as a program has it
     execute_from_command_line(["manage.py", "distlock", "run", *arguments])
 
@@ -49,6 +74,28 @@ def run_and_become_another(link: Link, *arguments: str) -> None:
     run(link, *arguments)
 
 
+class SlowDisk(MetaPathFinder):
+    """As on a busy host: the first import of a driver takes longer than a listing may."""
+
+    def __init__(self, module: str) -> None:
+        self.module, self.met = module, False
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
+        if fullname == self.module and not self.met:
+            self.met = True
+            time.sleep(3.0)
+
+
+def list_first(link: Link, alias: str, module: str) -> None:
+    """Says the error of the alias, if any, and whether it was this that imported the driver."""
+    for name in [name for name in sys.modules if name == module or name.startswith(f"{module}.")]:
+        del sys.modules[name]
+    disk = SlowDisk(module)
+    sys.meta_path.insert(0, disk)
+    (report,) = held_locks(alias)
+    link.say([report.error, disk.met])
+
+
 def operate(link: Link, database: str, port: int, *arguments: str) -> None:
     """manage.py distlock of a project whose default database is that of an alias, behind another port, where the site
     key is, too; says the exit status, the seconds, and what was written."""
@@ -64,16 +111,9 @@ def operate(link: Link, database: str, port: int, *arguments: str) -> None:
         "other": {"BACKEND": leases, "OPTIONS": {"database": "mariadb"}},
     }
     settings.DISTLOCK_SITE_KEY = None
-    out, err, began = io.StringIO(), io.StringIO(), time.monotonic()
-    try:
-        call_command("distlock", *arguments, stdout=out, stderr=err, no_color=True)
-        status = 0
-    except CommandError as error:
-        status = error.returncode
-        err.write(str(error))
-    except SystemExit as error:
-        status = int(error.code or 0)
-    link.say([status, time.monotonic() - began, out.getvalue(), err.getvalue()])
+    began = time.monotonic()
+    status, out, err = call(*arguments)
+    link.say([status, time.monotonic() - began, out + err])
 
 
 def tell(what: str) -> None:
@@ -96,19 +136,10 @@ def manage(link: Link, database: str, name: str, *arguments: str) -> None:
     settings.DISTLOCK = {}
     settings.DISTLOCK_SITE_KEY = None
     settings.MIGRATION_MODULES = {"dataapp": "tests.operations.counted"}
-    if arguments[0] == "migrate":
-        pre_migrate.connect(_planned, weak=False)
     migrate.PAUSE = 0.05
     link.hear()
     execute_from_command_line(["manage.py", *arguments])
 
 
 def _say(value: Any = None) -> None:
-    import json
-
     os.write(1, (json.dumps(value) + "\n").encode())
-
-
-def _planned(app_config: Any, **kwargs: Any) -> None:
-    if app_config.label == "dataapp":
-        tell("planned")

@@ -1,24 +1,26 @@
-"""PostgreSQL chooses, sorts and cuts as the library would: each query is put to it, and to all that it tells."""
+"""PostgreSQL chooses, sorts and cuts as the library would: each query is put to it, and to all that it tells. And what
+is odd there: encodings, quoted tables, prepared transactions. Then the other engines."""
 
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.conf import settings
-from django.db import OperationalError, connections, transaction
+from django.db import connections, transaction
 from django.test import override_settings
 
-from django_distlock import advisory_lock, held_locks
+from django_distlock import UnsupportedOperation, advisory_lock, break_lock, held_locks
 from django_distlock.backends.query import ORDERS, LockQuery, chosen
 from django_distlock.backends.text import printable
 from django_distlock.manager.registry import registry
 from django_distlock.operations.lookup import find_locks
 from tests.conftest import eventually
+from tests.faults.conftest import database_alias
 from tests.faults.server import ask, key_of
 
 if TYPE_CHECKING:
@@ -28,87 +30,59 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("databases")
 
-FIRST = 7_000_000
+KEY = 7_000_000
 NAMES = [
-    "Report",
-    "report:2",
-    "é",
-    "ÉCOLE d'été",
-    '"quoted"',
-    "back\\slash",
-    "100%_x",
-    "a.*b",
-    "\ud800\x1b",
-    "日本",
-    "𝄞",
-]
+    "Report", "report:2", "é", "ÉCOLE d'été", '"quoted"', "back\\slash", "100%_x", "a.*b", "\ud800\x1b", "日本", "𝄞",
+]  # fmt: skip
 NOTE = """
 INSERT INTO django_distlock_name (lock_key, alias, name, other, seen_at, session, since, holder)
 VALUES (%s, 'postgres', %s, '', 0, %s, %s, %s)
 """
-END = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'no lock session'"
 # Microseconds since 1970: noted before the session began, and in an hour from now, which no clock explains.
 LONG_AGO, LATER = 1_000_000, 1_000_000 * (int(datetime.now(UTC).timestamp()) + 3600)
-TEXTS = [
-    "REPORT",
-    "é",
-    "É",
-    "ÉTÉ",
-    '"',
-    "\\",
-    "%",
-    ".*",
-    "\ud800",
-    "本",
-    "00e9",
-    "u00",
-    "\x1b",
-    "𝄞",
-    "7000003",
-    "ours",
-    "'",
+# And how many are found.
+TEXTS = {
+    "REPORT": 2, "é": 2, "É": 2, "ÉTÉ": 1, '"': 1, "\\": 1, "%": 1, ".*": 1, "\ud800": 1, "本": 1, "00e9": 0,
+    "u00": 0, "\x1b": 1, "𝄞": 1, "7000003": 1, "ours": 3, "'": 1, "(é+)+" * 2000: 0,
+}  # fmt: skip
+CONDITIONS: list[tuple[dict[str, Any], int]] = [
+    ({"shared": True}, 3),
+    ({"shared": False}, len(NAMES) + 3),
+    ({"awaited": True}, 1),
+    ({"awaited": False}, len(NAMES) + 5),
+    ({"older": 0.0}, 2),
+    ({"older": 3600.0}, 0),
+    ({"older": -7200.0}, 4),
+    ({"kind": "named"}, len(NAMES) + 6),
+    ({"kind": "relation"}, 0),
+    ({"keys": frozenset({str(KEY), str(KEY + 100), "0", "x'y"})}, 3),
+    ({"keys": frozenset()}, 0),
+    ({"text": "report", "shared": False, "awaited": True}, 1),
 ]
 
 
-def _told(key: int, name: str, session: int, since: int) -> None:
-    ask("postgres", NOTE, str(key), printable(name), session, since, printable(f"hôst:{key % 3}:MainThread"))
+@contextmanager
+def foreign(database: str = "postgres") -> Iterator[Any]:
+    """A cursor of a session that is none of ours."""
+    connection = connections[database].copy()
+    connection.inc_thread_sharing()
+    try:
+        with connection.cursor() as cursor:
+            yield cursor
+    finally:
+        connection.close()
 
 
-@pytest.fixture
-def held(databases: None) -> Iterator[None]:
-    """Locks of foreign sessions, noted in several ways; shared ones; one that somebody waits for; ours."""
-    with ExitStack() as stack:
-        one, two, waiter = (connections["postgres"].copy() for _ in range(3))
-        for connection in (one, two, waiter):
-            stack.callback(connection.close)
-        stack.callback(ask, "postgres", "DELETE FROM django_distlock_name WHERE lock_key LIKE '7000%%'")
-        with one.cursor() as first, two.cursor() as second, waiter.cursor() as third:
-            first.execute("SELECT pg_backend_pid()")
-            pid = first.fetchone()[0]
-            first.execute("SET application_name = 'distlock web-1:17'")
-            for number, name in enumerate(NAMES):
-                first.execute("SELECT pg_advisory_lock(%s)", [FIRST + number])
-                _told(FIRST + number, name, pid if number % 3 else pid + 1, LATER if number % 2 else LONG_AGO)
-            for shared in (first, second):
-                shared.execute("SELECT pg_advisory_lock_shared(%s)", [FIRST + 100])
-            second.execute("BEGIN; SELECT pg_advisory_lock(%s)", [FIRST + 101])
-            third.execute("SET application_name = 'no lock session'")
-            waiter.inc_thread_sharing()
-            thread = threading.Thread(target=_wait, args=(waiter,))
-            thread.start()
-            stack.callback(thread.join)
-            stack.callback(ask, "postgres", END)
-            stack.enter_context(advisory_lock("ours", using="postgres", timeout=5))
-            stack.enter_context(advisory_lock("ours too", using="postgres", shared=True, timeout=5))
-            with transaction.atomic("postgres"):
-                stack.enter_context(advisory_lock("ours inside", using="postgres", timeout=5))
-                eventually(lambda: [info for info in _everything() if info.waiters], "nobody waits")
-                yield
-
-
-def _wait(connection: Any) -> None:
-    with pytest.raises(OperationalError, match="terminating"):
-        connection.cursor().execute("SELECT pg_advisory_lock(%s)", [FIRST + 1])
+@contextmanager
+def waiting(sql: str) -> Iterator[None]:
+    """A foreign session waits in this statement; who holds what it waits for lets go before the end of the block."""
+    with foreign() as cursor:
+        thread = threading.Thread(target=cursor.execute, args=(sql,))
+        thread.start()
+        try:
+            yield
+        finally:
+            thread.join()
 
 
 def _everything() -> list[LockInfo]:
@@ -133,26 +107,45 @@ def _compare(query: LockQuery) -> int:
     return len(page.locks)
 
 
-@pytest.mark.usefixtures("held")
-def test_texts() -> None:
-    found = {text: _compare(LockQuery(text=text, order=("name",))) for text in TEXTS}
-    assert found == {
-        "REPORT": 2, "é": 2, "É": 2, "ÉTÉ": 1, '"': 1, "\\": 1, "%": 1, ".*": 1, "\ud800": 1, "本": 1, "00e9": 0,
-        "u00": 0, "\x1b": 1, "𝄞": 1, "7000003": 1, "ours": 3, "'": 1,
-    }  # fmt: skip
+@pytest.fixture
+def held(databases: None) -> Iterator[None]:
+    """Locks of foreign sessions, noted in several ways; shared ones; one that somebody waits for; ours."""
+    with foreign() as first, foreign() as second:
+        first.execute("SELECT pg_backend_pid()")
+        pid = first.fetchone()[0]
+        first.execute("SET application_name = 'distlock web-1:17'")
+        for number, name in enumerate(NAMES):
+            first.execute("SELECT pg_advisory_lock(%s)", [KEY + number])
+            note = pid if number % 3 else pid + 1, LATER if number % 2 else LONG_AGO, f"hôst:{number % 3}:MainThread"
+            ask("postgres", NOTE, str(KEY + number), printable(name), *note[:2], printable(note[2]))
+        for shared in (first, second):
+            shared.execute("SELECT pg_advisory_lock_shared(%s)", [KEY + 100])
+        second.execute("BEGIN; SELECT pg_advisory_lock(%s)", [KEY + 101])
+        with (
+            waiting(f"SELECT pg_advisory_lock({KEY + 1})"),
+            advisory_lock("ours", using="postgres", timeout=5),
+            advisory_lock("ours too", using="postgres", shared=True, timeout=5),
+            transaction.atomic("postgres"),
+            advisory_lock("ours inside", using="postgres", timeout=5),
+        ):
+            try:
+                eventually(lambda: [info for info in _everything() if info.waiters], "nobody waits")
+                yield
+            finally:
+                first.execute("SELECT pg_advisory_unlock_all()")
+    ask("postgres", "DELETE FROM django_distlock_name WHERE lock_key LIKE '7000%%'")
 
 
 @pytest.mark.usefixtures("held")
-def test_orders() -> None:
+def test_what_postgresql_chooses_is_what_the_library_would_choose() -> None:
+    assert {text: _compare(LockQuery(text=text, order=("name",))) for text in TEXTS} == TEXTS
+    for wanted, least in CONDITIONS:
+        assert _compare(LockQuery(**wanted, order=("name",))) >= least, wanted
     for field, sign in product(ORDERS, ("", "-")):
         assert _compare(LockQuery(order=(sign + field, "name"))) >= len(NAMES) + 6
     assert _compare(LockQuery(order=("-mode", "-waiters", "holder", "name"))) >= len(NAMES) + 6
-
-
-@pytest.mark.usefixtures("held")
-def test_pages_are_disjoint_and_complete() -> None:
-    whole = len(_everything())
-    seen = []
+    # pages are disjoint and complete
+    whole, seen = len(_everything()), []
     for start in range(0, whole + 3, 4):
         query = LockQuery(order=("since",), start=start, stop=start + 4)
         assert _compare(query) == max(0, min(4, whole - start))
@@ -160,43 +153,75 @@ def test_pages_are_disjoint_and_complete() -> None:
     assert sorted(seen) == sorted(map(_who, _everything()))
 
 
-CONDITIONS: list[tuple[dict[str, Any], int]] = [
-    ({"shared": True}, 3),
-    ({"shared": False}, len(NAMES) + 3),
-    ({"awaited": True}, 1),
-    ({"awaited": False}, len(NAMES) + 5),
-    ({"older": 0.0}, 2),
-    ({"older": 3600.0}, 0),
-    ({"older": -7200.0}, 4),
-    ({"kind": "named"}, len(NAMES) + 6),
-    ({"kind": "relation"}, 0),
-    ({"keys": frozenset({str(FIRST), str(FIRST + 100), "0", "x'y"})}, 3),
-    ({"keys": frozenset()}, 0),
-    ({"text": "report", "shared": False, "awaited": True}, 1),
-]
+def _found(using: str = "postgres", **wanted: Any) -> list[LockInfo]:
+    page = find_locks(LockQuery(**wanted, order=("name",)), using)
+    assert page.reports[0].error is None
+    assert page.matching == len(page.locks)
+    return list(page.locks)
 
 
-@pytest.mark.usefixtures("held")
-def test_conditions() -> None:
-    for wanted, least in CONDITIONS:
-        assert _compare(LockQuery(**wanted, order=("name",))) >= least, wanted
+def test_tables_whose_names_are_quoted() -> None:
+    """They stand there as they are, and not as JSON."""
+    table = 'Tä"b\\u00e9'
+    quoted = f'"{table.replace(chr(34), 2 * chr(34))}"'
+    ask("postgres", f"CREATE TABLE {quoted} ()")
+    with foreign() as holder:
+        holder.execute(f"BEGIN; LOCK TABLE {quoted} IN ACCESS EXCLUSIVE MODE")
+        with waiting(f"SELECT FROM {quoted}"):
+            try:
+                eventually(lambda: _found(kind="relation"), "nobody is listed")
+                found = {text: len(_found(text=text)) for text in ("tä", "TÄ", '""B', "\\U00E", "é", "日", "\ud800")}
+            finally:
+                holder.execute("ROLLBACK")
+    ask("postgres", f"DROP TABLE {quoted}")
+    assert found == {"tä": 1, "TÄ": 1, '""B': 1, "\\U00E": 1, "é": 0, "日": 0, "\ud800": 0}
 
 
-def test_several_aliases_are_one_list(databases: None) -> None:
-    aliases = {alias: settings.DISTLOCK[alias] for alias in ("postgres", "memory")}
-    with override_settings(DISTLOCK=aliases), ExitStack() as stack:
-        for number in range(10):
-            using = "memory" if number % 3 else "postgres"
-            stack.enter_context(advisory_lock(f"list:{number}", using=using, timeout=5))
-        whole = find_locks(LockQuery(text="list:", order=("-name",)))
-        assert [info.name for info in whole.locks] == [f"list:{9 - number}" for number in range(10)]
-        for start in range(12):
-            page = find_locks(LockQuery(text="list:", order=("-name",), start=start, stop=start + 3))
-            assert [info.key for info in page.locks] == [info.key for info in whole.locks[start : start + 3]]
-            assert (page.matching, len(page.reports)) == (10, 3)
+def test_names_that_are_no_utf_8() -> None:
+    """In a database that knows no encoding."""
+    bytes_ = "ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
+    ask("postgres", f"CREATE DATABASE distlock_bytes {bytes_}")
+    columns = "lock_key text PRIMARY KEY, name text, other text, session bigint, since bigint, holder text"
+    usual = settings.DISTLOCK["postgres"]
+    with database_alias("of_bytes", "postgres", NAME="distlock_bytes") as alias:
+        ask(alias, f"CREATE TABLE django_distlock_name ({columns})")
+        ask(alias, f"INSERT INTO django_distlock_name VALUES ('{KEY}', E'n\\xe9', '', 0, 0, '')")
+        with foreign(alias) as holder, override_settings(DISTLOCK={alias: {**usual, "OPTIONS": {"database": alias}}}):
+            holder.execute(f"SELECT pg_advisory_lock({KEY})")
+            (info,) = _found(alias)
+            assert (info.key, info.name) == (str(KEY), "n\ufffd")
+            assert _found(alias, text="N") == [info]
+            assert _found(alias, text="é") == []
+        registry.close()
+    ask("postgres", "DROP DATABASE distlock_bytes WITH (FORCE)")
 
 
-@pytest.mark.parametrize("using", ["redis", "zookeeper", "leasetable", "memory", "redlock", "mysql", "postgres"])
+def test_locks_of_a_prepared_transaction() -> None:
+    with foreign() as holder:
+        holder.execute(f"BEGIN; SELECT pg_advisory_xact_lock({KEY})")
+        holder.execute("LOCK TABLE django_distlock_name IN EXCLUSIVE MODE")
+        holder.execute("PREPARE TRANSACTION 'distlock test'")
+    try:
+        (info,) = _found(keys=frozenset({str(KEY)}))
+        assert (info.holder, dict(info.details)) == ("a prepared transaction", {})
+        with pytest.raises(UnsupportedOperation, match="ROLLBACK PREPARED"):
+            break_lock(info)
+        with waiting("DELETE FROM django_distlock_name WHERE false"):
+            try:
+                eventually(lambda: _found(kind="relation"), "nobody is listed")
+                (blocked,) = _found(kind="relation")
+                assert (blocked.name, blocked.holder) == ("django_distlock_name", "a prepared transaction")
+            finally:
+                ask("postgres", "ROLLBACK PREPARED 'distlock test'")
+    finally:
+        if ask("postgres", "SELECT 1 FROM pg_prepared_xacts WHERE gid = 'distlock test'"):
+            ask("postgres", "ROLLBACK PREPARED 'distlock test'")
+
+
+# --- other engines
+
+
+@pytest.mark.parametrize("using", ["redis", "zookeeper", "leasetable", "redlock", "mysql", "postgres"])
 def test_locks_of_known_keys(using: str, name: str) -> None:
     """One of them is free, and two are none; nobody walks out of where the locks are."""
     with advisory_lock(name, using=using, timeout=5), advisory_lock(f"{name} beside", using=using, timeout=5):
@@ -207,3 +232,23 @@ def test_locks_of_known_keys(using: str, name: str) -> None:
         assert (found.key, found.holder) == (info.key, info.holder)
         assert not find_locks(LockQuery(keys=frozenset()), using).locks
     assert not find_locks(LockQuery(keys=frozenset(keys)), using).locks
+
+
+@pytest.mark.parametrize("using", ["postgres", "redis"])
+def test_who_waits_in_the_process_that_looks_is_counted(using: str, name: str) -> None:
+    """Though the server does not know of those that queue behind the first one."""
+    lock = advisory_lock(name, using=using, timeout=60)
+    waiters = [threading.Thread(target=lambda: lock.acquire().release()) for _ in range(3)]
+    with lock:
+        for waiter in waiters:
+            waiter.start()
+
+        def listed() -> list[int | None]:
+            return [info.waiters for info in held_locks(using)[0].locks if info.name == name]
+
+        eventually(lambda: listed() == [3], "they are not counted")
+        for awaited, order in product((True, False), ((), ("-waiters",))):
+            page = find_locks(LockQuery(text=name, awaited=awaited, order=order), using)
+            assert (page.matching, len(page.locks)) == (awaited, awaited)
+    for waiter in waiters:
+        waiter.join()

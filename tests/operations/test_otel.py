@@ -17,14 +17,13 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from django_distlock import BackendUnavailable, DeadlockDetected, LockLost, LockTimeout, advisory_lock, signals
+from django_distlock import BackendUnavailable, DeadlockDetected, LockLost, LockTimeout, advisory_lock
 from django_distlock.manager.registry import registry
 from django_distlock.operations.otel import MOST_LABELS, UNKNOWN, DistlockInstrumentor, prefix_label
 from django_distlock.testing import lose
-from tests.engines.statements import counted
-from tests.operations.test_signals import hold_in_thread
+from tests.conftest import eventually
+from tests.operations.listening import SIGNALS
 from tests.support.paths import ROOT
-from tests.support.timing import within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,12 +39,14 @@ class Telemetry:
         """Those of locks that have ended."""
         return [span for span in self.exporter.get_finished_spans() if span.name == "distlock.acquire"]
 
+    def outcomes(self) -> list[Any]:
+        return [(span.attributes or {})["distlock.outcome"] for span in self.spans()]
+
     def points(self, metric: str) -> list[Any]:
         data = self.reader.get_metrics_data()
         if data is None:
             return []
-        (resource,) = data.resource_metrics
-        (scope,) = resource.scope_metrics
+        (scope,) = data.resource_metrics[0].scope_metrics
         assert scope.scope.name == "django_distlock"
         return [point for found in scope.metrics if found.name == metric for point in found.data.data_points]
 
@@ -67,75 +68,62 @@ def telemetry(databases: None) -> Iterator[Telemetry]:
     meters.shutdown()
 
 
-def labels(using: str, template: str) -> dict[str, str]:
-    return {
-        "distlock.using": using,
-        "distlock.backend": type(registry.entry(using).backend).__name__,
-        "distlock.template": template,
+def test_a_decorated_lock_has_a_span_and_metrics_by_its_template(telemetry: Telemetry) -> None:
+    labels = {
+        "distlock.using": "leasetable",
+        "distlock.backend": "LeaseTableBackend",
+        "distlock.template": "settle-{number}",
     }
 
-
-def seconds(span: ReadableSpan) -> float:
-    assert span.start_time is not None
-    assert span.end_time is not None
-    return (span.end_time - span.start_time) / 1e9
-
-
-def test_a_decorated_lock_has_a_span_and_metrics_by_its_template(telemetry: Telemetry, using: str, name: str) -> None:
-    template = name[-100:] + "-{number}"
-
-    @advisory_lock(template, using=using)
+    @advisory_lock("settle-{number}", using="leasetable")
     def settle(number: int) -> None:
         (held,) = telemetry.points("distlock.held")
-        assert (held.value, dict(held.attributes)) == (1, labels(using, template))
+        assert (held.value, dict(held.attributes)) == (1, labels)
 
     settle(7)
     settle(8)
     assert [dict(span.attributes or {}) for span in telemetry.spans()] == [
-        labels(using, template) | {"distlock.outcome": "acquired"}
+        labels | {"distlock.outcome": "acquired"}
     ] * 2
     for metric in ("distlock.wait", "distlock.hold"):
         (point,) = telemetry.points(metric)
-        assert (point.count, dict(point.attributes)) == (2, labels(using, template))
-        assert point.sum < 5
+        assert (point.count, dict(point.attributes)) == (2, labels)
         assert point.explicit_bounds[0] == 0.001
     assert not telemetry.points("distlock.held")
     assert not telemetry.points("distlock.timeouts")
 
 
-@pytest.mark.parametrize("using", ["memory", "leasetable", "postgres"])
-def test_the_span_is_as_long_as_the_wait_and_inside_the_span_of_its_caller(
-    telemetry: Telemetry, using: str, name: str
-) -> None:
-    lock = advisory_lock(name, using=using, timeout=0.2)
-    holder = hold_in_thread(advisory_lock(name, using=using))  # may connect first
-    next(holder)
-    with telemetry.tracer.start_as_current_span("caller") as caller, pytest.raises(LockTimeout):
-        lock.acquire()
-    next(holder, None)
-    (span,) = (s for s in telemetry.spans() if s.attributes and s.attributes["distlock.outcome"] == "timed_out")
-    within(seconds(span), 0.5, least=0.2)
-    assert span.parent is not None
-    assert span.parent.span_id == caller.get_span_context().span_id
-    assert span.status.status_code is StatusCode.UNSET
-    (timeouts,) = telemetry.points("distlock.timeouts")
-    assert timeouts.value == 1
+def test_the_span_is_as_long_as_the_wait_and_inside_the_span_of_its_caller(telemetry: Telemetry, name: str) -> None:
+    """Also in tasks, and in code that they await."""
 
-
-def test_the_span_has_its_parent_in_tasks_and_in_code_that_they_await(telemetry: Telemetry, name: str) -> None:
-    async def one(number: int) -> tuple[int, int]:
+    async def one(number: int) -> Any:
         with telemetry.tracer.start_as_current_span(f"caller-{number}") as caller:
             async with advisory_lock(f"{name}-async", using="memory"):
-                await asyncio.sleep(0)
+                pass
             await sync_to_async(lambda: advisory_lock(f"{name}-sync", using="memory").acquire().release())()
-            return caller.get_span_context().span_id, number
+            return caller.get_span_context().span_id
 
-    async def both() -> list[tuple[int, int]]:
+    async def both() -> list[Any]:
         return await asyncio.gather(one(1), one(2))
+
+    async def late() -> Any:
+        with telemetry.tracer.start_as_current_span("caller") as caller, pytest.raises(LockTimeout):
+            await advisory_lock(name, using="memory", timeout=0.2).aacquire()
+        return caller.get_span_context().span_id
 
     callers = asyncio.run(both())
     parents = [span.parent.span_id for span in telemetry.spans() if span.parent]
-    assert sorted(parents) == sorted(caller for caller, _ in callers for _ in range(2))
+    assert sorted(parents) == sorted(caller for caller in callers for _ in range(2))
+    with advisory_lock(name, using="memory"):
+        caller = asyncio.run(late())
+    span = telemetry.spans()[-1]
+    assert telemetry.outcomes()[-1] == "timed_out"
+    assert (span.end_time or 0) - (span.start_time or 0) >= 0.2e9
+    assert span.parent is not None
+    assert span.parent.span_id == caller
+    assert span.status.status_code is StatusCode.UNSET
+    (timeouts,) = telemetry.points("distlock.timeouts")
+    assert timeouts.value == 1
 
 
 def test_errors_have_their_class_and_not_their_message(
@@ -150,13 +138,9 @@ def test_errors_have_their_class_and_not_their_message(
     monkeypatch.setattr(registry.entry("memory").backend, "try_acquire", fail)
     with pytest.raises(BackendUnavailable):
         advisory_lock(name, using="memory").acquire()
+    assert telemetry.outcomes() == ["acquired", "deadlock", "failed"]
     _, deadlock, down = telemetry.spans()
-    assert [span.attributes and span.attributes["distlock.outcome"] for span in (deadlock, down)] == [
-        "deadlock",
-        "failed",
-    ]
-    assert down.attributes is not None
-    assert down.attributes["error.type"] == "BackendUnavailable"
+    assert (down.attributes or {})["error.type"] == "BackendUnavailable"
     assert down.status.status_code is StatusCode.ERROR
     assert name not in down.to_json() + deadlock.to_json()
 
@@ -165,14 +149,14 @@ def test_a_cancelled_wait_and_a_waiter(telemetry: Telemetry, name: str) -> None:
     async def cancelled() -> None:
         async with advisory_lock(name, using="memory"):
             waiter = asyncio.create_task(advisory_lock(name, using="memory").aacquire(timeout=None))
-            await asyncio.sleep(0.01)
+            await asyncio.to_thread(eventually, lambda: telemetry.points("distlock.waiting"), "nobody waits")
             (waiting,) = telemetry.points("distlock.waiting")
             assert waiting.value == 1
             waiter.cancel()
             await asyncio.wait([waiter])
 
     asyncio.run(cancelled())
-    assert {"acquired", "cancelled"} == {s.attributes and s.attributes["distlock.outcome"] for s in telemetry.spans()}
+    assert set(telemetry.outcomes()) == {"acquired", "cancelled"}
     assert not telemetry.points("distlock.waiting")
 
 
@@ -188,12 +172,8 @@ def test_a_loss_is_counted_with_its_reason(telemetry: Telemetry, name: str) -> N
 
 
 def test_names_made_of_data_do_not_become_labels(telemetry: Telemetry) -> None:
-    assert [prefix_label(name) for name in ("account:7", "a:b:c", "ann@example.org", ":x")] == [
-        "account:*",
-        "a:*",
-        UNKNOWN,
-        UNKNOWN,
-    ]
+    names = ("account:7", "a:b:c", "ann@example.org", ":x")
+    assert [prefix_label(name) for name in names] == ["account:*", "a:*", UNKNOWN, UNKNOWN]
     for number in range(MOST_LABELS + 20):
         with advisory_lock(f"kind-{number}:7", using="memory"):
             pass
@@ -202,42 +182,17 @@ def test_names_made_of_data_do_not_become_labels(telemetry: Telemetry) -> None:
     assert UNKNOWN in found
 
 
-def test_labels_of_the_users_own(telemetry: Telemetry, name: str) -> None:
+def test_labels_of_the_users_own_and_switched_off(telemetry: Telemetry, name: str) -> None:
     instrumentor = DistlockInstrumentor()
     instrumentor.uninstrument()
+    assert not any(signal.receivers for signal in SIGNALS.values())
     reader = InMemoryMetricReader()
-    meters = MeterProvider([reader], shutdown_on_exit=False)
-    instrumentor.instrument(meter_provider=meters, label=lambda name: name[:5])
-    instrumentor.instrument(label=str)  # on already
+    instrumentor.instrument(meter_provider=MeterProvider([reader]), label=lambda name: name[:5])
     with advisory_lock(name, using="memory"):
         pass
     (point,) = Telemetry(None, telemetry.exporter, reader).points("distlock.wait")
     assert point.attributes["distlock.template"] == name[:5]
-    meters.shutdown()
-
-
-def test_switched_off_nothing_listens_and_nothing_is_written(telemetry: Telemetry, name: str) -> None:
-    DistlockInstrumentor().uninstrument()
-    assert not any(signal.receivers for signal in vars(signals).values() if hasattr(signal, "receivers"))
-    with advisory_lock(name, using="memory"):
-        assert not telemetry.points("distlock.held")
     assert not telemetry.spans()
-
-
-def test_it_costs_no_statement(telemetry: Telemetry, name: str) -> None:
-    def pairs() -> dict[str, int]:
-        with counted("postgres") as seen:
-            for _ in range(3):
-                with advisory_lock(name, using="postgres"):
-                    pass
-        return {text: calls for text, calls in seen.items() if "advisory" in text}
-
-    with advisory_lock(name, using="postgres"):
-        pass
-    on = pairs()
-    DistlockInstrumentor().uninstrument()
-    assert pairs() == on
-    assert sum(on.values()) == 6
 
 
 @pytest.mark.tier2
@@ -254,5 +209,5 @@ def test_without_the_extra_nothing_of_it_is_imported() -> None:
         "try: import django_distlock.operations.otel\n"
         "except ImportError: print('missing')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=100)
     assert done.stdout == "missing\n", done.stderr

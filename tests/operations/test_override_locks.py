@@ -9,17 +9,12 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.db import connection, transaction
+from django.db import transaction
 from django.test import SimpleTestCase, TestCase
 
 from django_distlock import advisory_lock
-from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
-from django_distlock.testing import (
-    assert_no_locks_held,
-    override_locks,
-)
-from tests.operations.listening import listening
+from django_distlock.testing import assert_no_locks_held, override_locks
 
 pytestmark = pytest.mark.usefixtures("databases")
 
@@ -44,18 +39,14 @@ def busy_elsewhere(name: str) -> bool:
     return bool(found[0])
 
 
+def run_case(case: type[unittest.TestCase]) -> int:
+    result = unittest.TestResult()
+    unittest.defaultTestLoader.loadTestsFromTestCase(case).run(result)
+    assert result.wasSuccessful(), result.errors + result.failures
+    return result.testsRun
+
+
 def test_all_aliases_or_those_named_are_in_memory_and_come_back() -> None:
-    assert (engine(), engine("postgres")) == ("LeaseTableBackend", "AdvisoryBackend")
-    with override_locks("memory"):
-        assert {engine(alias) for alias in registry.aliases()} == {"MemoryBackend"}
-        with override_locks(using="postgres"):  # nested
-            assert engine() == "MemoryBackend"
-    with override_locks(using=["postgres"]):
-        assert (engine(), engine("postgres")) == ("LeaseTableBackend", "MemoryBackend")
-    assert (engine(), engine("postgres")) == ("LeaseTableBackend", "AdvisoryBackend")
-
-
-def test_it_decorates_functions_and_coroutines() -> None:
     @override_locks()
     def plain() -> str:
         return engine()
@@ -63,36 +54,43 @@ def test_it_decorates_functions_and_coroutines() -> None:
     @override_locks()
     async def coroutine() -> str:
         async with advisory_lock("x"):
-            await asyncio.sleep(0)
-        return engine()
+            return engine()
 
-    assert [plain(), asyncio.run(coroutine()), engine()] == ["MemoryBackend", "MemoryBackend", "LeaseTableBackend"]
-
-
-def test_what_is_left_held_is_forgotten() -> None:
-    with override_locks():
-        leases = [advisory_lock("left").acquire()]
-    assert leases[0].lost
-    assert not lock_table.held()
-    with override_locks():
-        assert not busy_elsewhere("left")
-
-
-def test_wrong_arguments() -> None:
+    usual = ("LeaseTableBackend", "AdvisoryBackend")
+    assert (engine(), engine("postgres")) == usual
+    with override_locks("memory"):
+        assert {engine(alias) for alias in registry.aliases()} == {"MemoryBackend"}
+        with override_locks(using="postgres"):  # nested
+            assert engine() == "MemoryBackend"
+    with override_locks(using=["postgres"]):
+        assert (engine(), engine("postgres")) == ("LeaseTableBackend", "MemoryBackend")
+    assert [plain(), asyncio.run(coroutine())] == ["MemoryBackend"] * 2
+    assert (engine(), engine("postgres")) == usual
     with pytest.raises(ValueError, match="memory"):
         override_locks("redis")
     with pytest.raises(ValueError, match="'nowhere'"), override_locks(using="nowhere"):
         pass
 
 
-def run_case(case: type[unittest.TestCase]) -> unittest.TestResult:
-    result = unittest.TestResult()
-    unittest.defaultTestLoader.loadTestsFromTestCase(case).run(result)
-    assert result.wasSuccessful(), result.errors + result.failures
-    return result
+def test_what_is_left_held_is_forgotten() -> None:
+    with override_locks():
+        lease = advisory_lock("left").acquire()
+    assert lease.lost
+    assert_no_locks_held()
+
+    @override_locks()
+    class Leaving(SimpleTestCase):
+        def leave(self) -> None:
+            assert not busy_elsewhere("left")
+            lease = advisory_lock("left").acquire()
+            self.addCleanup(lambda: lease)
+
+        test_one = test_two = leave
+
+    assert run_case(Leaving) == 2
 
 
-def test_in_a_testcase_a_lock_ends_with_its_block() -> None:
+def test_in_a_testcase_a_lock_ends_with_its_block_or_with_the_atomic_around_it() -> None:
     """Without override_locks the transaction of the test keeps it."""
 
     class Kept(TestCase):
@@ -114,43 +112,20 @@ def test_in_a_testcase_a_lock_ends_with_its_block() -> None:
                 pass
             assert_no_locks_held()
 
-    run_case(Kept)
-    assert run_case(Mine).testsRun == 2
-
-
-def test_in_a_testcase_a_lock_inside_atomic_is_kept_until_that_ends() -> None:
-    @override_locks()
-    class Mine(TestCase):
         def test_commit_and_rollback(self) -> None:
             for fails in (False, True):
-                with listening("case") as heard:
-                    try:
-                        with transaction.atomic():
-                            with transaction.atomic(), advisory_lock("case"):
-                                User.objects.create(username="x")
-                            assert busy_elsewhere("case")
-                            if fails:
-                                raise ZeroDivisionError
-                            User.objects.all().delete()
-                    except ZeroDivisionError:
-                        pass
-                    assert not busy_elsewhere("case")
-                    assert heard.kinds()[0] == "acquired"
-                    assert "released" in heard.kinds()
+                try:
+                    with transaction.atomic():
+                        with transaction.atomic(), advisory_lock("case"):
+                            User.objects.create(username="x")
+                        assert busy_elsewhere("case")
+                        if fails:
+                            raise ZeroDivisionError
+                        User.objects.all().delete()
+                except ZeroDivisionError:
+                    pass
+                assert not busy_elsewhere("case")
                 assert_no_locks_held()
-                assert "savepoint_commit" not in connection.__dict__
 
-    run_case(Mine)
-
-
-def test_each_test_of_a_class_begins_with_nothing() -> None:
-    @override_locks()
-    class Leaving(SimpleTestCase):
-        def leave(self) -> None:
-            assert not busy_elsewhere("same")
-            lease = advisory_lock("same").acquire()
-            self.addCleanup(lambda: lease)
-
-        test_one = test_two = leave
-
-    assert run_case(Leaving).testsRun == 2
+    assert run_case(Kept) == 1
+    assert run_case(Mine) == 3

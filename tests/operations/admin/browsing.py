@@ -1,9 +1,7 @@
-"""A real browser and a real server."""
+"""A real browser, and the test project on a real server in this process, whose locks are on its pages."""
 
 from __future__ import annotations
 
-import shutil
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,26 +9,20 @@ from django.conf import settings
 from django.db import connections
 from django.test import Client, override_settings
 from pytest_django.live_server_helper import LiveServer
-from selenium import webdriver
-from selenium.webdriver import ActionChains, Keys
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
 from django_distlock.manager.registry import registry
-from tests.operations.admin.people import LIST, make_people, remove_people
-from tests.operations.admin.scene import SCENE
+from tests.operations.admin.pages import LIST, make_people, remove_people
 from tests.support import axe
+from tests.support.browsers import browser
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from django.http import HttpRequest, HttpResponse
 
-    from tests.operations.admin.scene import Scene
-
-PATIENCE = 10
-# Tabs that are pressed at once.
-STRIDE = 20
+PATIENCE = 20
 POLICY = "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 
 
@@ -47,37 +39,24 @@ class StrictPolicy:
 
 
 @pytest.fixture(scope="module")
-def chrome() -> Iterator[webdriver.Chrome]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium") or shutil.which("google-chrome") or ""
-    for argument in (
-        *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"),
-        *("--disable-background-networking", "--disable-extensions", "--no-first-run", "--window-size=1280,900"),
-        # nothing but the server under test
-        "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-    ):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    with webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver"))) as driver:
-        driver.set_script_timeout(PATIENCE)
-        yield driver
+def chrome() -> Iterator[Any]:
+    with browser("chromium") as profile:
+        profile.driver.set_script_timeout(PATIENCE)
+        yield profile.driver
 
 
 @pytest.fixture(scope="module")
-def site(django_db_setup: None, django_db_blocker: Any) -> Iterator[LiveServer]:
-    """The test project, as far as its aliases are part of the scene."""
-    used = {using for using, _name, _waiters in SCENE} | {"memory"}
+def site(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
+    """Its address."""
+    aliases = {alias: settings.DISTLOCK[alias] for alias in ("memory", "redis", "postgres")}
+    middleware = [f"{__name__}.StrictPolicy", *settings.MIDDLEWARE]
     with (
         django_db_blocker.unblock(),
-        override_settings(
-            DISTLOCK={alias: configured for alias, configured in settings.DISTLOCK.items() if alias in used},
-            MIDDLEWARE=["tests.operations.admin.browsing.StrictPolicy", *settings.MIDDLEWARE],
-            ALLOWED_HOSTS=["127.0.0.1"],
-        ),
+        override_settings(DISTLOCK=aliases, MIDDLEWARE=middleware, ALLOWED_HOSTS=["127.0.0.1"]),
     ):
         server = LiveServer("127.0.0.1:0")
         try:
-            yield server
+            yield server.url
         finally:
             server.stop()
             registry.close()
@@ -87,8 +66,15 @@ def site(django_db_setup: None, django_db_blocker: Any) -> Iterator[LiveServer]:
 class Page:
     """What a person does with the browser."""
 
-    def __init__(self, driver: webdriver.Chrome, url: str) -> None:
+    def __init__(self, driver: Any, url: str) -> None:
         self.driver, self.url = driver, url
+
+    def log_in(self) -> None:
+        """As somebody who may do everything."""
+        client = Client()
+        client.force_login(make_people()["boss"])
+        self.open("/static/admin/css/base.css")
+        self.driver.add_cookie({"name": settings.SESSION_COOKIE_NAME, "value": client.cookies["sessionid"].value})
 
     def open(self, path: str = LIST) -> None:
         self.driver.get(self.url + path)
@@ -105,87 +91,35 @@ class Page:
     def until(self, condition: Callable[[], Any], message: str) -> Any:
         return WebDriverWait(self.driver, PATIENCE, poll_frequency=0.05).until(lambda _driver: condition(), message)
 
-    def rows(self) -> list[dict[str, str]]:
-        """Column -> text of every row. An engine that is late, as on a busy machine, is asked again, as people do."""
-        until = time.monotonic() + PATIENCE
-        while time.monotonic() < until and self.all("#distlock-errors li.error"):
-            self.driver.refresh()
-        found: list[dict[str, str]] = self.run(
-            "return Array.from(document.querySelectorAll('#result_list tbody tr'), row =>"
-            " Object.fromEntries(Array.from(row.cells, cell =>"
-            "  [cell.className.split(' ')[0].replace('field-', ''), cell.innerText.trim()])))"
+    def names(self) -> list[str]:
+        found: list[str] = self.run(  # at once: a refresh may replace the list at any time
+            "return Array.from(document.querySelectorAll('#result_list th.field-name bdi'), name => name.innerText)"
         )
         return found
 
-    def names(self) -> list[str]:
-        return [row["name"] for row in self.rows()]
-
     def follow(self, element: Any) -> None:
         """Click, and wait until the next page is there."""
-        self.arrive(element.click)
-
-    def arrive(self, act: Callable[[], Any]) -> None:
-        """Do what leads to another page, and wait until that is there."""
         before = self.find("html")
-        act()
+        element.click()
         self.until(lambda: before.id != self.find("html").id, "no other page came")
         self.until(lambda: self.run("return document.readyState") == "complete", "the page is not complete")
-
-    def type(self, *keys: str) -> None:
-        """To whatever has the focus."""
-        ActionChains(self.driver).send_keys(*keys).perform()
-
-    def tab_to(self, selector: str, text: str = "", most: int = 120) -> None:
-        """Tab until something like that has the focus, which must be seen; no mouse."""
-        there = (
-            "const it = document.activeElement; return it.matches(arguments[0]) && it.innerText.includes(arguments[1])"
-        )
-        passed = "return window.passed.some(it => it.matches(arguments[0]) && it.innerText.includes(arguments[1]))"
-        self.run("window.passed = []; document.addEventListener('focusin', event => window.passed.push(event.target))")
-        for _ in range(0, most, STRIDE):
-            self.type(*[Keys.TAB] * STRIDE)
-            if self.run(passed, selector, text):
-                break
-        else:
-            raise AssertionError(f"{most} tabs do not lead to {selector} {text!r}")
-        for _ in range(STRIDE):  # it went too far
-            if self.run(there, selector, text):
-                break
-            ActionChains(self.driver).key_down(Keys.SHIFT).send_keys(Keys.TAB).key_up(Keys.SHIFT).perform()
-        assert self.run(there, selector, text), f"shift and tab do not lead back to {selector} {text!r}"
-        assert self.run("return getComputedStyle(document.activeElement).outlineStyle") != "none", (
-            "nobody sees where it is"
-        )
 
     def dark(self, on: bool) -> None:
         features = [{"name": "prefers-color-scheme", "value": "dark" if on else "light"}]
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-        self.driver.execute_async_script(  # colours change little by little
-            "requestAnimationFrame(() => Promise.all(document.getAnimations().map(each => each.finished))"
-            ".finally(arguments[0]))"
-        )
 
     def faults(self, *only: str) -> list[str]:
         """What axe calls serious or critical; of all rules, or of some."""
         return axe.faults(self.driver, *only)
 
 
-@pytest.fixture(scope="module")
-def logged_in(site: LiveServer, chrome: webdriver.Chrome) -> Iterator[Page]:
-    people = make_people()
-    client = Client()
-    client.force_login(people["boss"])
-    chrome.get(f"{site.url}/static/admin/css/base.css")
-    chrome.add_cookie({"name": settings.SESSION_COOKIE_NAME, "value": client.cookies["sessionid"].value})
+@pytest.fixture
+def page(databases: None, site: str, chrome: Any) -> Iterator[Page]:
+    """The browser, logged in. It asks for nothing between tests."""
+    found = Page(chrome, site)
     try:
-        yield Page(chrome, site.url)
+        found.log_in()
+        yield found
     finally:
         chrome.get("about:blank")
         remove_people()
-
-
-@pytest.fixture
-def page(databases: None, scene: Scene, logged_in: Page) -> Iterator[Page]:
-    """The browser, logged in. It asks for nothing between tests."""
-    yield logged_in
-    logged_in.driver.get("about:blank")

@@ -8,10 +8,9 @@ import pytest
 from django.conf import settings
 from django.test import Client, override_settings
 
-from django_distlock.operations.admin.rows import LockRows
-from tests.operations.admin.browsing import chrome, logged_in, page, site  # noqa: F401 - fixtures
-from tests.operations.admin.people import make_people, remove_people
-from tests.operations.admin.scene import holder, made, scene, seen, whole_scene  # noqa: F401 - fixtures
+from django_distlock import break_lock, held_locks
+from tests.operations.admin.browsing import chrome, page, site  # noqa: F401 - fixtures
+from tests.operations.admin.pages import make_people, remove_people
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,14 +22,14 @@ if TYPE_CHECKING:
 def two_aliases(databases: None) -> Iterator[None]:
     """Only those that need no server: a page asks them all. Nothing is held: tests of lost leases leave some behind."""
     with override_settings(DISTLOCK={alias: settings.DISTLOCK[alias] for alias in ("memory", "leasetable")}):
-        for row in LockRows().rows:
-            row.take_away("left behind")
+        for info in (info for report in held_locks() for info in report.locks):
+            break_lock(info)
         yield
 
 
 @pytest.fixture
 def people(databases: None) -> Iterator[dict[str, User]]:
-    remove_people()  # and the log of changes that those in browsers have made
+    remove_people()
     try:
         yield make_people()
     finally:

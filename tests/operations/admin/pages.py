@@ -1,27 +1,61 @@
-"""What stands on a page, read as a person would."""
+"""People with different permissions, the addresses that they ask for, and what stands there, read as a person would."""
 
 from __future__ import annotations
 
 import re
 from html import unescape
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
-from django.contrib.admin.utils import quote
-
-from django_distlock.operations.admin.rows import LockRows
-from tests.operations.admin.people import LIST
+from django.conf import settings
+from django.contrib.admin.models import LogEntry
+from django.contrib.admin.utils import unquote
+from django.contrib.auth.models import Permission, User
+from django.contrib.messages import get_messages
+from django.contrib.sessions.models import Session
+from django.urls import reverse
 
 if TYPE_CHECKING:
+    from django.http import HttpResponse
     from django.test import Client
 
-    from django_distlock.operations.admin.rows import LockRow
-
+LIST = reverse("admin:django_distlock_heldlock_changelist")
+BREAK = reverse("admin:django_distlock_heldlock_break")
+ALIASES = settings.DISTLOCK  # all of them
+PEOPLE: dict[str, tuple[str, ...]] = {
+    "nobody": (),
+    "viewer": ("view_heldlock",),
+    "breaker": ("break_lock",),
+    "both": ("view_heldlock", "break_lock"),
+}
 _ROW = re.compile(r"<tr>(.*?)</tr>", re.DOTALL)
 _CELL = re.compile(r'<t[hd] class="field-(\w+)[^"]*">(.*?)</t[hd]>', re.DOTALL)
 
 
+def make_people() -> dict[str, User]:
+    found = {}
+    for name, codenames in PEOPLE.items():
+        found[name] = User.objects.create(username=name, password="!", is_staff=True)
+        found[name].user_permissions.set(
+            Permission.objects.filter(content_type__app_label="django_distlock", codename__in=codenames)
+        )
+    found["boss"] = User.objects.create(username="boss", password="!", is_staff=True, is_superuser=True)
+    return found
+
+
+def remove_people() -> None:
+    LogEntry.objects.all().delete()
+    Session.objects.all().delete()
+    User.objects.filter(username__in=[*PEOPLE, "boss"]).delete()
+
+
 def text(html: str) -> str:
     return " ".join(unescape(re.sub(r"<[^>]*>", " ", html)).split())
+
+
+def told(answer: HttpResponse) -> list[str]:
+    """The messages that a person is shown next."""
+    return [str(message) for message in get_messages(answer.wsgi_request)]
 
 
 def rows(html: str) -> list[dict[str, str]]:
@@ -37,11 +71,19 @@ def names(client: Client, query: str = "") -> list[str]:
     return [row["name"] for row in rows(answer.text)]
 
 
-def row_of(using: str, name: str) -> LockRow:
-    """The held lock with this name."""
-    (row,) = [row for row in LockRows().of(using).rows if row.info.name == name]
-    return row
+def address(client: Client, name: str, what: str = "change") -> str:
+    """The page of a held lock, as the list links to it, or the question before it is broken."""
+    page = client.get(f"{LIST}?q={quote(name, safe='')}").text
+    (found,) = re.findall(rf'href="({LIST}[^"/]+/)change/[^"]*"><bdi>{re.escape(name)}<', page)
+    return f"{found}{what}/"
 
 
-def address(row: LockRow, what: str = "change") -> str:
-    return f"{LIST}{quote(row.pk)}/{what}/"
+def key_of(address: str) -> str:
+    """What the box before the row of that lock sends."""
+    return unquote(address.removeprefix(LIST).partition("/")[0])
+
+
+def shown(client: Client, name: str) -> str:
+    """What the question sends back when it is answered with yes."""
+    (found,) = re.findall(r'name="lock" value="([^"]+)"', client.get(address(client, name, "break")).text)
+    return unescape(found)

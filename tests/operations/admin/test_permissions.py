@@ -9,8 +9,7 @@ import pytest
 from django.contrib.admin.models import LogEntry
 
 from django_distlock import LockLost, advisory_lock
-from tests.operations.admin.pages import address, row_of
-from tests.operations.admin.people import BREAK, LIST
+from tests.operations.admin.pages import BREAK, LIST, address, key_of, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,94 +18,57 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("two_aliases")
 
-# What each person gets: (list, refresh, detail, confirmation) by GET, BREAK by GET; then the same by POST, the action
-# with a lock chosen, and BREAK with a lock that is not held.
-ALL_302, ALL_403 = dict.fromkeys("GP", 302), dict.fromkeys("GP", 403)
-LOOKS = {"G": 200, "P": 403}
-EXPECTED: dict[str, dict[str, dict[str, int]]] = {
-    "anonymous": dict.fromkeys(("list", "refresh", "action", "detail", "confirm", "break"), ALL_302),
-    "nobody": dict.fromkeys(("list", "refresh", "action", "detail", "confirm", "break"), ALL_403),
-    "breaker": dict.fromkeys(("list", "refresh", "action", "detail", "confirm", "break"), ALL_403),
-    "viewer": {
-        "list": LOOKS,
-        "refresh": LOOKS,
-        "action": LOOKS,
-        "detail": LOOKS,
-        "confirm": ALL_403,
-        "break": ALL_403,
-    },
-    "both": {
-        "list": {"G": 200, "P": 200},
-        "refresh": {"G": 200, "P": 200},
-        "action": {"G": 200, "P": 200},
-        "detail": LOOKS,
-        "confirm": LOOKS,
-        "break": {"G": 302, "P": 302},
-    },
+# By GET and by POST: the list, its refresh, its action, the page of a lock, the question, and the answer to it.
+EVERYTHING = [(200, 200)] * 3 + [(200, 403)] * 2 + [(302, 302)]
+EXPECTED = {
+    "anonymous": [(302, 302)] * 6,
+    "nobody": [(403, 403)] * 6,
+    "breaker": [(403, 403)] * 6,  # the page shows the holder, so one must be allowed to view, too
+    "viewer": [(200, 403)] * 4 + [(403, 403)] * 2,
+    "both": EVERYTHING,
+    "boss": EVERYTHING,
 }
-EXPECTED["boss"] = EXPECTED["both"]
 
 
 @pytest.mark.parametrize("person", EXPECTED)
-def test_every_address_by_get_and_post(as_: Callable[..., Client], person: str) -> None:
-    client = as_(person)
+def test_every_address_by_get_and_post(as_: Callable[..., Client], boss: Client, person: str) -> None:
+    client, may = as_(person), person in ("both", "boss")
     with advisory_lock("matrix", using="memory", timeout=1) as lease:
-        row = row_of("memory", "matrix")
-        chosen = {"action": "break_selected", "index": "0", "_selected_action": row.pk}
-        asked = {
-            "list": (LIST, {}, {}),
-            "refresh": (LIST, {}, {"X-Distlock-Refresh": "1"}),
-            "action": (LIST, chosen, {}),
-            "detail": (address(row), {}, {}),
-            "confirm": (address(row, "break"), {}, {}),
-            "break": (BREAK, {"lock": "memory/gone/0", "reason": "x"}, {}),
-        }
-        for what, (url, data, headers) in asked.items():
-            got = {
-                "G": client.get(url, data if what == "action" else {}, headers=headers),
-                "P": client.post(url, data, headers=headers),
-            }
-            if what == "action" and person in ("viewer", "both", "boss"):
-                got["G"] = client.get(url)  # the action's fields are no filters
-            statuses = {method: answer.status_code for method, answer in got.items()}
-            assert statuses == EXPECTED[person][what], what
-            for answer in got.values():
+        page = address(boss, "matrix")
+        chosen = {"action": "break_selected", "index": "0", "_selected_action": key_of(page)}
+        # who may break is asked about a lock that nobody holds
+        yes = {"lock": "memory/gone/0" if may else shown(boss, "matrix"), "reason": "x"}
+        asked = [
+            (LIST, {}, {}),
+            (LIST, {}, {"X-Distlock-Refresh": "1"}),
+            (LIST, chosen, {}),
+            (page, {}, {}),
+            (page.replace("/change/", "/break/"), {}, {}),
+            (BREAK, yes, {}),
+        ]
+        for (url, data, headers), expected in zip(asked, EXPECTED[person], strict=True):
+            answers = client.get(url, headers=headers), client.post(url, data, headers=headers)
+            assert tuple(answer.status_code for answer in answers) == expected, url
+            for answer in answers:
                 if answer.status_code == 302:
                     assert answer.url.startswith("/admin/login/?next=" if person == "anonymous" else LIST)
                 if answer.status_code == 403:
                     assert "matrix" not in answer.text
-        lease.ensure_held()  # nothing of that has broken it
-        assert not lease.lost
-    assert not LogEntry.objects.exists()
-
-
-@pytest.mark.parametrize(("person", "sees"), [("viewer", False), ("both", True), ("boss", True)])
-def test_only_who_may_break_sees_how(as_: Callable[..., Client], person: str, sees: bool) -> None:
-    client = as_(person)
-    with advisory_lock("seen", using="memory", timeout=1):
-        row = row_of("memory", "seen")
-        assert ("break_selected" in client.get(LIST).text) is sees
-        assert ("Break this lock" in client.get(address(row)).text) is sees
-
-
-@pytest.mark.parametrize("person", ["nobody", "breaker", "viewer"])
-def test_who_may_not_cannot(as_: Callable[..., Client], person: str) -> None:
-    """The same request that works for who may (test_breaking.py)."""
-    with advisory_lock("kept", using="memory", timeout=1) as lease:
-        row = row_of("memory", "kept")
-        assert as_(person).post(BREAK, {"lock": row.pk}).status_code == 403
+        if EXPECTED[person][0][0] == 200:
+            assert ("break_selected" in client.get(LIST).text) is may
+            assert ("Break this lock" in client.get(page).text) is may
         lease.ensure_held()
+    assert not LogEntry.objects.exists()
 
 
 def test_a_post_from_elsewhere_is_refused(as_: Callable[..., Client]) -> None:
     client = as_("boss", enforce_csrf_checks=True)
     with suppress(LockLost), advisory_lock("csrf", using="memory", timeout=1) as lease:
-        row = row_of("memory", "csrf")
-        chosen = {"action": "break_selected", "index": "0", "_selected_action": row.pk}
-        assert client.post(BREAK, {"lock": row.pk}).status_code == 403
+        page, yes = address(client, "csrf", "break"), shown(client, "csrf")
+        chosen = {"action": "break_selected", "index": "0", "_selected_action": key_of(page)}
+        assert client.post(BREAK, {"lock": yes}).status_code == 403
         assert client.post(LIST, chosen).status_code == 403
-        page = client.get(address(row, "break"))
-        token = {"csrfmiddlewaretoken": page.context["csrf_token"]}
         lease.ensure_held()
-        assert client.post(BREAK, {"lock": row.pk, **token}).status_code == 302
+        token = {"csrfmiddlewaretoken": client.get(page).context["csrf_token"]}
+        assert client.post(BREAK, {"lock": yes, **token}).status_code == 302
         assert lease.lost

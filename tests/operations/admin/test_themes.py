@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.conf import settings
-from django.test import Client
 
 from tests.operations.admin.browsing import Page
-from tests.operations.admin.people import LIST, make_people, remove_people
+from tests.operations.admin.pages import LIST, remove_people
 from tests.operations.admin.themed import NAME, THEMES, serve
 from tests.support import axe
 from tests.support.processes import Child
@@ -18,9 +16,7 @@ from tests.support.processes import Child
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from selenium import webdriver
-
-pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.long, pytest.mark.tier2]
+pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.tier2]
 
 # What is ours on a page; the rest is the theme's.
 OURS = (".distlock-page", ".distlock-refresh", "#distlock-errors", ".distlock-list tbody")
@@ -49,32 +45,19 @@ return [style.borderBottomStyle, parseFloat(style.borderBottomWidth), style.bord
 """
 
 
-class Site:
-    """A server with one theme, and its pages: what is shown where."""
-
-    def __init__(self, chrome: webdriver.Chrome, told: list[str]) -> None:
-        url, detail, question = told
-        self.page = Page(chrome, url)
-        self.paths = {"list": LIST, "detail": detail, "break": question}
-
-
 @pytest.fixture(params=THEMES)
-def site(request: pytest.FixtureRequest, chrome: webdriver.Chrome, databases: None) -> Iterator[Site]:
+def page(request: pytest.FixtureRequest, chrome: Any, databases: None) -> Iterator[Page]:
     environment = {
         "DJANGO_SETTINGS_MODULE": "tests.operations.admin.themed_settings",
         "DISTLOCK_TEST_THEME": request.param,
     }
-    client = Client()
-    client.force_login(make_people()["boss"])
     try:
         with Child(serve, env=environment) as child:
-            site = Site(chrome, child.hear())
-            site.page.open("/static/admin/css/base.css")
-            cookie = client.cookies[settings.SESSION_COOKIE_NAME].value
-            chrome.add_cookie({"name": settings.SESSION_COOKIE_NAME, "value": cookie})
+            page = Page(chrome, child.hear())
+            page.log_in()
             size = {"width": 1300, "height": 900, "deviceScaleFactor": 1, "mobile": False}
             chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-            yield site
+            yield page
             chrome.get("about:blank")
             child.say("end")
     finally:
@@ -91,22 +74,21 @@ def faint(page: Page) -> list[str]:
     return ours + [fault for fault in every if float(RATIO.findall(fault)[0]) < SEEN]
 
 
-def test_nothing_is_invisible_and_nothing_is_cut(site: Site) -> None:
-    page, found = site.page, {}
-    for dark in (False, True):
-        page.dark(dark)
-        for what, path in site.paths.items():
-            page.open(path)
-            page.dark(dark)  # waits for what fades in
-            found[what, dark] = faint(page) + page.run(CUT, OURS)
-            if what == "list":
-                assert NAME in page.find(".distlock-list").text
-                assert page.find("#distlock-refresh").text == "Refresh every 5 s"
-                assert len(page.all(".distlock-list thead th")) == 9
-            if what == "break":
-                style, width, colour = page.run(EDGE)
-                assert style == "solid"
-                assert width >= 1
-                assert colour not in ("transparent", "rgba(0, 0, 0, 0)", "rgb(255, 255, 255)")
-    page.dark(False)
+def test_nothing_is_invisible_and_nothing_is_cut(page: Page) -> None:
+    found = {}
+    page.open()
+    assert NAME in page.find(".distlock-list").text
+    assert page.find("#distlock-refresh").text == "Refresh every 5 s"
+    assert len(page.all(".distlock-list thead th")) == 9
+    links = {link.text: link.get_attribute("href") for link in page.all("th.field-name a")}
+    detail = links[NAME].removeprefix(page.url)
+    for path in (LIST, detail, detail.replace("/change/", "/break/")):
+        page.open(path)
+        for dark in (True, False):
+            page.dark(dark)
+            found[path, dark] = faint(page) + page.run(CUT, OURS)
+    style, width, colour = page.run(EDGE)
+    assert style == "solid"
+    assert width >= 1
+    assert colour not in ("transparent", "rgba(0, 0, 0, 0)", "rgb(255, 255, 255)")
     assert not any(found.values()), found

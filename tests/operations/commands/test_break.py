@@ -1,78 +1,53 @@
-"""``manage.py distlock break`` and ``prune``."""
+"""``manage.py distlock break``: after a confirmation, just the holder that was shown, as far as one has the right."""
 
 from __future__ import annotations
 
 import io
-import json
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.core.management import CommandError
 
-from django_distlock import Lock, advisory_lock
-from django_distlock.manager.registry import registry
-from django_distlock.signals import lock_broken
+from django_distlock import UnsupportedOperation, advisory_lock, break_lock, held_locks
+from django_distlock.records import LockInfo
 from tests.conftest import eventually
-from tests.operations.commands.test_list import Terminal, call, down
+from tests.faults.server import holders, key_of, session_exists
+from tests.operations.commands.calling import UNAVAILABLE, WRONG, Terminal, call
+from tests.operations.commands.test_list import DOWN, MEMORY
+from tests.operations.listening import listening
+from tests.operations.programs import hold
+from tests.operations.test_doctor_servers import poor_account
+from tests.support.processes import Child
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-__all__ = ["down"]
 pytestmark = pytest.mark.usefixtures("databases")
 
-BREAKABLE = ["memory", "leasetable", "postgres", "mysql", "redis", "redlock", "zookeeper"]
+
+@pytest.mark.parametrize("using", ["postgres", "mysql", "redis"])
+def test_the_holder_is_told_why(using: str, name: str) -> None:
+    with listening(name) as heard:
+        lease = advisory_lock(name, using=using).acquire()
+        status, out, err = call("break", name, "--using", using, "--yes", "--reason", "it hangs")
+        assert (status, err) == (0, "")
+        assert "held by" in out
+        assert "Broken: " in out
+        assert re.fullmatch(r"manage\.py distlock break by \S+: it hangs", heard.facts("broken")["reason"])
+        if using != "redis":  # whose holder looks at the next renewal
+            eventually(lambda: lease.lost, "the holder does not know")
+        assert call("break", name, "--using", using, "--yes")[0] == 1
+    lease._release(False)
 
 
-@pytest.fixture
-def reasons() -> Iterator[list[str]]:
-    heard: list[str] = []
-
-    def hear(reason: str, **facts: Any) -> None:
-        heard.append(reason)
-
-    lock_broken.connect(hear)
-    yield heard
-    lock_broken.disconnect(hear)
-
-
-@pytest.mark.parametrize("using", BREAKABLE)
-def test_the_holder_is_told(using: str, name: str, reasons: list[str]) -> None:
-    ttl = {"ttl": 0.9} if registry.entry(using).backend.supports_ttl else {}  # the renewal tells
-    lease = advisory_lock(name, using=using, **ttl).acquire()
-    status, out, err = call("break", name, "--using", using, "--yes", "--reason", "it hangs")
-    assert (status, err) == (0, "")
-    assert "held by" in out
-    assert "Broken: " in out
-    assert re.fullmatch(r"manage\.py distlock break by \S+: it hangs", reasons[0])
-    eventually(lambda: lease.lost, "the holder does not know")
-    assert call("break", name, "--using", using, "--yes")[0] == 1
-
-
-@pytest.mark.usefixtures("down")
-def test_nobody_holds_it(name: str) -> None:
+def test_nobody_holds_it(name: str, settings: Any) -> None:
+    settings.DISTLOCK = {"default": MEMORY, "down": DOWN}
     status, out, err = call("break", name, "--yes")
     assert (status, out) == (1, "")
     assert "The locks of alias 'down' cannot be listed: ConnectionError." in err
     assert "is not held." in err
-    with pytest.raises(CommandError) as error:
-        call("break", name, "--using", "down", "--yes")
-    assert error.value.returncode == 69
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["break"], "Give the name"),
-        (["break", "x", "--key", "y"], "Give the name"),
-        (["break", "", "--using", "memory"], "name must not be empty"),
-        (["break", "x", "--all", "--holder", "1"], "not allowed with"),
-    ],
-)
-def test_wrong_arguments(arguments: list[str], message: str) -> None:
-    with pytest.raises(CommandError, match=message):
-        call(*arguments)
+    assert call("break", name, "--using", "down", "--yes")[0] == UNAVAILABLE
 
 
 class Answers(Terminal):
@@ -87,23 +62,19 @@ class Answers(Terminal):
         return self._answer
 
 
-@pytest.mark.parametrize(("answer", "status"), [("y\n", 0), ("YES\n", 0), ("n\n", 1), ("\n", 1), ("", 1)])
-def test_it_asks(monkeypatch: pytest.MonkeyPatch, answer: str, status: int, name: str) -> None:
-    lease = advisory_lock(name, using="memory").acquire()
-    monkeypatch.setattr("sys.stdin", Answers(answer))
-    said = call("break", name)
-    assert said[0] == status
-    assert ("Nothing was broken." in said[2]) == bool(status)
-    assert lease.lost is not bool(status)
-    lease._release(False)
-
-
-def test_who_cannot_be_asked_must_say_yes(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
-    with advisory_lock(name, using="memory") as lease:
-        with pytest.raises(CommandError, match="--yes"):
-            call("break", name)
-        assert not lease.lost
+def test_it_asks(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    for answer, status in (("n\n", 1), ("\n", 1), ("", 1), ("YES\n", 0)):
+        lease = advisory_lock(name, using="memory").acquire()
+        monkeypatch.setattr("sys.stdin", Answers(answer))
+        said = call("break", name, "--using", "memory")
+        assert said[0] == status
+        assert ("Nothing was broken." in said[2]) == bool(status)
+        assert lease.lost is not bool(status)
+        # who cannot be asked must say yes
+        monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+        if status:
+            assert "--yes" in call("break", name, "--using", "memory")[2]
+            lease.release()
 
 
 def test_a_lock_that_changes_hands_meanwhile_is_left_alone(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -117,58 +88,63 @@ def test_a_lock_that_changes_hands_meanwhile_is_left_alone(monkeypatch: pytest.M
     status, _, err = call("break", name, "--using", "redis")
     assert status == 1
     assert "has changed hands" in err
-    assert not leases[1].lost
+    leases[1].ensure_held()
     leases[1].release()
 
 
-def shared(name: str) -> list[Any]:
-    """Two holders, in two contexts."""
+def test_several_holders(name: str) -> None:
     import asyncio
 
-    async def acquire(lock: Lock) -> Any:
-        return await lock.aacquire()
-
-    return [asyncio.run(acquire(advisory_lock(name, using="memory", shared=True))) for _ in range(2)]
-
-
-def test_one_of_several_holders(name: str) -> None:
-    leases = shared(name)
-    with pytest.raises(CommandError, match="--holder N, or --all"):
-        call("break", name, "--yes")
-    for number in ("0", "3"):
-        with pytest.raises(CommandError, match="between 1 and 2"):
-            call("break", name, "--yes", "--holder", number)
-    status, out, _ = call("break", name, "--yes", "--holder", "2")
+    lock = advisory_lock(name, using="memory", shared=True)
+    one, two = (asyncio.run(lock.aacquire()) for _ in range(2))  # in two contexts
+    known = [name, "--using", "memory", "--yes"]
+    for choice in ([], ["--holder", "0"], ["--holder", "3"]):
+        status, _, err = call("break", *known, *choice)
+        assert status == WRONG
+        assert "--holder" in err
+    status, out, _ = call("break", *known, "--holder", "2")
     assert status == 0
     assert "1. memory: " in out
     assert "(shared)" in out
-    assert sum(lease.lost for lease in leases) == 1
-    for lease in leases:
-        lease._release(False)
+    assert one.lost + two.lost == 1
+    assert call("break", *known, "--all")[0] == 0
+    assert one.lost
+    assert two.lost
 
 
-def test_all_of_several_holders(name: str) -> None:
-    leases = shared(name)
-    assert call("break", name, "--yes", "--all")[0] == 0
-    assert all(lease.lost for lease in leases)
+# --- who may end a session, and which one: the server decides
 
 
-def test_a_lock_whose_name_the_engine_does_not_know(name: str) -> None:
-    """By its name, and by its key."""
-    with advisory_lock(name, using="zookeeper"):
-        (lock,) = json.loads(call("list", "--using", "zookeeper")[1])["backends"][0]["locks"]
-    lease = advisory_lock(name, using="zookeeper").acquire()
-    assert call("break", "--key", lock["key"], "--using", "zookeeper", "--yes")[0] == 0
-    eventually(lambda: lease.lost, "the holder does not know")
+@pytest.mark.parametrize(("using", "right"), [("postgres", "pg_signal_backend"), ("mysql", "CONNECTION_ADMIN")])
+def test_the_right_that_is_missing_is_named(using: str, right: str, name: str, settings: Any) -> None:
+    with Child(hold, using, name) as child:
+        assert child.hear() == "held"
+        (session,) = holders(using, name)
+        key = key_of(using, name)
+        usual = settings.DISTLOCK
+        with poor_account({"mysql": "mariadb"}.get(using, using)) as database:
+            settings.DISTLOCK = {**usual, using: {**usual[using], "OPTIONS": {"database": database}}}
+            # the names' table belongs to another account, too: the listing goes without
+            info = LockInfo(backend=using, key=key.text, details={"connection": str(session)})
+            if using == "postgres":
+                info = next(each for each in held_locks(using)[0].locks if each.key == str(key.number))
+            with pytest.raises(UnsupportedOperation, match=right):
+                break_lock(info)
+        settings.DISTLOCK = usual
+        assert session_exists(using, session)
+        child.say()
+        assert child.hear() == ["released"]
 
 
-def test_prune(using: str) -> None:
-    status, out, _ = call("prune", "--using", using, "--days", "0.5")
-    assert status == 0
-    assert re.fullmatch(r"(\w+: \d+ deleted\n)+|Nothing is kept there\.\n", out)
-
-
-@pytest.mark.parametrize("days", ["-1", "nan", "inf"])
-def test_prune_takes_days(days: str) -> None:
-    with pytest.raises(CommandError, match="--days"):
-        call("prune", f"--days={days}")
+def test_a_process_id_that_came_again_is_left_alone(name: str) -> None:
+    """Another session with the same number has another start; a hold that is noted, another beginning. And what is no
+    key does not reach MySQL."""
+    with advisory_lock(name, using="postgres") as lease:
+        info = next(info for info in held_locks("postgres")[0].locks if info.name == name)
+        for changed in ({"backend_start": "1.5"}, {"noted": "1"}, {"pid": "1"}, {"pid": "x"}, {"backend_start": "'"}):
+            assert break_lock(replace(info, details={**info.details, **changed})) is False
+        assert break_lock(replace(info, key=str(2**63))) is False
+        lease.ensure_held()
+    for key in ("' OR 1 = 1 -- ", "", "x" * 65, "UPPER", "a\\"):
+        with pytest.raises(UnsupportedOperation, match="not one of ours"):
+            break_lock(LockInfo(backend="mysql", key=key, details={"connection": "1"}))

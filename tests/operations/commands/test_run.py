@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.core.management import CommandError, call_command, execute_from_command_line
+from django.db import connections
 
 from django_distlock import advisory_lock, held_locks
 from tests.conftest import eventually
 from tests.faults.conftest import proxied
 from tests.faults.server import end_session, holders
+from tests.operations.commands.calling import BUSY, UNAVAILABLE, call
+from tests.operations.commands.test_list import DOWN
 from tests.operations.programs import NOBODY, run, run_and_become_another, run_unseen
 from tests.support.processes import Child
 from tests.support.timing import within
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.faults.conftest import Proxied
@@ -31,30 +32,40 @@ if TYPE_CHECKING:
 __all__ = ["proxied"]
 pytestmark = pytest.mark.usefixtures("databases")
 
-PATIENCE = 20.0
 # Says 1 (JSON, for the pipe of the test), then waits for its end.
 WAITS = ["sh", "-c", "echo 1; exec sleep 60"]
-STUBBORN = ["sh", "-c", "trap '' TERM; echo 1; sleep 60 & wait; wait; sleep 60"]
 
 
-def run_program(*arguments: str) -> Child:
-    child = Child(run, *arguments)
-    child.killed = True  # its exit status is what these tests look at
-    return child
+@contextlib.contextmanager
+def running(*arguments: str, by: Callable[..., Any] = run) -> Iterator[Child]:
+    """Another process that runs a program, which has said that it runs."""
+    with Child(by, *arguments) as child:
+        child.killed = True  # its exit status is what these tests look at
+        child.first = child.hear()  # type: ignore[attr-defined]
+        yield child
 
 
 def status_of(child: Child) -> int:
-    status: int = child.process.wait(PATIENCE)
+    status: int = child.process.wait(25)
     return status
 
 
-def call(*arguments: str) -> int:
-    """In this process; the exit status."""
+def take_its_lock(name: str) -> None:
+    """The session that holds it is ended: somebody else may have the lock from now on."""
+    (session,) = holders("postgres", name)
+    end_session("postgres", session)
+
+
+def said(child: Child) -> str:
+    return "".join(child._errors)
+
+
+def runs(pid: int) -> bool:
     try:
-        call_command("distlock", "run", *arguments, stderr=io.StringIO())
-    except SystemExit as error:
-        return int(error.code or 0)
-    return 0
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 @pytest.mark.parametrize(
@@ -63,132 +74,126 @@ def call(*arguments: str) -> int:
         (["true"], 0),
         (["sh", "-c", "exit 7"], 7),
         (["sh", "-c", "kill -9 $$"], 128 + 9),
+        (["sh", "-c", "kill -HUP $PPID; exec sleep 60"], 128 + 1),  # signals to us are passed on
         (["no-such-program-of-ours"], 127),
         (["/etc/passwd"], 126),
         (["sh", "-c", 'test "$1" = -- -a "$2" = --ttl', "sh", "--", "--ttl"], 0),  # its own arguments stay its own
     ],
 )
 def test_the_exit_status_is_that_of_the_program(command: list[str], status: int, name: str) -> None:
-    assert call(name, "--using", "leasetable", "--", *command) == status
-
-
-def test_the_program_runs_under_the_lock(using: str, name: str) -> None:
-    """On every backend, and the lock is free after it."""
     before = signal.getsignal(signal.SIGTERM)
-    assert call(name, "--using", using, "--", "sh", "-c", "exit 3") == 3
+    assert call("run", name, "--using", "leasetable", "--", *command)[0] == status
     assert signal.getsignal(signal.SIGTERM) is before
-    with advisory_lock(name, using=using, timeout=0):
-        pass
-
-
-@pytest.mark.parametrize("using", ["leasetable", "postgres", "mysql"])
-def test_others_are_kept_out_while_it_runs(using: str, name: str) -> None:
-    with run_program(name, "--using", using, "--", *WAITS) as child:
-        assert child.hear() == 1
-        assert advisory_lock(name, using=using).try_acquire() is None
-        child.signal(signal.SIGTERM)
-        assert status_of(child) == 128 + signal.SIGTERM
-        with advisory_lock(name, using=using, timeout=0):
-            pass
+    assert not [info for info in held_locks("leasetable")[0].locks if info.name == name]
 
 
 def test_busy_is_a_temporary_failure(name: str, tmp_path: Path) -> None:
-    marker = tmp_path / "ran"
-    touch = ["--", "touch", str(marker)]
-    with run_program(name, "--using", "leasetable", "--ttl", "5", "--", *WAITS) as child:
-        assert child.hear() == 1
-        assert call(name, "--using", "leasetable", *touch) == 75
-        assert call(name, "--using", "leasetable", "--timeout", "0.1", *touch) == 75
-        assert not marker.exists()
-        child.signal(signal.SIGINT)
-        assert status_of(child) == 128 + signal.SIGINT
-    assert call(name, "--using", "leasetable", "--timeout", "none", *touch) == 0
-    assert marker.exists()
+    touch = ["--", "touch", str(tmp_path / "ran")]
+    lease = advisory_lock(name, using="postgres", shared=True).acquire()
+    known = ["run", name, "--using", "postgres"]
+    # in another context: this thread may take again what it holds
+    assert call_elsewhere(*known, *touch) == BUSY
+    assert call_elsewhere(*known, "--timeout", "1", *touch) == BUSY
+    assert not (tmp_path / "ran").exists()
+    assert call_elsewhere(*known, "--shared", "--", "true") == 0
+    lease.release()
+    assert call_elsewhere(*known, "--timeout", "none", *touch) == 0
+    assert (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("using", ["postgres", "mysql"])
-def test_its_lock_is_listed_by_name_at_once(using: str, name: str) -> None:
-    """Though the engine keeps only a hash, and the process has looked at nothing yet."""
-    with Child(run_unseen, name, "--using", using, "--", *WAITS) as child:
+def call_elsewhere(*arguments: str) -> int:
+    with Child(run, *arguments[1:]) as child:
         child.killed = True
-        assert child.hear() == 1
-
-        def holders_of_name() -> list[str]:
-            (report,) = held_locks(using)
-            return [info.holder or "" for info in report.locks if info.name == name]
-
-        eventually(holders_of_name, "it is listed by its hash")
-        assert f":{child.process.pid}:MainThread" in holders_of_name()[0]
-        child.process.send_signal(signal.SIGTERM)
-        assert status_of(child) == 128 + signal.SIGTERM
+        return status_of(child)
 
 
-def test_shared_holders_run_together(name: str) -> None:
-    with run_program(name, "--using", "postgres", "--shared", "--", *WAITS) as child:
-        assert child.hear() == 1
-        assert call(name, "--using", "postgres", "--shared", "--", "true") == 0
-        assert call(name, "--using", "postgres", "--", "true") == 75
-        child.signal(signal.SIGHUP)
-        assert status_of(child) == 128 + signal.SIGHUP
-
-
-@pytest.mark.parametrize("command", [WAITS, STUBBORN], ids=["willing", "stubborn"])
-def test_a_program_whose_lock_is_lost_is_ended(command: list[str], name: str) -> None:
-    """TERM, and KILL for it and its descendants after the grace time."""
-    grace = "10" if command is WAITS else "0.3"  # who is willing may need time to die
-    with run_program(name, "--using", "postgres", "--grace", grace, "--", *command) as child:
-        assert child.hear() == 1
-        (session,) = holders("postgres", name)
-        end_session("postgres", session)
-        ended_by = signal.SIGTERM if command is WAITS else signal.SIGKILL
-        assert status_of(child) == 128 + ended_by
-        assert "was lost" in "".join(child._errors)
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        ("x --using down -- true", UNAVAILABLE, "down"),
+        ("x --ttl 5 --using postgres -- true", 1, "ttl"),
+        ("x --shared --using mysql -- true", 1, "share"),
+    ],
+)
+def test_what_cannot_work_is_said(arguments: str, status: int, message: str, settings: Any) -> None:
+    settings.DISTLOCK = {**settings.DISTLOCK, "down": DOWN}
+    found = call("run", *arguments.split())
+    assert found[0] == status
+    assert message in found[2]
 
 
 @pytest.mark.tier2
-def test_a_program_whose_lock_cannot_be_renewed_is_ended_in_time(
-    name: str, proxied: Proxied, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """A quarter of the TTL before somebody else may have the lock."""
-    proxy, marker, ended = proxied("leasetable_postgres"), tmp_path / "runs", tmp_path / "ended"
-    script = f"trap 'touch {ended}; exit 5' TERM; touch {marker}; while :; do sleep 0.02; done"
+@pytest.mark.parametrize("using", ["leasetable", "postgres", "mysql"])
+def test_others_are_kept_out_while_it_runs(using: str, name: str) -> None:
+    """And it is listed by name at once, though an engine keeps only a hash, and the process has looked at nothing."""
+    with running(name, "--using", using, "--", *WAITS, by=run_unseen) as child:
+        assert advisory_lock(name, using=using).try_acquire() is None
 
-    def cut_off() -> None:
-        eventually(marker.exists, "it does not run")
-        proxy.blackhole()
+        def holders_of_name() -> list[str]:
+            return [info.holder or "" for info in held_locks(using)[0].locks if info.name == name]
 
-    thread = threading.Thread(target=cut_off)
+        eventually(holders_of_name, "it is listed by its hash")
+        assert f":{child.process.pid}:MainThread" in holders_of_name()[0]
+        child.signal(signal.SIGTERM)
+        assert status_of(child) == 128 + signal.SIGTERM
+    advisory_lock(name, using=using, timeout=5).acquire().release()
+
+
+@contextlib.contextmanager
+def once(ready: Path, act: Callable[[], object]) -> Iterator[None]:
+    """Do it as soon as the program runs, which makes this file."""
+
+    def wait_and_act() -> None:
+        eventually(ready.exists, "it does not run")
+        act()
+        connections.close_all()  # of this thread
+
+    thread = threading.Thread(target=wait_and_act)
     thread.start()
-    began = time.time()
-    options = ["--using", "leasetable_postgres", "--ttl", "1.2"]
-    with pytest.raises(SystemExit) as status:
-        execute_from_command_line(["manage.py", "distlock", "run", name, *options, "--", "sh", "-c", script])
+    yield
     thread.join()
-    assert status.value.code == 5
-    assert "could not be renewed" in capfd.readouterr().err
-    within(ended.stat().st_mtime - began, 1.2, least=0.4)
 
 
-def test_who_ends_well_without_its_lock_has_failed(name: str) -> None:
-    command = ["sh", "-c", "trap 'exit 0' TERM; echo 1; while :; do sleep 0.05; done"]
-    with run_program(name, "--using", "postgres", "--", *command) as child:
-        assert child.hear() == 1
-        (session,) = holders("postgres", name)
-        end_session("postgres", session)
-        assert status_of(child) == 69
+@pytest.mark.parametrize(
+    ("trap", "grace", "expected"),
+    [
+        ("exit 5", "60", 5),
+        ("exit 0", "60", UNAVAILABLE),  # who ends well without its lock has failed
+        ("", "0.2", 128 + signal.SIGKILL),
+    ],
+)
+def test_a_program_whose_lock_is_lost_is_ended(trap: str, grace: str, expected: int, name: str, tmp_path: Path) -> None:
+    """TERM, and KILL for it and its descendants after the grace time."""
+    script = f"trap '{trap}' TERM; touch {tmp_path / 'ready'}; while :; do sleep 0.02; done"
+    with once(tmp_path / "ready", lambda: take_its_lock(name)):
+        status, _, err = call("run", name, "--using", "postgres", "--grace", grace, "--", "sh", "-c", script)
+    assert status == expected
+    assert "was lost" in err
 
 
-def test_descendants_do_not_outlive_the_lock(name: str, tmp_path: Path) -> None:
+@pytest.mark.tier2
+def test_a_program_whose_lock_cannot_be_renewed_is_ended_in_time(name: str, proxied: Proxied, tmp_path: Path) -> None:
+    """A quarter of the TTL before somebody else may have the lock."""
+    proxy, ended = proxied("leasetable_postgres"), tmp_path / "ended"
+    script = f"trap 'touch {ended}; exit 5' TERM; touch {tmp_path / 'ready'}; while :; do sleep 0.02; done"
+    began = time.time()
+    with once(tmp_path / "ready", proxy.blackhole):
+        known = [name, "--using", "leasetable_postgres", "--ttl", "2"]
+        status, _, err = call("run", *known, "--", "sh", "-c", script)
+    assert status == 5
+    assert "could not be renewed" in err
+    # it may have been renewed once more before the server fell silent
+    within(ended.stat().st_mtime - began, 3.0, least=0.6)
+
+
+@pytest.mark.tier2
+def test_descendants_do_not_outlive_the_lock(name: str) -> None:
     """The program ends at TERM, what it has started does not."""
-    pids = tmp_path / "pid"
-    script = f"(trap '' TERM; echo $$ > {pids}.tmp; exec sh -c 'echo $$ > {pids}; sleep 60') & sleep 0.1; echo 1; wait"
-    with run_program(name, "--using", "postgres", "--grace", "0.2", "--", "sh", "-c", script) as child:
-        assert child.hear() == 1
-        eventually(pids.exists, "the descendant did not start")
-        (session,) = holders("postgres", name)
-        end_session("postgres", session)
+    script = "(trap '' TERM; exec sh -c 'echo $$; sleep 60') & wait"
+    with running(name, "--using", "postgres", "--grace", "0.2", "--", "sh", "-c", script) as child:
+        take_its_lock(name)
         status_of(child)
-        eventually(lambda: not _runs(int(pids.read_text())), "it lives on")
+        eventually(lambda: not runs(child.first), "it lives on")  # type: ignore[attr-defined]
 
 
 # As sudo does it: a descendant, or the program itself, runs as another user than `distlock run`.
@@ -200,100 +205,30 @@ print(child.pid, flush=True)
 os.execvp("sleep", ["sleep", "60"])
 """
 FOREIGN = ["sh", "-c", "echo $$; exec sleep 60"]
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
 
 
-@contextlib.contextmanager
-def run_without_its_lock(name: str, command: list[str]) -> Iterator[tuple[Child, int]]:
-    """A process that has lost its lock, as another user than the program; and the process that it cannot end."""
-    arguments = [name, "--using", "postgres", "--grace", "0.2", "--", *command]
-    with Child(run_and_become_another, *arguments) as child:
-        child.killed = True
-        foreign = child.hear()
+@pytest.mark.tier2
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+@pytest.mark.parametrize("itself", [False, True], ids=["descendant", "program"])
+def test_a_process_of_another_user_is_no_traceback(name: str, itself: bool) -> None:
+    """It cannot be ended: the program is waited for, a descendant changes no status. Naive code meets
+    PermissionError: a traceback, and the status 1."""
+    command = FOREIGN if itself else [sys.executable, "-c", WITH_FOREIGN_CHILD]
+    known = [name, "--using", "postgres", "--grace", "0.2", "--", *command]
+    with running(*known, by=run_and_become_another) as child:
+        foreign: int = child.first  # type: ignore[attr-defined]
         try:
             child.say("become another")
             assert child.hear() == "become"
-            (session,) = holders("postgres", name)
-            end_session("postgres", session)
-            yield child, foreign
+            take_its_lock(name)
+            eventually(lambda: "as another user" in said(child), "nobody is told")
+            if itself:
+                assert runs(foreign)
+                os.kill(foreign, signal.SIGKILL)
+            assert status_of(child) == 128 + (signal.SIGKILL if itself else signal.SIGTERM)
+            assert itself or runs(foreign)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(foreign, signal.SIGKILL)
-
-
-@as_root
-def test_a_descendant_of_another_user_changes_no_status(name: str) -> None:
-    """It cannot be ended. Naive code meets PermissionError: a traceback, and the status 1."""
-    with run_without_its_lock(name, [sys.executable, "-c", WITH_FOREIGN_CHILD]) as (child, foreign):
-        assert status_of(child) == 128 + signal.SIGTERM
-        assert _runs(foreign)
-    errors = "".join(child._errors)
-    assert "was lost" in errors
-    assert "as another user" in errors
-    assert "Traceback" not in errors
-
-
-@as_root
-def test_a_program_of_another_user_is_waited_for(name: str) -> None:
-    with run_without_its_lock(name, FOREIGN) as (child, foreign):
-        eventually(lambda: "as another user" in "".join(child._errors), "nobody is told")
-        assert _runs(foreign)
-        os.kill(foreign, signal.SIGKILL)
-        assert status_of(child) == 128 + signal.SIGKILL
-
-
-def _runs(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def test_signals_before_the_program_runs_reach_it_too(name: str) -> None:
-    from django_distlock.operations.commands.run import Program
-
-    program = Program(["sleep", "60"])
-    with program.forwarding_signals():
-        os.kill(os.getpid(), signal.SIGTERM)
-        program.start()
-        eventually(lambda: program.wait(0.05) is not None, "it runs on")
-        assert program.wait(1) == 128 + signal.SIGTERM
-
-
-def test_a_server_that_does_not_answer(name: str, proxied: Proxied) -> None:
-    proxied("leasetable_postgres").blackhole()
-    with pytest.raises(CommandError) as error:
-        call(name, "--using", "leasetable_postgres", "--", "true")
-    assert error.value.returncode == 69
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["x", "--using", "nowhere", "--", "true"], "nowhere"),
-        (["", "--", "true"], "name"),
-        (["x", "--ttl", "0", "--", "true"], "ttl"),
-        (["x", "--ttl", "5", "--using", "postgres", "--", "true"], "ttl"),
-        (["x", "--shared", "--using", "mysql", "--", "true"], "share"),
-        (["x", "--timeout", "-1", "--", "true"], "timeout"),
-        (["x", "--timeout", "soon", "--", "true"], "--timeout"),
-        (["x", "--grace", "-1", "--", "true"], "--grace"),
-        (["x", "--using", "leasetable"], "required: command"),
-        (["x"], "required: command"),
-    ],
-)
-def test_what_cannot_work_is_said(arguments: list[str], message: str) -> None:
-    with pytest.raises(CommandError, match=message):
-        call(*arguments)
-
-
-def test_help(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["--help"], ["run", "--help"]):
-        with pytest.raises(SystemExit):
-            execute_from_command_line(["manage.py", "distlock", *arguments])
-    out = " ".join(capsys.readouterr().out.split())
-    assert "Run a program while holding a lock." in out
-    assert "75 if the lock is busy" in out
-    with pytest.raises(CommandError, match="required: subcommand"):
-        call_command("distlock")
+    assert "was lost" in said(child)
+    assert "Traceback" not in said(child)
