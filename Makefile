@@ -128,11 +128,16 @@ packages: $(VENV)/pip.stamp
 	@$(BIN)/python -m tests.support.services.packages servers mysqlclient
 
 # The demo needs no browser, and neither does the bench. tests/support/axe.py says which version of the accessibility engine.
-$(VENV)/group-test.stamp: | browser gettext
+$(VENV)/group-test.stamp: | browser gettext $(VENV)/typescript.stamp
 browser: $(VENV)/axe.stamp
 $(VENV)/axe.stamp: tests/support/axe.py | chromium
 	npm install --silent --no-audit --no-fund --no-save --ignore-scripts --prefix $(VENV)/axe \
 	  axe-core@$$(sed -n 's/^VERSION = "\(.*\)"/\1/p' $<)
+	@touch $@
+# Checks the types of distlock.js, with the version in the test; npm comes with the browser.
+$(VENV)/typescript.stamp: tests/browserlocks/pages/test_script.py | chromium
+	npm install --silent --no-audit --no-fund --no-save --ignore-scripts --prefix $(VENV)/typescript \
+	  typescript@$$(sed -n 's/^VERSION = "\(.*\)"/\1/p' $<)
 	@touch $@
 chromium: $(VENV)/pip.stamp
 	@$(BIN)/python -m tests.support.services.packages browser

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.paths import ROOT
-from tests.support.sizes import POLITELY
+from tests.support.polite import POLITELY
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -27,7 +27,7 @@ from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
 from tests.faults.history import Journal
 from tests.faults.workload_actors import PATIENCE, Desk, no_lock, sound
-from tests.support.sizes import be_polite
+from tests.support.polite import be_polite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,9 +11,9 @@ import pytest
 from django_distlock import Leader, advisory_lock
 from django_distlock.concurrency import clock
 from django_distlock.manager.registry import registry
-from tests.backends.zookeeper.server import SESSION, USING, address, behind
 from tests.conftest import PATIENCE, eventually
 from tests.contract.watching import asking_here, waiting_at_the_engine
+from tests.engines.zookeeper.server import SESSION, USING, address, behind
 from tests.faults.conftest import proxied
 from tests.faults.proxy import Proxy
 from tests.faults.server import SESSION_LOCKS, end_session, holders

@@ -17,8 +17,8 @@ from django_distlock.manager.keepalive import keepalive
 from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
 from django_distlock.signals import lock_lost, lock_released
-from tests.backends.actors import hold
 from tests.conftest import eventually
+from tests.engines.actors import hold
 from tests.faults.server import SESSION_LOCKS, holders, waiters
 from tests.support.processes import Child
 

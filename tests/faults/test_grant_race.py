@@ -11,8 +11,8 @@ from django.db import connections
 
 from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.manager.registry import registry
+from tests.support.polite import be_polite
 from tests.support.processes import Child
-from tests.support.sizes import be_polite
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import DistlockError, LockLost, advisory_lock
-from tests.backends.actors import hold, share_and_write
-from tests.backends.zookeeper.server import clerk, nodes
 from tests.conftest import connect, eventually
+from tests.engines.actors import hold, share_and_write
+from tests.engines.zookeeper.server import clerk, nodes
 from tests.faults import server
 from tests.faults.history import History, Journal
 from tests.faults.pausing import take_over, wake
@@ -173,7 +173,7 @@ def test_r21_fences_rise_through_a_restart_of_the_server(using: str, server: str
 
 
 def test_a_lock_outlives_a_restart_of_zookeeper(name: str, settings: Any) -> None:
-    from tests.backends.zookeeper.server import use
+    from tests.engines.zookeeper.server import use
 
     use(settings, session_timeout=15)
     with advisory_lock(name, using="zookeeper") as lease:

@@ -13,8 +13,8 @@ from django.db import connections
 from django_distlock import LockLost, advisory_lock
 from django_distlock.manager.registry import registry
 from django_distlock.signals import lock_lost
-from tests.backends.actors import hold
 from tests.conftest import PATIENCE, eventually
+from tests.engines.actors import hold
 from tests.faults.server import SESSION_LOCKS, end_session, holders, session_exists, session_of, waiters
 from tests.support.processes import Child
 from tests.support.timing import within

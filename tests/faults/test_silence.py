@@ -16,11 +16,11 @@ from django.db import connections
 
 from django_distlock import BackendUnavailable, LockLost, LockNotAcquired, advisory_lock, lock_all
 from django_distlock.concurrency import abandoned_calls
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.registry import registry
-from tests.backends.actors import hold
-from tests.backends.redis.server import BACKEND, Own
 from tests.conftest import connect, eventually
+from tests.engines.actors import hold
+from tests.engines.redis.server import BACKEND, Own
 from tests.faults.conftest import BACKENDS, database_alias
 from tests.faults.server import DATABASES, SESSION_LOCKS, holders, waiters
 from tests.faults.test_loss import Ears

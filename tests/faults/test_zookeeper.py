@@ -13,12 +13,12 @@ import pytest
 
 from django_distlock import BackendUnavailable, DistlockError, LockLost, LockTimeout, advisory_lock
 from django_distlock.backends.zookeeper import handler, queue
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.registry import registry
 from django_distlock.records import Claim
-from tests.backends.actors import hold
-from tests.backends.zookeeper.server import USING, clerk, nodes, path_of, session_of, stand_in, use
 from tests.conftest import connect, eventually
+from tests.engines.actors import hold
+from tests.engines.zookeeper.server import USING, clerk, nodes, path_of, session_of, stand_in, use
 from tests.faults.test_loss import Ears
 from tests.support.processes import Child
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from django_distlock import DistlockError, Lock, advisory_lock
 from django_distlock.manager.registry import registry
-from tests.support.sizes import be_polite
+from tests.support.polite import be_polite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,7 +12,7 @@ from django.urls import clear_url_caches
 
 from tests.idempotency.actors import Sender
 from tests.idempotency.views import Stage, redirect, stage
-from tests.manager.transactions import rows
+from tests.transactions import rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ from tests.conftest import eventually
 from tests.idempotency.actors import Browser, Running, Sender, by_task, die, hidden_fields
 from tests.idempotency.conftest import expire, sql, states
 from tests.idempotency.views import BRIEF
-from tests.manager.transactions import rows
+from tests.transactions import rows
 
 if TYPE_CHECKING:
     from tests.idempotency.views import Stage

@@ -17,8 +17,8 @@ from tests.faults.server import is_mariadb
 from tests.idempotency.actors import Sender
 from tests.idempotency.conftest import change, forget_everything, sql
 from tests.idempotency.test_storages import ANSWER, claim_of, read
-from tests.manager.transactions import rows
 from tests.support.zones import autumn
+from tests.transactions import rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

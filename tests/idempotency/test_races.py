@@ -13,7 +13,7 @@ from django.db import connections
 from tests.conftest import PATIENCE
 from tests.idempotency.actors import CROWD, Running, Sender, at_once
 from tests.idempotency.conftest import change, every_database, on_servers
-from tests.manager.transactions import rows
+from tests.transactions import rows
 
 if TYPE_CHECKING:
     from tests.idempotency.views import Stage

@@ -19,6 +19,7 @@ from testproject.replay.server import Server
 from tests.idempotency.conftest import LOCKS, forget_everything
 from tests.idempotency.served import LEASE, MIDDLEWARE, POINTS
 from tests.support.processes import Child
+from tests.transactions import rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,8 +15,8 @@ from django.test.utils import CaptureQueriesContext
 
 from django_distlock.idempotency.storage.database import DatabaseStorage
 from django_distlock.idempotency.upkeep import sweeper
-from tests.backends.statements import counted
 from tests.conftest import eventually
+from tests.engines.statements import counted
 from tests.idempotency.actors import Sender
 from tests.idempotency.conftest import LOCKS, MIDDLEWARE, change, on_servers, sql
 from tests.idempotency.test_storages import claim_of

@@ -16,7 +16,7 @@ from django_distlock.backends.redis import doctor as redis
 from django_distlock.backends.zookeeper import doctor as zookeeper
 from django_distlock.operations import doctor
 from django_distlock.operations.doctor import diagnose
-from tests.backends.redis.server import url
+from tests.engines.redis.server import url
 from tests.operations.commands.calling import call
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from django_distlock import UnsupportedOperation, advisory_lock
 from django_distlock.backends.leasetable import doctor
 from django_distlock.manager.registry import registry
 from django_distlock.operations.doctor import diagnose
-from tests.backends.own_servers import Galera, Standby, needs_programs, running
-from tests.backends.redis.server import Own
+from tests.engines.own_servers import Galera, Standby, needs_programs, running
+from tests.engines.redis.server import Own
 from tests.faults.conftest import database_alias
 from tests.faults.server import ask, is_mariadb
 from tests.operations.test_doctor import CANARY, REDIS, said

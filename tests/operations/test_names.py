@@ -17,8 +17,8 @@ from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.name_log import AGAIN, HELD_AGAIN, NameBook
 from django_distlock.manager.registry import registry
 from django_distlock.operations.pruning import prune
-from tests.backends.statements import counted
 from tests.conftest import eventually
+from tests.engines.statements import counted
 from tests.faults.server import SESSION_LOCKS, ask, key_of, noted
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from django_distlock import (
     lock_all,
     semaphore,
 )
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.registry import registry
 from tests.conftest import eventually
 from tests.operations.listening import SIGNALS, listening

@@ -12,7 +12,7 @@ import pytest
 from asgiref.sync import sync_to_async
 
 from django_distlock import advisory_lock
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.keepalive import keepalive
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def warned(caplog: pytest.LogCaptureFixture, settings: Any) -> Callable[[], str]
     def look() -> str:
         caplog.clear()
         with caplog.at_level(logging.WARNING, "django_distlock.locks"):
-            keepalive._tick(monotonic() + 10.1)
+            keepalive.tick(monotonic() + 10.1)
         (record,) = caplog.records  # of one: to wait is not to hold
         return record.getMessage()
 

@@ -13,8 +13,8 @@ from django.test.utils import CaptureQueriesContext
 
 from django_distlock import DeadlockDetected, LockNotHeld, advisory_lock, lock_all, semaphore, signals
 from django_distlock.manager.registry import registry
-from tests.backends.statements import counted
 from tests.conftest import eventually
+from tests.engines.statements import counted
 from tests.transactions import rows
 from tests.transactions.ways import Boom
 from tests.transactions.world import check_connections_are_clean, execute, swallow

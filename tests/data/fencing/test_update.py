@@ -13,12 +13,12 @@ from django.db.models import Count, F
 
 from django_distlock import LockLost
 from django_distlock.data import FencedQuerySet
-from tests.backends.statements import counted
 from tests.conftest import PATIENCE, eventually
 from tests.data.app.models import Account, FencedLedger, Register
 from tests.data.asking import run
 from tests.data.conftest import every_database
 from tests.data.fences import EARLY, LATE, register, rows, sent, stored, till, tills
+from tests.engines.statements import counted
 from tests.faults.server import is_mariadb
 
 pytestmark = pytest.mark.usefixtures("fenced")

@@ -10,10 +10,10 @@ from django.db.transaction import TransactionManagementError
 from django.test.utils import CaptureQueriesContext
 
 from django_distlock import LockLost, LockNotAcquired, LockTimeout, UnsupportedOperation, row_lock
-from tests.backends.statements import counted
 from tests.data.app.models import Account, Node
 from tests.data.asking import Legacy, accounts, balances, kept_by_myisam, limits, rows_of, run
 from tests.data.conftest import DATABASES
+from tests.engines.statements import counted
 from tests.faults.server import is_mariadb, statement_limit
 
 if TYPE_CHECKING:

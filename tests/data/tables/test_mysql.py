@@ -8,11 +8,11 @@ import pytest
 from django.db import OperationalError, connections, transaction
 
 from django_distlock import UnsupportedOperation, table_lock
-from tests.backends.statements import counted
 from tests.data.app.models import Account, Currency
 from tests.data.asking import ask, held, when_somebody_waits
 from tests.data.fences import sent
 from tests.data.rival import session
+from tests.engines.statements import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,6 +17,7 @@ from django_distlock.manager.isolation import StaleSnapshotWarning
 from tests.data.app.models import Account, Course, Currency, Ledger, Place, QuotedLedger, Restaurant, Student
 from tests.data.asking import ask, held, unmanaged, when_somebody_waits
 from tests.data.rival import session
+from tests.engines.statements import counted
 from tests.support.timing import within
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from .conftest import Person
 
-pytestmark = [pytest.mark.long, pytest.mark.tier2]
+pytestmark = pytest.mark.tier2
 RELEASE = "/distlock/editing/release/"
 LIST = "/admin/articles/article/"
 

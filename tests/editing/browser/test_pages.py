@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from .conftest import Person
 
-pytestmark = [pytest.mark.long, pytest.mark.tier2]
+pytestmark = pytest.mark.tier2
 ADMIN = "/admin/articles/article/"
 NO_SCRIPTS = "script-src 'none'"  # those of the tests run all the same
 

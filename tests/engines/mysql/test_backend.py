@@ -11,7 +11,7 @@ from django.db import connections
 
 from django_distlock import BackendUnavailable, UnsupportedOperation, advisory_lock, break_lock, held_locks
 from django_distlock.backends.mysql import introspection
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.concurrency.flow import run
 from django_distlock.manager.registry import registry
 from django_distlock.operations.doctor import diagnose

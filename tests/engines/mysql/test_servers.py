@@ -14,7 +14,7 @@ from django_distlock import UnsupportedOperation, advisory_lock, table_lock
 from django_distlock.backends.mysql.session import MySQLSession
 from django_distlock.backends.mysql.session import prepare as prepare_session
 from django_distlock.backends.sessions.session import ServerError
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.concurrency.flow import run
 from django_distlock.manager.registry import registry
 from django_distlock.operations.doctor import diagnose

@@ -17,7 +17,7 @@ from django_distlock import LockTimeout, advisory_lock
 from django_distlock.backends.postgres.session import STATEMENTS
 from django_distlock.backends.sessions.session import ServerError
 from django_distlock.concurrency import sockets
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.concurrency.flow import run
 from django_distlock.manager.registry import registry
 from tests.conftest import eventually

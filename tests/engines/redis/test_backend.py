@@ -12,7 +12,7 @@ import pytest
 from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.backends.redis.backend import RedisBackend
 from django_distlock.backends.redis.commands import ACQUIRE, keys_of
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
 from tests.conftest import eventually

@@ -24,7 +24,7 @@ from django_distlock.backends.redis.connection import (
     pack,
 )
 from django_distlock.backends.redis.target import Target
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.registry import registry
 from django_distlock.records import drift
 from tests.conftest import eventually

@@ -12,7 +12,7 @@ import pytest
 
 from django_distlock import BackendUnavailable, LockLost, LockTimeout
 from django_distlock.backends.redlock.nodes import Node
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.concurrency.tokens import new_token
 from django_distlock.manager.registry import registry
 from django_distlock.records import Claim, drift

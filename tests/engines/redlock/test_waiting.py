@@ -11,7 +11,7 @@ import pytest
 from django_distlock import LockTimeout
 from django_distlock.backends.redis.connection import PENDING
 from django_distlock.backends.redlock.backend import RedlockBackend
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.concurrency.tokens import new_token
 from django_distlock.records import Claim
 from tests.conftest import eventually

@@ -13,7 +13,7 @@ import pytest
 from django.db import transaction
 
 from django_distlock import advisory_lock, held_locks
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager import name_log
 from django_distlock.manager.keepalive import keepalive
 from django_distlock.manager.registry import registry

@@ -13,7 +13,7 @@ from kazoo.security import make_acl
 
 from django_distlock import BackendUnavailable, UnsupportedOperation, advisory_lock, semaphore
 from django_distlock.backends.zookeeper.backend import ZooKeeperBackend
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
 from django_distlock.records import Claim

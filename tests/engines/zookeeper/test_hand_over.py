@@ -9,7 +9,7 @@ import pytest
 
 from django_distlock import LockLost, advisory_lock
 from django_distlock.backends.zookeeper import queue, session
-from django_distlock.concurrency.clock import monotonic
+from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
 from django_distlock.records import Claim

@@ -12,7 +12,7 @@ from django.db import connections
 from django.test import override_settings
 
 from django_distlock import advisory_lock, held_locks
-from tests.backends.redis.server import BACKEND, Own
+from tests.engines.redis.server import BACKEND, Own
 from tests.faults.server import ask
 from tests.operations.admin.pages import BREAK, LIST, address, rows, shown, text, told
 
