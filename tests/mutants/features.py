@@ -4,14 +4,6 @@ from __future__ import annotations
 
 from .mutant import Mutant
 
-IDEMPOTENCY = "idempotency/decisions.py"
-REQUESTS = "idempotency/http/requests.py"
-OUTCOMES = "tests/idempotency/test_outcomes.py"
-ENGINE = "tests/idempotency/test_engine.py"
-SAVING = "tests/editing/store/test_saving.py"
-BEATS = "tests/editing/http/test_beats_of_views.py"
-VERBS = "tests/editing/store/test_verbs.py"
-
 FEATURES = (
     Mutant(
         "row locks: rows are locked in the caller's order",
@@ -19,8 +11,11 @@ FEATURES = (
         "data/rows/select_for_update.py",
         '        locked = locked.order_by("pk")\n',
         "",
-        ("tests/data/rows/test_waiting.py", "tests/data/rows/test_lock.py"),
-        "order",
+        (
+            "tests/data/rows/test_waiting.py",
+            "tests/data/rows/test_lock.py",
+        ),
+        only="order",
     ),
     Mutant(
         "fenced writes: the token is no condition of the update",
@@ -33,26 +28,35 @@ FEATURES = (
     Mutant(
         "idempotency: the principal is left out of the scope",
         "idempotency",
-        IDEMPOTENCY,
+        "idempotency/decisions.py",
         'return keyed(site_key, "scope", tenant, principal, method, route, key)',
         'return keyed(site_key, "scope", tenant, method, route, key)',
-        ("tests/idempotency/test_security.py", ENGINE),
+        (
+            "tests/idempotency/test_security.py",
+            "tests/idempotency/test_engine.py",
+        ),
     ),
     Mutant(
         "idempotency: other data with the same key get the stored answer",
         "idempotency",
-        IDEMPOTENCY,
+        "idempotency/decisions.py",
         "    if not hmac.compare_digest(record.fingerprint, fingerprint):",
         "    if False:",
-        (OUTCOMES, ENGINE),
+        (
+            "tests/idempotency/test_outcomes.py",
+            "tests/idempotency/test_engine.py",
+        ),
     ),
     Mutant(
         "idempotency: a request that still runs is run again",
         "idempotency",
-        IDEMPOTENCY,
+        "idempotency/decisions.py",
         "return Decision.CRASHED if record.expired else Decision.IN_FLIGHT",
         "return Decision.CRASHED",
-        ("tests/idempotency/test_races.py", ENGINE),
+        (
+            "tests/idempotency/test_races.py",
+            "tests/idempotency/test_engine.py",
+        ),
     ),
     Mutant(
         "idempotency: a claim that has not expired is taken over",
@@ -68,7 +72,7 @@ FEATURES = (
         "editing/saving.py",
         "    if grant.version is not None and version_of(save.object",
         "    if False and version_of(save.object",
-        (SAVING, "tests/editing/store/test_naive.py"),
+        ("tests/editing/store/test_saving.py",),
     ),
     Mutant(
         "edit locks: a save does not look who holds the lock",
@@ -76,7 +80,7 @@ FEATURES = (
         "editing/saving.py",
         "(conflict := _held(save) or _changed(save))",
         "(conflict := _changed(save))",
-        (SAVING,),
+        ("tests/editing/store/test_saving.py",),
     ),
     Mutant(
         "edit locks: a lease id that was stolen is good for another person",
@@ -84,7 +88,7 @@ FEATURES = (
         "editing/store/statements.py",
         "MINE = \"lease = %(lease)s AND lease <> '' AND (%(principal)s = '' OR principal = %(principal)s)\"",
         "MINE = \"lease = %(lease)s AND lease <> '' AND (%(principal)s = '' OR principal <> '')\"",
-        (VERBS,),
+        ("tests/editing/store/test_verbs.py",),
     ),
     Mutant(
         "edit locks: a view that cannot be asked counts as one that permits",
@@ -92,7 +96,7 @@ FEATURES = (
         "editing/http/permissions.py",
         "        return Access(False, unknown=reason)",
         "        return Access(True)",
-        (BEATS,),
+        ("tests/editing/http/test_beats_of_views.py",),
     ),
     Mutant(
         "admin: a lock is broken although another caller has it by now",
@@ -108,7 +112,7 @@ FEATURES = (
         "browser/http/watching.py",
         "self._held.discard(lease)  # its tab may ask for it again, and then waits with the same id",
         "del self.names[lease]",
-        ("tests/browserlocks/http/test_watching.py",),
+        ("tests/browserlocks/http/test_events.py",),
     ),
     Mutant(
         "the edit lock of one tenant is that of another",
@@ -124,7 +128,7 @@ FEATURES = (
         "migrations/0001_initial.py",
         "keys.bulk_create([keys.model(id=1, site_key=key)], ignore_conflicts=True)",
         'keys.update_or_create(id=1, defaults={"site_key": key})',
-        ("tests/manager/test_site_key.py",),
-        "migrate",
+        ("tests/unit/test_site_key.py",),
+        only="migrate",
     ),
 )

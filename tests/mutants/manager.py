@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from .mutant import Mutant
 
-TABLE = "manager/lock_table.py"
-REENTRY = "tests/conformance/test_reentry.py"
-EXCLUSION = "tests/conformance/test_exclusion.py"
-INSIDE = "tests/manager/transactions"
-INTERRUPTED = "tests/faults/test_interrupted.py"
-TTL = "tests/conformance/test_ttl.py"
-# Promises that do not depend on the engine are tested on the fast one.
-FAST = "memory"
-
 MANAGER = (
     Mutant(
         "the registry in front of the engine admits everyone",
         "R1",
-        TABLE,
+        "manager/lock_table.py",
         "return not any(holder.excludes(new) for holder in self.holders)",
         "return True",
-        (EXCLUSION, "tests/manager/test_lock_table.py"),
-        "postgres and not leasetable or lock_table",
+        (
+            "tests/contract/test_exclusion.py",
+            "tests/contract/test_walk.py",
+            "tests/unit/test_lock_table.py",
+        ),
+        only="postgres and not leasetable or lock_table",
     ),
     Mutant(
         "two tasks of one thread are one caller",
@@ -29,8 +24,11 @@ MANAGER = (
         "manager/owner.py",
         "        if task is not None:\n            return _of_task(task)",
         "        if task is not None:\n            return threading.current_thread()",
-        (EXCLUSION, REENTRY),
-        FAST,
+        (
+            "tests/contract/test_exclusion.py",
+            "tests/contract/test_walk.py",
+            "tests/unit/shared/test_reentry.py",
+        ),
     ),
     Mutant(
         "sync code that a task awaits is another caller",
@@ -38,17 +36,18 @@ MANAGER = (
         "manager/owner.py",
         "    owner = child if task is None else _of_task(task)",
         "    owner = child",
-        ("tests/conformance/test_reentry_asgiref.py",),
-        FAST,
+        ("tests/unit/shared/test_reentry_asgiref.py",),
     ),
     Mutant(
         "re-entry is not counted: the first release frees the lock",
         "R2",
-        TABLE,
+        "manager/lock_table.py",
         "            hold.leases.discard(lease)\n            if hold.leases or hold.state is not _HELD:\n",
         "            hold.leases.discard(lease)\n            if hold.state is not _HELD:\n",
-        (REENTRY,),
-        FAST,
+        (
+            "tests/unit/shared/test_reentry.py",
+            "tests/contract/test_walk.py",
+        ),
     ),
     Mutant(
         "the site key is left out of the key",
@@ -56,8 +55,11 @@ MANAGER = (
         "keys.py",
         'secret = hashlib.blake2b(site_key.encode("utf-8", "surrogatepass")).digest()',
         'secret = hashlib.blake2b(b"").digest()',
-        ("tests/conformance/test_names.py", "tests/manager/test_site_key.py"),
-        "two_sites",
+        (
+            "tests/contract/test_names.py",
+            "tests/unit/test_site_key.py",
+        ),
+        only="two_sites",
     ),
     Mutant(
         "the lengths are left out of the key, so that its parts run together",
@@ -65,16 +67,24 @@ MANAGER = (
         "keys.py",
         'return len(raw).to_bytes(8, "big") + raw',
         "return raw",
-        ("tests/vocabulary/test_keys.py", "tests/conformance/test_names.py"),
+        (
+            "tests/unit/test_keys.py",
+            "tests/contract/test_names.py",
+        ),
     ),
     Mutant(
         "a caller that comes now overtakes the waiters of its process",
         "R4",
-        TABLE,
+        "manager/lock_table.py",
         "            if not slot.queue and slot.admits(hold):",
         "            if slot.admits(hold):",
-        ("tests/manager/test_lock_table.py", "tests/conformance/test_order.py", "tests/conformance/test_shared.py"),
-        f"{FAST} or lock_table",
+        (
+            "tests/unit/test_lock_table.py",
+            "tests/contract/test_order.py",
+            "tests/unit/shared/test_waiting.py",
+            "tests/contract/test_shared.py",
+            "tests/unit/shared/test_reentry.py",
+        ),
     ),
     Mutant(
         "the deadline is ignored for a second",
@@ -82,8 +92,12 @@ MANAGER = (
         "concurrency/deadline.py",
         "        left = self.at - clock.now()\n",
         "        left = self.at - clock.now() + 1.0\n",
-        ("tests/conformance/test_timeouts.py",),
-        f"r5 and {FAST}",
+        (
+            "tests/contract/test_errors.py",
+            "tests/unit/shared/test_waiting.py",
+            "tests/timing/test_contract_deadlines.py",
+        ),
+        only="r5",
         timed=True,
     ),
     Mutant(
@@ -92,18 +106,24 @@ MANAGER = (
         "manager/acquire.py",
         "        hold.claim = claim = _claim(request,",
         "        deadline = Deadline(request.timeout)\n        hold.claim = claim = _claim(request,",
-        ("tests/conformance/test_timeouts.py",),
-        "goes_on and redis",
+        (
+            "tests/contract/test_errors.py",
+            "tests/unit/shared/test_waiting.py",
+            "tests/timing/test_contract_deadlines.py",
+        ),
+        only="goes_on and redis",
         timed=True,
     ),
     Mutant(
         "a waiter that gave up stays in the queue of its process",
         "R7",
-        TABLE,
+        "manager/lock_table.py",
         "            if hold.state is State.WAITING and hold in slot.queue:\n                slot.queue.remove(hold)\n",
         "",
-        ("tests/manager/test_lock_table.py", "tests/conformance/test_cancellation.py"),
-        f"{FAST} or lock_table",
+        (
+            "tests/unit/test_lock_table.py",
+            "tests/contract/test_cancellation.py",
+        ),
     ),
     Mutant(
         "a grant of an acquire that failed is not given back",
@@ -111,17 +131,24 @@ MANAGER = (
         "manager/acquire.py",
         "        yield from take_back(hold)\n    finally:\n        lock_table.end(hold)\n\n\ndef _enter_again",
         "        pass\n    finally:\n        lock_table.end(hold)\n\n\ndef _enter_again",
-        ("tests/conformance/test_cancellation.py", INTERRUPTED, f"{INSIDE}/test_snapshots.py"),
-        "r7 and postgres or leaves_nothing_held",
+        (
+            "tests/contract/test_cancellation.py",
+            "tests/faults/test_interrupted.py",
+            "tests/transactions/test_snapshots.py",
+        ),
+        only="r7 and postgres or leaves_nothing_held",
     ),
     Mutant(
         "a circle of waiters in one process is not looked for",
         "R8",
-        TABLE,
+        "manager/lock_table.py",
         "if self._holds_something(new.owner) and would_deadlock(",
         "if False and would_deadlock(",
-        ("tests/conformance/test_deadlocks.py",),
-        f"r8 and {FAST}",
+        (
+            "tests/unit/shared/test_sets.py",
+            "tests/contract/test_sets.py",
+        ),
+        only="r8",
     ),
     Mutant(
         "lock_all() takes its locks in the caller's order",
@@ -129,8 +156,11 @@ MANAGER = (
         "locks/lockset.py",
         "for identity in sorted(locks))",
         "for identity in locks)",
-        ("tests/conformance/test_deadlocks.py",),
-        "r9",
+        (
+            "tests/unit/shared/test_sets.py",
+            "tests/contract/test_sets.py",
+        ),
+        only="r9",
     ),
     Mutant(
         "lock_all() keeps what it had when one of the locks is busy",
@@ -138,8 +168,10 @@ MANAGER = (
         "locks/lockset.py",
         "            yield from release_all(self.taken, False)\n        except BaseException:",
         "            yield from ()\n        except BaseException:",
-        ("tests/conformance/test_lock_all.py",),
-        FAST,
+        (
+            "tests/unit/shared/test_sets.py",
+            "tests/contract/test_sets.py",
+        ),
     ),
     Mutant(
         "a lock is released before the commit of the transaction inside it",
@@ -147,7 +179,10 @@ MANAGER = (
         "manager/transactions.py",
         "        bind(hold, opened)\n    if not hold.transactions:\n",
         "        pass\n    if not hold.transactions:\n",
-        (f"{INSIDE}/test_deferral.py", f"{INSIDE}/test_endings.py"),
+        (
+            "tests/transactions/test_deferral.py",
+            "tests/transactions/test_endings.py",
+        ),
     ),
     Mutant(
         "a rollback does not free what was kept for the transaction",
@@ -155,7 +190,7 @@ MANAGER = (
         "manager/transactions.py",
         '        self.originals["rollback"]()\n        self.finish()\n',
         '        self.originals["rollback"]()\n',
-        (f"{INSIDE}/test_endings.py",),
+        ("tests/transactions/test_endings.py",),
     ),
     Mutant(
         "a kept lock is entered again without asking the engine",
@@ -163,8 +198,8 @@ MANAGER = (
         "manager/acquire.py",
         "        if mine.state is State.DEFERRED and not (yield Step(",
         "        if False and not (yield Step(",
-        (f"{INSIDE}/test_deferral.py",),
-        "engine",
+        ("tests/transactions/test_deferral.py",),
+        only="engine",
     ),
     Mutant(
         "Django opens the transaction of the request before the lock",
@@ -172,7 +207,10 @@ MANAGER = (
         "locks/decorators.py",
         "    def __contains__(self, alias: object) -> bool:\n        return True",
         "    def __contains__(self, alias: object) -> bool:\n        return False",
-        (f"{INSIDE}/test_atomic_requests.py", "tests/locks/test_atomic.py"),
+        (
+            "tests/transactions/test_requests.py",
+            "tests/locks/test_atomic.py",
+        ),
     ),
     Mutant(
         "a locked view has no transaction of the request",
@@ -180,7 +218,10 @@ MANAGER = (
         "locks/decorators.py",
         'if settings["ATOMIC_REQUESTS"] and alias not in out and not _is_atomic(alias):',
         "if False:",
-        (f"{INSIDE}/test_atomic_requests.py", "tests/locks/test_atomic.py"),
+        (
+            "tests/transactions/test_requests.py",
+            "tests/locks/test_atomic.py",
+        ),
     ),
     Mutant(
         "the decorator returns an awaitable that runs after the release",
@@ -212,7 +253,7 @@ MANAGER = (
         "manager/isolation.py",
         "        if level in STALE_LEVELS:",
         "        if False:",
-        (f"{INSIDE}/test_snapshots.py",),
+        ("tests/transactions/test_snapshots.py",),
     ),
     Mutant(
         "the release masks the exception of the block",
@@ -220,7 +261,12 @@ MANAGER = (
         "locks/lock.py",
         "            lease._release(kind is None)\n",
         "            lease._release(True)\n",
-        (f"{INSIDE}/test_aborted.py", "tests/faults/test_loss.py", "tests/conformance/test_holding.py"),
+        (
+            "tests/transactions/test_aborted.py",
+            "tests/faults/test_loss.py",
+            "tests/contract/test_holding.py",
+            "tests/unit/shared/test_holding.py",
+        ),
     ),
     Mutant(
         "ROLLBACK TO a savepoint leaves a lock that the server has freed",
@@ -228,7 +274,7 @@ MANAGER = (
         "manager/transactions.py",
         'if getattr(context["cursor"], "statusmessage", None) in ("ROLLBACK", "COMMIT"):',
         "if False:",
-        (f"{INSIDE}/test_savepoints.py",),
+        ("tests/transactions/test_savepoints.py",),
     ),
     Mutant(
         "releasing one lease twice releases twice",
@@ -236,8 +282,12 @@ MANAGER = (
         "locks/lease.py",
         "        if self._released or hold.lost == FORKED:",
         "        if hold.lost == FORKED:",
-        (REENTRY, "tests/conformance/test_holding.py"),
-        FAST,
+        (
+            "tests/unit/shared/test_reentry.py",
+            "tests/contract/test_walk.py",
+            "tests/contract/test_holding.py",
+            "tests/unit/shared/test_holding.py",
+        ),
     ),
     Mutant(
         "a release that the engine denies is not told",
@@ -245,8 +295,14 @@ MANAGER = (
         "manager/release.py",
         "    if not released:\n        return LockLost(",
         "    if False:\n        return LockLost(",
-        ("tests/conformance/test_holding.py", TTL),
-        FAST,
+        (
+            "tests/contract/test_holding.py",
+            "tests/unit/shared/test_holding.py",
+            "tests/unit/test_leases.py",
+            "tests/unit/shared/test_waiting.py",
+            "tests/contract/test_leases.py",
+            "tests/timing/test_contract_leases.py",
+        ),
     ),
     Mutant(
         "the callbacks of a loss are not called",
@@ -254,8 +310,10 @@ MANAGER = (
         "manager/release.py",
         "    for callback in hold.callbacks:",
         "    for callback in ():",
-        ("tests/conformance/test_break.py", "tests/conformance/test_holding.py"),
-        FAST,
+        (
+            "tests/contract/test_holding.py",
+            "tests/unit/shared/test_holding.py",
+        ),
     ),
     Mutant(
         "a lease is held beyond valid_until until it is looked after",
@@ -263,8 +321,15 @@ MANAGER = (
         "manager/release.py",
         "    if grant.valid_until is not None and clock.now() >= grant.valid_until:\n        return lose(",
         "    if False:\n        return lose(",
-        (TTL, "tests/faults/test_leases.py", "tests/faults/test_suspended.py"),
-        "r18 or i3",
+        (
+            "tests/unit/test_leases.py",
+            "tests/unit/shared/test_waiting.py",
+            "tests/contract/test_leases.py",
+            "tests/contract/test_holding.py",
+            "tests/timing/test_contract_leases.py",
+            "tests/faults/test_kills.py",
+        ),
+        only="r18 or i3",
     ),
     Mutant(
         "the clock stands still while the host is suspended",
@@ -272,7 +337,10 @@ MANAGER = (
         "concurrency/clock.py",
         'getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)',
         "time.CLOCK_MONOTONIC",
-        ("tests/concurrency/test_clock.py", "tests/faults/test_suspended.py"),
+        (
+            "tests/unit/test_clock.py",
+            "tests/faults/test_kills.py",
+        ),
     ),
     Mutant(
         "a grant that comes after its own validity is returned (the fast path)",
@@ -280,8 +348,14 @@ MANAGER = (
         "manager/acquire.py",
         "    if grant.valid_until is not None and grant.valid_until <= clock.now():",
         "    if False:",
-        (TTL,),
-        "r19",
+        (
+            "tests/unit/test_leases.py",
+            "tests/unit/shared/test_waiting.py",
+            "tests/contract/test_leases.py",
+            "tests/contract/test_holding.py",
+            "tests/timing/test_contract_leases.py",
+        ),
+        only="r19",
     ),
     Mutant(
         "a renewal that the engine denies is not told",
@@ -289,8 +363,14 @@ MANAGER = (
         "manager/keepalive.py",
         '        if renewed is None:\n            lose_dead(hold, grant, "stolen")\n        elif',
         "        if renewed is None:\n            return\n        if",
-        (TTL,),
-        "denied and redis",
+        (
+            "tests/unit/test_leases.py",
+            "tests/unit/shared/test_waiting.py",
+            "tests/contract/test_leases.py",
+            "tests/contract/test_holding.py",
+            "tests/timing/test_contract_leases.py",
+        ),
+        only="denied and redis",
     ),
     Mutant(
         "max_hold does not bound the renewals",
@@ -298,26 +378,38 @@ MANAGER = (
         "manager/keepalive.py",
         "        ttl = hold.bounded(ttl)\n        if ttl <= 0:\n            return\n",
         "        pass\n",
-        (TTL,),
-        "max_hold",
+        (
+            "tests/unit/test_leases.py",
+            "tests/unit/shared/test_waiting.py",
+            "tests/contract/test_leases.py",
+            "tests/contract/test_holding.py",
+            "tests/timing/test_contract_leases.py",
+        ),
+        only="max_hold",
         timed=True,
     ),
     Mutant(
         "the child of a fork still holds its parent's locks",
         "R22",
-        TABLE,
+        "manager/lock_table.py",
         "at_fork(Order.HOLDS, child=_forget_parent)\n",
         "",
-        ("tests/conformance/test_fork.py", "tests/faults/test_fork.py"),
+        (
+            "tests/contract/test_fork.py",
+            "tests/faults/test_fork.py",
+        ),
     ),
     Mutant(
         "MAX_HELD is ignored",
         "R23",
-        TABLE,
+        "manager/lock_table.py",
         "            if self._total >= limit and self._count(backend) >= limit:",
         "            if False:",
-        ("tests/conformance/test_limits.py", "tests/manager/test_lock_table.py"),
-        f"{FAST} or lock_table",
+        (
+            "tests/unit/shared/test_waiting.py",
+            "tests/contract/test_leaks.py",
+            "tests/unit/test_lock_table.py",
+        ),
     ),
     Mutant(
         "the exit of a block closes the latest block, whoever opened it",
@@ -325,7 +417,6 @@ MANAGER = (
         "locks/lock.py",
         "next((lease for lease in reversed(leases) if lease.owner is context), None)",
         "leases[-1]",
-        ("tests/conformance/test_with.py",),
-        FAST,
+        ("tests/unit/shared/test_with.py",),
     ),
 )
