@@ -226,6 +226,26 @@ def test_r7_a_renewal_gives_no_vote_after_the_release(
     nodes.gone()
 
 
+def test_r17_a_lock_that_is_broken_during_a_renewal_is_not_voted_for_again(
+    nodes: Nodes, name: str, engine: Any
+) -> None:
+    """Two nodes have deleted it when they are asked, the others a moment later: the votes would block the next one."""
+    lease = nodes.held(name)
+    for client in nodes.clients[:2]:
+        client.flushdb()
+    votes = nodes.calls("set")
+    later = [proxy.hold("request", 2) for proxy in nodes.proxies[2:]]  # the renewal looks twice
+    with ThreadPoolExecutor(1) as pool:
+        extending = pool.submit(lease.extend, 30)
+        for client, held in zip(nodes.clients[2:], later, strict=True):
+            held.wait()
+            client.flushdb()
+            held.pass_on()
+        with pytest.raises(LockLost):
+            extending.result()
+    assert nodes.calls("set") == votes
+
+
 def test_r7_the_votes_of_a_refused_attempt_are_taken_back(nodes: Nodes, name: str, key: LockKey, engine: Any) -> None:
     for client in nodes.clients[:3]:
         client.set(f"redlock:{{{key.text}}}", "somebody", px=60_000)
