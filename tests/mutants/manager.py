@@ -370,7 +370,6 @@ MANAGER = (
             "tests/contract/test_holding.py",
             "tests/timing/test_contract_leases.py",
         ),
-        only="denied and redis",
     ),
     Mutant(
         "max_hold does not bound the renewals",
