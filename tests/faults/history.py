@@ -171,10 +171,6 @@ class History:
     def of(self, lock: str) -> list[Hold]:
         return [hold for hold in self.holds if hold.lock == lock]
 
-    def next_after(self, when: float) -> Hold | None:
-        """The first holding that began after ``when``."""
-        return next((hold for hold in self.holds if hold.acquired > when), None)
-
     def check(self, *, limit: int = 1, told_within: float = 0.0) -> list[Fault]:
         """Everything that is wrong. ``limit``: how many may hold at once, for a semaphore. ``told_within``: seconds for
         which one that was told of its loss may have overlapped with the next one (R18: 7 for database sessions)."""

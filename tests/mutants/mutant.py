@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PACKAGE = "django_distlock"
 
@@ -48,7 +44,3 @@ class Mutant:
         if found != 1:
             raise WrongMutant(f"{self.path} has the text of {self.title!r} {found} times, not once: change the mutant.")
         return text.replace(self.old, self.new)
-
-    def files_of_tests(self, root: Path) -> list[Path]:
-        """The files that ``tests`` names."""
-        return [root / test.partition("::")[0] for test in self.tests]

@@ -5,14 +5,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from tests.support.paths import PACKAGE
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -28,16 +24,3 @@ def profiled(note: Callable[[Any, str, object], None]) -> Iterator[None]:
     finally:
         sys.setprofile(before)
         gc.enable()
-
-
-def files_entered(function: Callable[[], T]) -> tuple[T, set[str]]:
-    """The result of ``function``, and the files of the package whose functions it enters in this thread."""
-    entered: set[str] = set()
-
-    def note(frame: Any, event: str, argument: object) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(f"{PACKAGE}/"):
-            entered.add(frame.f_code.co_filename.removeprefix(f"{PACKAGE}/"))
-
-    with profiled(note):
-        result = function()
-    return result, entered

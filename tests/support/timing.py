@@ -47,15 +47,6 @@ def within(seconds: float, most: float, *, least: float = -math.inf, what: objec
         raise TooSlow(f"{what} took {seconds:.4f} s, and may take {most:g} s (ready without a processor: {late:.4f} s)")
 
 
-def off_processor() -> float:
-    """Seconds that this thread has been ready without a processor since it was started.
-
-    Where many threads or tasks measure at once, each takes off what it lost itself: a sum says too much, and the limit
-    of :func:`within` too little.
-    """
-    return _wait_of(PROC / "thread-self" / "schedstat")
-
-
 def ready_since_start() -> float:
     """Seconds that the threads of this process, its children and its servers were ready and had no processor since the
     test began, in sum; 0 outside a test that measures."""
