@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import BackendUnavailable, LockLost, LockTimeout
+from django_distlock.backends.redlock import backend, rounds
 from django_distlock.backends.redlock.nodes import Node
+from django_distlock.backends.redlock.rounds import Round
 from django_distlock.concurrency.clock import now as monotonic
+from django_distlock.concurrency.sockets import readable
 from django_distlock.concurrency.tokens import new_token
 from django_distlock.manager.registry import registry
 from django_distlock.records import Claim, drift
 from tests.conftest import eventually
 from tests.engines.redlock.nodes import Nodes, extended, five_nodes
+from tests.support.interrupts import interrupted_everywhere
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -360,3 +364,70 @@ def test_a_shorter_ttl_counts_though_its_confirmation_is_lost(
         client.delete(stored)
     with contextlib.suppress(LockLost):
         lease.release()
+
+
+def test_r17_a_node_that_is_slow_to_connect_breaks_it_too(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other four are asked without it, and a lock that stayed there would keep its vote from the next holder."""
+    for client in nodes.clients:
+        client.set("redlock:{garbage}", b"x")
+    backend: Any = registry.entry(nodes.using).backend
+    (info,) = [info for info in backend.inspect() if info.key == "garbage"]
+    backend.close()
+    connect = Node.open
+
+    def open_last(node: Node) -> None:
+        if node.number == 5:
+            eventually(lambda: nodes.keys(range(4)) == [0] * 4, "the others do not go ahead")
+        connect(node)
+
+    monkeypatch.setattr(Node, "open", open_last)
+    backend._timeout = 20.0
+    assert backend.break_lock(info)
+    assert nodes.keys() == [0] * 5
+
+
+@pytest.mark.parametrize("face", ["sync", "async"])
+def test_r5_who_was_late_itself_has_the_lock_that_was_granted_in_time(
+    patient_nodes: Nodes, name: str, monkeypatch: pytest.MonkeyPatch, face: str
+) -> None:
+    """The caller got no processor from its requests to its deadline. The votes were there, and it gave up."""
+    lock, listen, alisten = patient_nodes.lock(name), Round._listen, Round._alisten
+    late: list[float] = []
+
+    def sleep_over(asked: Round, until: float) -> None:
+        late.append(until)
+        eventually(lambda: monotonic() > until, "the clock stands still")
+        eventually(lambda: sum(readable(fd, 0) for fd in asked._by_fd) >= 3, "no majority has answered")
+
+    async def asleep_over(asked: Round, until: float) -> None:
+        await (alisten(asked, until) if late else asyncio.to_thread(sleep_over, asked, until))
+
+    async def in_a_task() -> None:
+        await (await lock.aacquire(timeout=0.1)).arelease()
+
+    patient_nodes.connect(name)
+    monkeypatch.setattr(Round, "_listen", lambda *args: listen(*args) if late else sleep_over(*args))
+    monkeypatch.setattr(Round, "_alisten", asleep_over)
+    if face == "async":
+        asyncio.run(in_a_task())
+    else:
+        lock.acquire(timeout=0.1).release()
+    assert late
+    patient_nodes.gone()
+
+
+@pytest.mark.tier2
+def test_r7_an_interrupt_of_a_release_keeps_no_place(nodes: Nodes, key: LockKey, engine: Any) -> None:
+    """There are eight in a process, and without one nothing is sent."""
+
+    def acquire() -> Any:
+        return engine.try_acquire(Claim(key=key, ttl=30, token=new_token(), answer_by=monotonic() + 20), 20)
+
+    def clean() -> None:
+        engine.release(grants.pop())  # again, as the manager does: the first one may have been interrupted at once
+        eventually(lambda: not engine._nodes.places._taken, "a place is taken")  # the background has one for a moment
+        grants.append(acquire())
+
+    grants = [acquire()]
+    assert interrupted_everywhere(lambda: engine.release(grants[0]), clean, backend, rounds) > 50
+    engine.release(grants.pop())
