@@ -386,33 +386,23 @@ def test_r17_a_node_that_is_slow_to_connect_breaks_it_too(nodes: Nodes, monkeypa
     assert nodes.keys() == [0] * 5
 
 
-@pytest.mark.parametrize("face", ["sync", "async"])
 def test_r5_who_was_late_itself_has_the_lock_that_was_granted_in_time(
-    patient_nodes: Nodes, name: str, monkeypatch: pytest.MonkeyPatch, face: str
+    patient_nodes: Nodes, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The caller got no processor from its requests to its deadline. The votes were there, and it gave up."""
-    lock, listen, alisten = patient_nodes.lock(name), Round._listen, Round._alisten
-    late: list[float] = []
+    listen, late = Round._listen, threading.Event()
 
     def sleep_over(asked: Round, until: float) -> None:
-        late.append(until)
+        if late.is_set():
+            return listen(asked, until)
+        late.set()
         eventually(lambda: monotonic() > until, "the clock stands still")
-        eventually(lambda: sum(readable(fd, 0) for fd in asked._by_fd) >= 3, "no majority has answered")
-
-    async def asleep_over(asked: Round, until: float) -> None:
-        await (alisten(asked, until) if late else asyncio.to_thread(sleep_over, asked, until))
-
-    async def in_a_task() -> None:
-        await (await lock.aacquire(timeout=0.1)).arelease()
+        return eventually(lambda: sum(readable(fd, 0) for fd in asked._by_fd) >= 3, "no majority has answered")
 
     patient_nodes.connect(name)
-    monkeypatch.setattr(Round, "_listen", lambda *args: listen(*args) if late else sleep_over(*args))
-    monkeypatch.setattr(Round, "_alisten", asleep_over)
-    if face == "async":
-        asyncio.run(in_a_task())
-    else:
-        lock.acquire(timeout=0.1).release()
-    assert late
+    monkeypatch.setattr(Round, "_listen", sleep_over)
+    patient_nodes.lock(name).acquire(timeout=0.1).release()
+    assert late.is_set()
     patient_nodes.gone()
 
 

@@ -8,6 +8,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 from django.db import transaction
@@ -225,20 +226,13 @@ def test_r4_a_name_that_is_busy_is_tried_once_and_waited_for(using: str, name: s
     assert tries[1] == {"postgres": 1, "mysql": 2}[using]
 
 
-class Idle:
-    """What the pool looks at in a session."""
-
-    dead = orphaned_at = None
-    used_at = 0.0
-
-    def __init__(self) -> None:
-        self.mutex = FairLock()
-
-
 @pytest.mark.parametrize("fast", [True, False])
 def test_r7_an_interrupt_while_a_session_is_lent_loses_none(fast: bool) -> None:
     """There are eight to wait on, and without them nobody waits."""
     sessions: Sessions[Any] = Sessions(None, bool)  # type: ignore[arg-type]
+
+    def start() -> None:
+        sessions._idle = [Mock(dead=None, orphaned_at=None, mutex=FairLock())]
 
     def lend() -> None:
         lent: Any = sessions.ready_to_wait() if fast else run(sessions.lend(0.0))
@@ -248,7 +242,7 @@ def test_r7_an_interrupt_while_a_session_is_lent_loses_none(fast: bool) -> None:
         (session,) = {*sessions._idle, *sessions._lent}
         sessions._forget(session)
         assert (sessions._idle, sessions._lent) == ([], set())
-        sessions._idle.append(Idle())
+        start()
 
-    sessions._idle.append(Idle())
+    start()
     assert interrupted_everywhere(lend, clean, pool) > 3
