@@ -152,8 +152,10 @@ def test_r1_a_node_that_another_program_writes_to_is_not_released(name: str, ser
     eventually(lambda: not watched(ahead) or waiter.grant or monotonic() > began + 2, "it has not heard of it")
     eventually(lambda: watched(ahead) or waiter.grant, "it does not look again")
     assert waiter.grant is None, "two holders"
-    if not held:
+    if not held:  # nor does its end, behind the note
         server.delete(ahead)
+        eventually(lambda: watched(holder.path) or waiter.grant, "it does not wait for the holder")
+        assert waiter.grant is None, "two holders"
     assert holder.release()
     assert waiter.release()
 
