@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import BackendUnavailable, LockLost, LockTimeout
-from django_distlock.backends.redlock import backend, rounds
 from django_distlock.backends.redlock.nodes import Node
 from django_distlock.backends.redlock.rounds import Round
 from django_distlock.concurrency.clock import now as monotonic
@@ -21,7 +20,6 @@ from django_distlock.manager.registry import registry
 from django_distlock.records import Claim, drift
 from tests.conftest import eventually
 from tests.engines.redlock.nodes import Nodes, extended, five_nodes
-from tests.support.interrupts import interrupted_everywhere
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -404,20 +402,3 @@ def test_r5_who_was_late_itself_has_the_lock_that_was_granted_in_time(
     patient_nodes.lock(name).acquire(timeout=0.1).release()
     assert late.is_set()
     patient_nodes.gone()
-
-
-@pytest.mark.tier2
-def test_r7_an_interrupt_of_a_release_keeps_no_place(nodes: Nodes, key: LockKey, engine: Any) -> None:
-    """There are eight in a process, and without one nothing is sent."""
-
-    def acquire() -> Any:
-        return engine.try_acquire(Claim(key=key, ttl=30, token=new_token(), answer_by=monotonic() + 20), 20)
-
-    def clean() -> None:
-        engine.release(grants.pop())  # again, as the manager does: the first one may have been interrupted at once
-        eventually(lambda: not engine._nodes.places._taken, "a place is taken")  # the background has one for a moment
-        grants.append(acquire())
-
-    grants = [acquire()]
-    assert interrupted_everywhere(lambda: engine.release(grants[0]), clean, backend, rounds) > 50
-    engine.release(grants.pop())
