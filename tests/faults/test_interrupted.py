@@ -23,7 +23,7 @@ from django_distlock.manager import lock_table as lock_table_module
 from django_distlock.manager.keepalive import keepalive
 from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
-from tests.conftest import connect, eventually
+from tests.conftest import PATIENCE, connect, eventually
 from tests.faults.server import holders
 from tests.support.interrupts import interrupted_everywhere
 from tests.support.processes import Child
@@ -140,6 +140,50 @@ def test_r7_an_interrupted_waiter_is_out_of_the_queue(name: str) -> None:
     assert interrupted_everywhere(wait, clean, *CORE) > 20
     held.release()
     free(name)
+
+
+def test_r1_an_interrupted_exit_leaves_the_later_block_of_another_alone(name: str) -> None:
+    """A lock object may be used by many contexts: what was to be released is found, and nothing else."""
+    lock = advisory_lock(name, using="memory", shared=True)
+
+    def clean() -> None:
+        in_thread(lock.__enter__)
+        tick()
+        assert len(lock_table.held()) == 1
+        lock.__exit__(None, None, None)
+        free(name)
+        lock.__enter__()
+
+    lock.__enter__()
+    assert interrupted_everywhere(lambda: lock.__exit__(None, None, None), clean, *CORE, first=1) > 5
+    lock.__exit__(None, None, None)
+
+
+def test_r1_an_interrupted_release_is_finished_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the engine takes: a second one might find the next holder's lock."""
+    lease, backend = advisory_lock(name, using="memory").acquire(), registry.entry("memory").backend
+    asked: list[Any] = []
+    answer, asks = threading.Event(), backend.release
+
+    def slow(grant: Any) -> bool:
+        asked.append(grant)
+        assert answer.wait(PATIENCE)
+        return asks(grant)
+
+    monkeypatch.setattr(backend, "release", slow)
+    monkeypatch.setattr(backend, "release_fast", interrupted_at_once)
+    with pytest.raises(KeyboardInterrupt):
+        lease.release()
+    for _ in range(4):
+        interrupted.look()
+    eventually(lambda: asked, "not finished")
+    answer.set()
+    eventually(lambda: not lock_table.all(), "not finished")
+    assert len(asked) == 1
+
+
+def interrupted_at_once(grant: Any) -> bool:
+    raise KeyboardInterrupt
 
 
 def interrupt(call: Callable[[], Any], when: Callable[[], object]) -> None:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock.concurrency.parking import FairLock, Parker
+from django_distlock.concurrency.parking import HOLDER, FairLock, Parker
 from tests.conftest import PATIENCE, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 @pytest.mark.parametrize("timeout", [-1, 0, 0.01])
@@ -265,3 +265,67 @@ def test_r1_a_storm_of_threads_and_tasks_with_timeouts_and_cancellations(crowd: 
         future.result(PATIENCE)
     assert max(most) == 1
     assert lock.try_acquire()
+
+
+class Intruded(dict[str, Any]):
+    """The holder of a lock. The first time that there is none, ``intruder`` comes just after the look."""
+
+    def __init__(self, intruder: Callable[[], object]) -> None:
+        super().__init__()
+        self.intruders = [intruder]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        found = super().get(key, default)
+        if found is None and self.intruders:
+            self.intruders.pop()()
+        return found
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_r1_a_caller_that_comes_while_a_release_is_repeated_keeps_the_lock(lost: bool) -> None:
+    """A release is repeated where an interrupt may have cut it off, by its caller or by the next one, who finds that
+    the turn is gone. Most often nothing is left to be done."""
+    lock = FairLock()
+    turn, other = lock.turn(), lock.turn()
+    assert turn.try_acquire()
+    place = lock._held[HOLDER]
+    if lost:
+        del turn
+        assert place() is None
+        lock._held = Intruded(other.try_acquire)
+        lock._pass_on(place)
+    else:
+        turn.release()
+        lock._held = Intruded(other.try_acquire)
+        turn.release()
+    assert not lock.try_acquire(), "two holders"
+    other.release()
+    assert lock.try_acquire()
+
+
+def test_r1_a_waiter_that_finds_itself_the_holder_at_its_deadline_is_the_only_one(
+    crowd: Crowd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R7: the release was interrupted between the hand-over and the wake-up, and the waiter's time ended then."""
+    holder, waiter, wake, over = crowd.lock.turn(), crowd.lock.turn(), Parker.wake, threading.Event()
+    assert holder.try_acquire()
+
+    def until_told(parker: Parker, timeout: float) -> bool:
+        assert over.wait(PATIENCE)
+        return parker.leave()
+
+    def interrupted(parker: Parker) -> bool:
+        monkeypatch.setattr(Parker, "wake", wake)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Parker, "park", until_told)
+    waiting = crowd.pool.submit(waiter.acquire, 0.2)
+    eventually(lambda: crowd.waiting() == 1, "nobody waits")
+    monkeypatch.setattr(Parker, "wake", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        holder.release()
+    over.set()
+    assert waiting.result(PATIENCE)
+    assert not crowd.lock.try_acquire(), "two holders"
+    waiter.release()
+    assert crowd.lock.try_acquire(), "it is kept for nobody"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from django_distlock import BackendUnavailable
 from django_distlock.backends.leasetable.records import GRACE, KEPT
+from django_distlock.backends.leasetable.statements import PLACE
 from django_distlock.backends.leasetable.wakeups import WakeSockets
 from tests.engines.leasetable.stores import STORES, TTL, Stores
 
@@ -206,3 +209,27 @@ def test_r4_a_wake_up_that_is_lost_delays_only(stores: Stores, name: str, monkey
     assert holder.release(grant)
     client.wait(claim, 0, 20)
     assert client.try_acquire(claim, WAIT) is not None
+
+
+@pytest.mark.parametrize("stores", ["file"], indirect=True)
+@pytest.mark.parametrize("expected", [False, True])
+def test_r7_a_waiter_whose_place_cannot_be_read_keeps_nobody_waiting(
+    stores: Stores, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch, expected: bool
+) -> None:
+    """Its ticket is written by then, in a write of its own or in one with the look at the lease, and goes with it."""
+    grant, claim, statements = a.try_acquire(stores.claim()), stores.claim(), b.store.statements
+    ask = statements.ask
+    if expected:
+        statements._note_queue(claim)
+
+    def broken(session: Any, statement: str, values: Any) -> Any:
+        if statement == PLACE:
+            raise sqlite3.OperationalError("disk I/O error")
+        return ask(session, statement, values)
+
+    monkeypatch.setattr(statements, "ask", broken)
+    with pytest.raises(BackendUnavailable):
+        b.try_acquire(claim, 1000)
+    assert not stores.tickets()
+    assert a.release(grant)
+    assert a.try_acquire(stores.claim())

@@ -17,9 +17,11 @@ from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
 from django_distlock.operations.doctor import diagnose
 from tests.conftest import eventually
+from tests.engines.actors import share_and_write
 from tests.engines.redis.cluster import Cluster, Router
-from tests.engines.redis.server import BACKEND, Own, claim_of, url
+from tests.engines.redis.server import BACKEND, Own, claim_of, client, url, waiters
 from tests.faults.proxy import Proxy
+from tests.support.processes import Child
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -185,3 +187,20 @@ def test_redlock_says_which_nodes_are_in_a_cluster(cluster: Cluster, settings: A
         advisory_lock(name, using="votes").acquire(timeout=5)
     texts = [finding.text for finding in diagnose("votes") if finding.level == "error"]
     assert sum(text.startswith(("Node 1: A node of", "Node 2: A node of")) for text in texts) == 2
+
+
+@pytest.mark.tier2
+def test_r4_a_monitor_of_all_channels_does_not_stand_for_a_dead_waiter(name: str) -> None:
+    """PUBLISH counts it, and says that the message was heard: the lock would go to the dead one, until its TTL."""
+    with client() as server, server.pubsub() as monitor:
+        monitor.psubscribe("*")
+        assert monitor.get_message(timeout=5)
+        lease = advisory_lock(name, using=USING).acquire(timeout=5)
+        others = set(server.pubsub_channels("distlock:*"))
+        with Child(share_and_write, USING, name) as dying:
+            assert dying.hear() == "asking"
+            eventually(lambda: waiters(USING, name) == 1, "there is no waiter")
+            dying.kill()
+        eventually(lambda: others.issuperset(server.pubsub_channels("distlock:*")), "it is connected")
+        lease.release()
+        advisory_lock(name, using=USING).acquire(timeout=0).release()

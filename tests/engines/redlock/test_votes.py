@@ -12,7 +12,9 @@ import pytest
 
 from django_distlock import BackendUnavailable, LockLost, LockTimeout
 from django_distlock.backends.redlock.nodes import Node
+from django_distlock.backends.redlock.rounds import Round
 from django_distlock.concurrency.clock import now as monotonic
+from django_distlock.concurrency.sockets import readable
 from django_distlock.concurrency.tokens import new_token
 from django_distlock.manager.registry import registry
 from django_distlock.records import Claim, drift
@@ -362,3 +364,43 @@ def test_a_shorter_ttl_counts_though_its_confirmation_is_lost(
         client.delete(stored)
     with contextlib.suppress(LockLost):
         lease.release()
+
+
+def test_r17_a_node_that_is_slow_to_connect_breaks_it_too(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other four are asked without it, and a lock that stayed there would keep its vote from the next holder."""
+    for client in nodes.clients:
+        client.set("redlock:{garbage}", b"x")
+    backend: Any = registry.entry(nodes.using).backend
+    (info,) = [info for info in backend.inspect() if info.key == "garbage"]
+    backend.close()
+    connect = Node.open
+
+    def open_last(node: Node) -> None:
+        if node.number == 5:
+            eventually(lambda: nodes.keys(range(4)) == [0] * 4, "the others do not go ahead")
+        connect(node)
+
+    monkeypatch.setattr(Node, "open", open_last)
+    backend._timeout = 20.0
+    assert backend.break_lock(info)
+    assert nodes.keys() == [0] * 5
+
+
+def test_r5_who_was_late_itself_has_the_lock_that_was_granted_in_time(
+    patient_nodes: Nodes, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller got no processor from its requests to its deadline. The votes were there, and it gave up."""
+    listen, late = Round._listen, threading.Event()
+
+    def sleep_over(asked: Round, until: float) -> None:
+        if late.is_set():
+            return listen(asked, until)
+        late.set()
+        eventually(lambda: monotonic() > until, "the clock stands still")
+        return eventually(lambda: sum(readable(fd, 0) for fd in asked._by_fd) >= 3, "no majority has answered")
+
+    patient_nodes.connect(name)
+    monkeypatch.setattr(Round, "_listen", sleep_over)
+    patient_nodes.lock(name).acquire(timeout=0.1).release()
+    assert late.is_set()
+    patient_nodes.gone()

@@ -10,9 +10,11 @@ import pytest
 
 from django_distlock import LockTimeout
 from django_distlock.backends.redis.connection import PENDING
+from django_distlock.backends.redlock import waiter
 from django_distlock.backends.redlock.backend import RedlockBackend
 from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.concurrency.tokens import new_token
+from django_distlock.manager.registry import registry
 from django_distlock.records import Claim
 from tests.conftest import eventually
 from tests.support.timing import within
@@ -165,4 +167,32 @@ def test_r7_who_is_cancelled_before_its_first_answer_leaves_the_line(
     nodes.quiet()
     asyncio.run(cancelled())
     eventually(line.is_empty, "it stands in line for ever")
+    stranger.release()
+
+
+@pytest.mark.tier2
+def test_r22a_a_cancel_while_it_begins_to_listen_does_not_shift_the_answers(
+    nodes: Nodes, name: str, lead: int, stranger: Stranger, line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next request on that connection would get the answer of the one before: a refusal that is none, or a vote."""
+    engine: Any = registry.entry(nodes.using).backend
+    node, proxy = engine._nodes.all[lead], nodes.proxies[lead]
+    monkeypatch.setattr(node, "deaf_until", monotonic() + 60)
+    monkeypatch.setattr(waiter, "NEXT", 2.0)  # the network falls silent between two of its requests
+    monkeypatch.setattr(waiter, "LONGEST_PAUSE", 2.0)
+
+    async def main() -> None:
+        task = asyncio.create_task(nodes.lock(name, timeout=60).aacquire())
+        await asyncio.to_thread(eventually, lambda: not line.is_empty(), "nobody waits")
+        await asyncio.to_thread(nodes.quiet)
+        proxy.blackhole()
+        node.deaf_until = 0.0
+        await asyncio.to_thread(eventually, lambda: any(c.subscribed for c in node.pool._connections), "it is deaf")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert [(len(late.due), late.link.owed) for late in node._late] == []
+    proxy.heal()
     stranger.release()

@@ -8,12 +8,17 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 from django.db import transaction
 
 from django_distlock import advisory_lock, held_locks
+from django_distlock.backends.sessions import pool
+from django_distlock.backends.sessions.pool import Sessions
 from django_distlock.concurrency.clock import now as monotonic
+from django_distlock.concurrency.flow import run
+from django_distlock.concurrency.parking import FairLock
 from django_distlock.manager import name_log
 from django_distlock.manager.keepalive import keepalive
 from django_distlock.manager.registry import registry
@@ -21,6 +26,7 @@ from tests.conftest import eventually
 from tests.engines.actors import held_elsewhere, hold
 from tests.engines.statements import counted
 from tests.faults.server import SESSION_LOCKS, holders, lock_sessions, session_exists, session_of, waiters
+from tests.support.interrupts import interrupted_everywhere
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -218,3 +224,25 @@ def test_r4_a_name_that_is_busy_is_tried_once_and_waited_for(using: str, name: s
         wait_for(f"{name}-{number}")
     # MariaDB counts the try and the wait as one statement
     assert tries[1] == {"postgres": 1, "mysql": 2}[using]
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_r7_an_interrupt_while_a_session_is_lent_loses_none(fast: bool) -> None:
+    """There are eight to wait on, and without them nobody waits."""
+    sessions: Sessions[Any] = Sessions(None, bool)  # type: ignore[arg-type]
+
+    def start() -> None:
+        sessions._idle = [Mock(dead=None, orphaned_at=None, mutex=FairLock())]
+
+    def lend() -> None:
+        lent: Any = sessions.ready_to_wait() if fast else run(sessions.lend(0.0))
+        sessions.give_back(lent[0] if fast else lent)
+
+    def clean() -> None:
+        (session,) = {*sessions._idle, *sessions._lent}
+        sessions._forget(session)
+        assert (sessions._idle, sessions._lent) == ([], set())
+        start()
+
+    start()
+    assert interrupted_everywhere(lend, clean, pool) > 3

@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from kazoo.protocol.states import EventType, KeeperState, WatchedEvent
 
 from django_distlock import LockLost, advisory_lock
 from django_distlock.backends.zookeeper import queue, session
@@ -50,17 +51,18 @@ def _every_release_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
 class Waiter:
     """One waiter of this process, past the queue of the process, which would let only one of them ask."""
 
-    def __init__(self, server: Any, name: str) -> None:
+    def __init__(self, server: Any, name: str, *, shared: bool = False) -> None:
         site_key.load()
         entry = registry.entry(USING)
-        self.backend, self.claim = entry.backend, Claim(key=entry.key(name))
+        self.backend, self.claim = entry.backend, Claim(key=entry.key(name), shared=shared)
         self.grant: Any = None
         before = nodes(server, name)
         self._thread = threading.Thread(target=self._acquire)
         self._thread.start()
         eventually(lambda: len(nodes(server, name)) == len(before) + 1, "it does not queue")
         self.path = f"{path_of(name)}/{next(node for node in nodes(server, name) if node not in before)}"
-        eventually(lambda: all(watched(f"{path_of(name)}/{node}") for node in before[-1:]), "it does not wait")
+        ahead = [node for node in before if not shared or "-x-" in node][-1:]
+        eventually(lambda: all(watched(f"{path_of(name)}/{node}") for node in ahead), "it does not wait")
 
     def _acquire(self) -> None:
         self.grant = self.backend.try_acquire(self.claim, 25)
@@ -150,7 +152,32 @@ def test_r1_a_node_that_another_program_writes_to_is_not_released(name: str, ser
     eventually(lambda: not watched(ahead) or waiter.grant or monotonic() > began + 2, "it has not heard of it")
     eventually(lambda: watched(ahead) or waiter.grant, "it does not look again")
     assert waiter.grant is None, "two holders"
-    if not held:
+    if not held:  # nor does its end, behind the note
         server.delete(ahead)
+        eventually(lambda: watched(holder.path) or waiter.grant, "it does not wait for the holder")
+        assert waiter.grant is None, "two holders"
     assert holder.release()
     assert waiter.release()
+
+
+def test_r1_a_reader_that_leaves_lets_no_writer_in_before_the_others(name: str, server: Any) -> None:
+    """Both had to wait, and it is the one that the writer watches."""
+    first = stand_in(server, name)
+    readers = [Waiter(server, name, shared=True) for _ in range(2)]
+    server.delete(first)
+    for reader in readers:
+        reader.comes_in()
+    writer = Waiter(server, name)
+    assert readers[1].release()
+    eventually(lambda: watched(readers[0].path) or writer.grant, "it does not wait for the other reader")
+    assert writer.grant is None, "a writer beside a reader"
+    assert readers[0].release()
+    assert writer.release()
+
+
+def test_r1_a_connection_that_breaks_after_another_program_has_written_lets_nobody_in() -> None:
+    """What follows the change is no deletion then: nothing is known of the node ahead."""
+    watch = session.NodeWatch("/ahead", {})
+    for event in (EventType.CHANGED, EventType.NONE):
+        watch(WatchedEvent(event, KeeperState.CONNECTING, "/ahead"))
+    assert not watch.released

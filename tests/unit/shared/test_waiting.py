@@ -21,12 +21,13 @@ from django_distlock import (
 from django_distlock.concurrency import clock
 from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
-from tests.conftest import PATIENCE, eventually
+from tests.conftest import PATIENCE
 from tests.contract.conftest import both_faces
 from tests.contract.watching import somebody_waits
 
 if TYPE_CHECKING:
     from tests.contract.actors import Actor, Face
+    from tests.support.clock import FakeClock
 
 
 def with_settings(settings: Any, **more: Any) -> None:
@@ -157,11 +158,16 @@ def test_r23_max_held(me: Actor, other: Actor, using: str, name: str, settings: 
 
 
 @both_faces
-def test_a_long_hold_is_warned_of_once(me: Actor, using: str, name: str, settings: Any, caplog: Any) -> None:
-    with_settings(settings, WARN_HOLD_SECONDS=0.05)
+def test_a_long_hold_is_warned_of_once(
+    me: Actor, using: str, name: str, settings: Any, caplog: Any, fake_clock: FakeClock
+) -> None:
+    with_settings(settings, WARN_HOLD_SECONDS=5)
     with caplog.at_level(logging.WARNING, "django_distlock"):
         lease = me.acquire(advisory_lock(name, using=using))
-        eventually(lambda: "has been held for" in caplog.text, "no warning")
+        fake_clock.advance(4)
+        assert "has been held for" not in caplog.text
+        for _ in range(3):
+            fake_clock.advance(2)
         me.release(lease)
     assert caplog.text.count("has been held for") == 1
     assert name in caplog.text
