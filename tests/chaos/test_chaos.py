@@ -23,9 +23,10 @@ SECONDS, SLICE, MOST_SLICES = 10.0, 6.0, 10
 @pytest.mark.parametrize("using", SERVERS)
 def test_an_engine_under_faults(using: str, tmp_path: Path) -> None:
     """The seed is another one in each run of the suite, and stands in the message."""
-    seed = random.SystemRandom().randrange(10**6)
+    seed, folder = random.SystemRandom().randrange(10**6), tmp_path / using
+    folder.mkdir()
     with proxies(tmp_path) as doors:
-        result = run(using, SECONDS, random.Random(seed), doors, tmp_path)
+        result = run(using, SECONDS, random.Random(seed), doors, folder)
     assert result.complaints == [], f"seed {seed}"
     assert result.holds
     assert result.marks
