@@ -231,14 +231,23 @@ class Gone(io.BytesIO):
         raise OSError("the client has gone")
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "multipart/form-data; boundary=xx"])
-def test_a_client_that_goes_in_the_midst_of_its_body(site: Stage, key: str, settings: Any, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    [
+        ("exempt", "text/plain"),
+        ("exempt", "multipart/form-data; boundary=xx"),
+        ("parsed", "application/x-www-form-urlencoded"),
+    ],
+)
+def test_a_client_that_goes_in_the_midst_of_its_body(
+    site: Stage, key: str, settings: Any, shape: str, kind: str
+) -> None:
     """No error of the server, and no claim: the client sends it again."""
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10
     headers = {"Authorization": "Bearer a", "Idempotency-Key": key}
     client = Client(raise_request_exception=False)
     more: Any = {"wsgi.input": Gone(), "CONTENT_LENGTH": "100"}
-    assert client.generic("POST", "/exempt/", b"", kind, headers=headers, **more).status_code == 400
+    assert client.generic("POST", f"/{shape}/", b"", kind, headers=headers, **more).status_code == 400
     assert (site.runs, states(site.alias)) == ([], [])
 
 
