@@ -158,10 +158,11 @@ def test_nothing_of_an_answer_can_be_read_in_a_cache(
     site.answer, site.during = private, charge
     assert sender.post().content == sender.post().content
     assert site.effects == 1
-    kept = caches["default"]._cache.values()
+    cache: Any = caches["default"]
+    kept = cache._cache.values()
     assert [b"completed" in value for value in kept if b"sealed:" in value] == [True]
     assert not [value for value in kept if SECRET.encode() in value or b"charge" in value]
-    caches["default"].clear()
+    cache.clear()
 
 
 def test_no_two_are_sealed_alike(site: Stage, sender: Sender, encrypted: None) -> None:

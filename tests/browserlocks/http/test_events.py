@@ -186,11 +186,11 @@ def test_a_database_that_goes_down_is_reported_once(
     assert [record.levelname for record in caplog.records if record.name == "django_distlock.browser"] == ["WARNING"]
 
 
-def test_a_thread_that_is_gone_is_replaced(ada: Person, grant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_is_gone_is_replaced(ada: Person, grant: str) -> None:
     """R22: the child of a fork has the object of a thread that runs in its parent only, and no stream would ever get
     an event again."""
     lease, _ = ada.take(grant)
-    monkeypatch.setattr(watching.watcher, "_thread", threading.Thread())
+    watching.watcher._thread = threading.Thread()
 
     async def main() -> None:
         chunks = await opened(ada, lease)
