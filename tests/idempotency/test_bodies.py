@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,7 +20,7 @@ from rest_framework.views import APIView
 
 from django_distlock.idempotency import idempotent
 from django_distlock.idempotency.drf import IdempotentMixin
-from tests.idempotency.conftest import change, serve
+from tests.idempotency.conftest import change, serve, states
 from tests.idempotency.views import aact, act, copy_of
 
 if TYPE_CHECKING:
@@ -223,6 +224,31 @@ def reading(get_response: Any) -> Any:
         return get_response(request)
 
     return middleware
+
+
+class Gone(io.BytesIO):
+    def read(self, *args: Any) -> bytes:
+        raise OSError("the client has gone")
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    [
+        ("exempt", "text/plain"),
+        ("exempt", "multipart/form-data; boundary=xx"),
+        ("parsed", "application/x-www-form-urlencoded"),
+    ],
+)
+def test_a_client_that_goes_in_the_midst_of_its_body(
+    site: Stage, key: str, settings: Any, shape: str, kind: str
+) -> None:
+    """No error of the server, and no claim: the client sends it again."""
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10
+    headers = {"Authorization": "Bearer a", "Idempotency-Key": key}
+    client = Client(raise_request_exception=False)
+    more: Any = {"wsgi.input": Gone(), "CONTENT_LENGTH": "100"}
+    assert client.generic("POST", f"/{shape}/", b"", kind, headers=headers, **more).status_code == 400
+    assert (site.runs, states(site.alias)) == ([], [])
 
 
 def test_phases_of_other_data_are_forgotten_where_the_body_is_a_stream(site: Stage, key: str) -> None:

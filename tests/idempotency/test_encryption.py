@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse, JsonResponse
 
@@ -148,3 +149,30 @@ def test_without_the_package(
     assert site.effects == 1
     settings.DISTLOCK_IDEMPOTENCY = {"ENCRYPT": False}
     assert sender.post().json()["code"] == "already_completed"
+
+
+def test_nothing_of_an_answer_can_be_read_in_a_cache(
+    site: Stage, sender: Sender, encrypted: None, settings: Any
+) -> None:
+    change(settings, STORAGE="cache")
+    site.answer, site.during = private, charge
+    assert sender.post().content == sender.post().content
+    assert site.effects == 1
+    cache: Any = caches["default"]
+    kept = cache._cache.values()
+    assert [b"completed" in value for value in kept if b"sealed:" in value] == [True]
+    assert not [value for value in kept if SECRET.encode() in value or b"charge" in value]
+    cache.clear()
+
+
+def test_no_two_are_sealed_alike(site: Stage, sender: Sender, encrypted: None) -> None:
+    """The same answer to the same key, after its lifetime: with one nonce twice both could be read."""
+    site.answer = private
+    found = []
+    for _ in range(2):
+        sender.post()
+        found += [(facts, bytes(body)) for facts, body in sql(site.alias, "SELECT facts, body FROM {keys}")]
+        expire(site.alias)
+    (facts, body), (other_facts, other_body) = found
+    assert facts != other_facts
+    assert body != other_body

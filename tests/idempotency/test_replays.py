@@ -182,6 +182,29 @@ def test_a_database_that_is_down(
         assert (response.json()["code"], response["Retry-After"]) == ("store_unavailable", "5")
 
 
+class Unknown:
+    @property
+    def is_authenticated(self) -> bool:
+        raise OperationalError("connection refused")
+
+
+def looks_up(get_response: Any) -> Any:
+    """As AuthenticationMiddleware, with the sessions in a database that is down."""
+
+    def middleware(request: Any) -> Any:
+        request.user = Unknown()
+        return get_response(request)
+
+    return middleware
+
+
+def test_a_user_who_cannot_be_looked_up(site: Stage, sender: Sender, settings: Any) -> None:
+    settings.MIDDLEWARE = [*MIDDLEWARE[:-1], f"{__name__}.looks_up", MIDDLEWARE[-1]]
+    response = sender.post()
+    assert (response.status_code, response.json()["code"]) == (503, "store_unavailable")
+    assert not site.runs
+
+
 @on_servers
 def test_a_session_that_the_server_has_ended(site: Stage, sender: Sender) -> None:
     """A connection that is kept for later requests (CONN_MAX_AGE), and is dead by the next one."""

@@ -132,3 +132,22 @@ def test_signals(site: Stage, sender: Sender, key: str, received: list[str]) -> 
         *("key_claimed", "key_conflict", "key_replayed", "key_mismatch"),
         *("key_claimed", "key_tombstone", "key_expired", "key_claimed"),
     ]
+
+
+@pytest.mark.parametrize("shape", ["plain", "atomic"])
+def test_a_receiver_that_fails_changes_nothing(site: Stage, sender: Sender, shape: str) -> None:
+    """Neither for the first request, whose key is claimed by then, nor for its replay."""
+
+    def fail(**facts: Any) -> None:
+        raise RuntimeError("boom")
+
+    heard = (signals.key_claimed, signals.key_replayed)
+    for signal in heard:
+        signal.connect(fail)
+    try:
+        answers = [sender.post(shape) for _ in range(2)]
+    finally:
+        for signal in heard:
+            signal.disconnect(fail)
+    assert [answer.status_code for answer in answers] == [201, 201]
+    assert site.effects == 1

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.db import transaction
 
 import django_distlock.manager.registry
 from django_distlock import advisory_lock, break_lock, held_locks
@@ -178,3 +179,25 @@ def test_without_the_table_locks_work_and_the_log_says_so_once(
         backend._notes._rests_until = 0.0  # it is over
         looks.look(using)
         assert noted(using, name)
+
+
+@each_engine
+def test_a_write_that_hangs_costs_no_lock(using: str, name: str, looks: Looks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody has the table for himself. On the lock's own session the write would end it: a session is declared dead
+    when a statement hangs."""
+    monkeypatch.setattr(notes, "STATEMENT_LIMIT", 0.3)
+    lock = "LOCK TABLE {}" if using == "postgres" else "LOCK TABLES {} WRITE"
+    with advisory_lock(name, using=using) as lease, transaction.atomic("mariadb" if using == "mysql" else using):
+        looks.look(using)
+        ask(using, lock.format(NAMES))
+        try:
+            looks.look(using)
+            lease.ensure_held()
+            with advisory_lock(f"{name} too", using=using):
+                pass
+        finally:
+            if using == "mysql":
+                ask(using, "UNLOCK TABLES")
+        lease.ensure_held()
+    backend: Any = registry.entry(using).backend
+    assert backend._notes._rests_until > 0, "the write did not hang"

@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import json
 import logging
+import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -183,6 +184,20 @@ def test_a_database_that_goes_down_is_reported_once(
     with caplog.at_level(logging.WARNING, "django_distlock.browser"):
         run(main)
     assert [record.levelname for record in caplog.records if record.name == "django_distlock.browser"] == ["WARNING"]
+
+
+def test_a_thread_that_is_gone_is_replaced(ada: Person, grant: str) -> None:
+    """R22: the child of a fork has the object of a thread that runs in its parent only, and no stream would ever get
+    an event again."""
+    lease, _ = ada.take(grant)
+    watching.watcher._thread = threading.Thread()
+
+    async def main() -> None:
+        chunks = await opened(ada, lease)
+        await sync_to_async(ada.release)(lease)
+        assert await event(chunks) == ("lost", {"id": lease, "reason": "released"})
+
+    run(main)
 
 
 # a server of ASGI

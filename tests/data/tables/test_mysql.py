@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import OperationalError, connections, transaction
 
-from django_distlock import UnsupportedOperation, table_lock
+from django_distlock import LockTimeout, UnsupportedOperation, table_lock
 from tests.data.app.models import Account, Currency
-from tests.data.asking import ask, held, when_somebody_waits
+from tests.data.asking import ask, held, limits, when_somebody_waits
 from tests.data.fences import sent
 from tests.data.rival import session
 from tests.engines.statements import counted
+from tests.faults.server import statement_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -158,3 +159,18 @@ def test_postgres_modes_that_it_has_and_has_not() -> None:
             with pytest.raises(UnsupportedOperation, match=mode):
                 table_lock(Account, mode=mode, using=DB).__enter__()
     assert not texts
+
+
+def test_the_callers_timeouts_are_as_before(rival: Rival) -> None:
+    """Those of the session, which are not the server's: also after a wait that has ended in an error."""
+    limit, number = statement_limit(86400)
+    run(f"SET SESSION lock_wait_timeout = 86400, SESSION innodb_lock_wait_timeout = 7, {limit} = {number}")
+    before = run(limits(DB))
+    assert "86400" in str(before)
+    with table_lock(Account, using=DB, timeout=2.5):
+        assert run(limits(DB)) == before
+    assert rival.lock(DB, "Account") == "held"
+    with pytest.raises(LockTimeout):
+        table_lock(Account, using=DB, timeout=0.1).__enter__()
+    assert run(limits(DB)) == before
+    rival.leave()

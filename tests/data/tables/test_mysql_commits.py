@@ -130,7 +130,7 @@ def test_told_after_the_statement_and_at_the_end(sql: str) -> None:
     assert owners() == ["committed", "next"]
 
 
-@pytest.mark.parametrize("where", ["callproc", "driver", "results that are read later"])
+@pytest.mark.parametrize("where", ["callproc", "driver", "driver, marked for rollback", "results that are read later"])
 def test_told_at_the_end(where: str) -> None:
     """Of these no wrapper of statements hears, or too early."""
     with failing(LockLost, match="has ended its transaction"):
@@ -138,11 +138,14 @@ def test_told_at_the_end(where: str) -> None:
         with connections[DB].cursor() as cursor:
             if where == "callproc":
                 cursor.callproc("dataapp_begins")
-            elif where == "driver":
+            elif where.startswith("driver"):
                 connections[DB].connection.commit()
             else:
                 cursor.execute("CALL dataapp_answers()")
-        add("rolled back")
+        if "marked" in where:  # whoever does so believes that nothing is kept
+            transaction.set_rollback(True, using=DB)
+        else:
+            add("rolled back")
     assert owners() == ["committed"]
 
 

@@ -115,6 +115,8 @@ class TestActions:
         alone = {"action": "delete_selected", "_selected_action": [other.pk], "post": "yes"}
         assert bo.client.post(LIST, alone).status_code == 302
         assert Article.objects.count() == 1
+        assert ada.client.post(LIST, {**chosen, "post": "yes"}).status_code == 302, "one's own lock is no hindrance"
+        assert not Article.objects.exists()
 
     def test_one_that_a_user_may_not_run_says_nothing(self, ada: Person, bo: Person, article: Article) -> None:
         bo.user.user_permissions.remove(*bo.user.user_permissions.filter(codename="delete_article"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from django.test import Client
 
 from testproject.articles.models import Article
 from tests.editing.people import row
@@ -89,3 +90,13 @@ def test_the_mode_off_has_no_version(ada: Person, article: Article, settings: An
 def test_if_match_may_be_required(ada: Person, article: Article) -> None:
     assert patch(ada, article, "strict").status_code == 428
     assert patch(ada, article, "strict", **{"If-Match": tag(ada, article)}).status_code == 200
+
+
+def test_strangers_learn_nothing(ada: Person, article: Article) -> None:
+    """Neither that an object exists nor who edits it."""
+    ada.claim(ada.open(f"/edit/{article.pk}/")["distlock_edit"])
+    for send in (Client().patch, Client().put, Client().delete):
+        known, unknown = (send(f"/api/{pk}/", {}, content_type="application/json") for pk in (article.pk, 0))
+        assert (known.status_code, known.content) == (unknown.status_code, unknown.content)
+        assert known.status_code in (401, 403)
+    assert Article.objects.get().body == "On Saturday."

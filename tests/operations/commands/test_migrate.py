@@ -130,3 +130,15 @@ def test_locks_that_cannot_be_used(settings: Any, monkeypatch: pytest.MonkeyPatc
     assert status == UNAVAILABLE
     assert "does not exist" in err
     assert "leave out --using" in err
+
+
+def test_a_lock_that_is_lost_meanwhile_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may have migrated at the same time: a deployment must not go on as if nothing were wrong."""
+
+    def loses(self: Migrate, **options: Any) -> None:
+        assert ask("postgres", "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'")
+
+    monkeypatch.setattr(Migrate, "handle", loses)
+    status, _, err = call("migrate", "--database", "postgres")
+    assert status == UNAVAILABLE
+    assert "was lost" in err
