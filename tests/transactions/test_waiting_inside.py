@@ -255,9 +255,10 @@ def test_r5_server_that_is_late_on_the_way_back_keeps_the_transaction(
         if len(asked) == 3:  # after the question and the wait
             time.sleep(0.15)
 
+    with transaction.atomic("postgres"):  # the next lock takes the short way; one held for a second has its name noted
+        advisory_lock(f"{busy} free", using="postgres").acquire()
     with transaction.atomic("postgres"):
         postgres.write()
-        advisory_lock(f"{busy} free", using="postgres").acquire()  # the next one takes the short way
         registry.entry("postgres").backend.close()  # nothing is known of the name: it is tried before it is waited for
         proxy.on_request = late
         with pytest.raises(LockTimeout):
