@@ -133,12 +133,13 @@ def main() -> int:
     parser.add_argument("--tier", choices=TIERS, default="1")
     parser.add_argument("-m", dest="marks", help="as pytest has it, in place of a tier")
     parser.add_argument("--one-process", action="store_true", help="without xdist")
+    parser.add_argument("--again", action="store_true", help="run once more what has failed, in the first tier too")
     parser.add_argument("--coverage", action="store_true", help="measure what is run")
     options, arguments = parser.parse_known_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
     marks, processes = options.marks or TIERS[options.tier], () if options.one_process else PROCESSES
     measured = ("-m", "coverage", "run") if options.coverage else ()
-    gate = Gate(arguments, marks, processes, again=options.tier != "1", measured=measured)
+    gate = Gate(arguments, marks, processes, again=options.again or options.tier != "1", measured=measured)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, gate.signalled)
     return gate.run()
