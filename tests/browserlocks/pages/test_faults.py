@@ -68,8 +68,9 @@ def test_a_holder_is_told_before_another_has_the_lock(ada: Person, bo: Person) -
         theirs.hold("theirs")
         mine.until_end("mine", "LockLostError: expired")
     when = "return sections[arguments[0]][arguments[1]]"
-    assert believed < theirs.run(when, "theirs", "heldAt") + 1  # the clock's resolution
-    within((mine.run(when, "mine", "lostAt") - believed) / 1000, 0.3, what="the news after the end")
+    told = mine.run(when, "mine", "lostAt")  # some time before the end, and then it gives the lock back
+    assert min(told, believed) < theirs.run(when, "theirs", "heldAt") + 1  # the clock's resolution
+    within((told - believed) / 1000, 0.3, what="the news after the end")
     assert mine.ask(send) == 423
 
 
