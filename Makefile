@@ -15,10 +15,9 @@ COMPOSE ?=
 ARGS ?=
 TIER ?= 1
 QUICK ?=
-# Of `make chaos`, for all engines together; SEED and PLOT are its own too.
+# Of `make chaos`, for all engines together; SEED is its own too.
 MINUTES ?= 10
 SEED ?=
-PLOT ?=
 # MYSQL=1: Oracle's MySQL in MariaDB's place.
 MYSQL ?=
 export DISTLOCK_MYSQL = $(MYSQL)
@@ -52,9 +51,8 @@ coverage: $(VENV)/group-test.stamp $(VENV)/group-coverage.stamp  ## which lines 
 	@$(SERVICES) run $(BIN)/python -m tests.support.gate --tier $(TIER) --coverage $(ARGS); code=$$?; \
 	  $(BIN)/coverage combine --quiet && $(BIN)/coverage html --quiet && $(BIN)/coverage report; exit $$code
 
-chaos: $(VENV)/group-test.stamp  ## faults at random on every engine, and a table of what they did: MINUTES=10, SEED=7, PLOT=chaos.svg, ARGS="--engines redis"
-	@$(SERVICES) run $(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
-	  $(if $(PLOT),--plot $(PLOT)) $(ARGS)
+chaos: $(VENV)/group-test.stamp  ## faults at random on every engine, and a table of what they did: MINUTES=10, SEED=7, ARGS="--engines redis"
+	@$(SERVICES) run $(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 mutants: $(VENV)/group-test.stamp  ## faults put into the library one at a time, which the tests must notice; ARGS="-k redis"
 	@$(SERVICES) run $(BIN)/python -m tests.mutants $(ARGS)

@@ -23,7 +23,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=10, help="for all engines together (10)")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000, help="decides faults and their times")
     parser.add_argument("--engines", default="", help="some of them, with commas between")
-    parser.add_argument("--plot", type=Path, help="write holds per second with the faults into this SVG file")
     parser.add_argument("--kind", default="sound", help="a lock that is broken on purpose: no_lock, once_in_1000")
     return parser.parse_args()
 
@@ -52,7 +51,6 @@ def main() -> int:
     wanted = arguments()
     with databases(), tempfile.TemporaryDirectory(prefix="distlock-chaos-") as root:
         from tests.chaos.faults import SERVERS, proxies
-        from tests.chaos.plot import draw
         from tests.chaos.report import table
         from tests.chaos.run import run
 
@@ -68,8 +66,6 @@ def main() -> int:
                 result = run(using, seconds, rng, doors, folder, kind=wanted.kind)
                 results.append(result)
                 print(f"{using}: {len(result.holds):,} holds, {len(result.complaints)} complaints", flush=True)
-        if wanted.plot:
-            wanted.plot.write_text(draw(results, wanted.seed))
     print(f"\n{table(results)}")
     print(f"Again: make chaos SEED={wanted.seed} MINUTES={wanted.minutes:g}")
     return int(any(result.complaints for result in results))

@@ -130,11 +130,16 @@ def check_metadata(sdist: Path, wheel: Path) -> None:
 def check_contents(sdist: Path, wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
+        entry_points = archive.read(next(name for name in names if name.endswith("/entry_points.txt"))).decode()
     strays = {name for name in names if not re.match(r"django_distlock(-[^/]+\.dist-info)?/", name)}
     wanted = {path.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*.py")}
     wanted |= {path.relative_to(ROOT).as_posix() for pattern in DATA for path in PACKAGE.rglob(pattern)}
     if strays or wanted - names:
         raise ReleaseError(f"the wheel has too much: {sorted(strays)}, or lacks {sorted(wanted - names)}")
+    if plugins := {"pytest11", "opentelemetry_instrumentor"} - set(
+        re.findall(r"^\[(.+)\]$", entry_points, re.MULTILINE)
+    ):
+        raise ReleaseError(f"the wheel registers no plug-in for {sorted(plugins)}")
     with tarfile.open(sdist) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
     missing = {"README.md", "LICENSE", "CHANGELOG.md", "tests/conftest.py", "docs/index.md", "Makefile"} - inside
@@ -188,6 +193,8 @@ def databases(folder: Path, wanted: Sequence[str]) -> Iterator[tuple[str, dict[s
 
 
 EXTRAS = {"sqlite": "", "postgres": "[postgres]", "mariadb": "[mysql]"}
+DRIVER_OF = {"postgres": "psycopg", "mariadb": "mysqlclient"}
+DRIVERS = {"psycopg", "mysqlclient", "redis", "django-redis", "kazoo", "opentelemetry-api"}
 
 
 def smoke(folder: Path, wheel: Path, name: str, database: dict[str, object]) -> str:
@@ -198,6 +205,9 @@ def smoke(folder: Path, wheel: Path, name: str, database: dict[str, object]) -> 
     run(sys.executable, "-m", "venv", home / "venv")
     python = home / "venv" / "bin" / "python"
     run(python, "-m", "pip", "install", "--quiet", f"{wheel}{EXTRAS[name]}")
+    installed = {line.split("==")[0].lower() for line in run(python, "-m", "pip", "freeze").splitlines()}
+    if too_much := installed & DRIVERS - {DRIVER_OF.get(name)}:
+        raise ReleaseError(f"the wheel for {name} brings {sorted(too_much)} along")
     run(home / "venv" / "bin" / "django-admin", "startproject", "site_", home, cwd=home)
     with (home / "site_" / "settings.py").open("a") as settings:
         settings.write(SETTINGS.replace("{database!r}", repr(database)))

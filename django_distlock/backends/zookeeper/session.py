@@ -3,7 +3,8 @@
 The server ends a session from which it has heard nothing for the session timeout, and kazoo does not notice as long as
 the network is silent. So the session keeps time itself: from the sending of the last request that was answered.
 
-Two private names of kazoo are used, for the reasons given there; for the rest its handler, listeners and retry objects.
+Three private names of kazoo are used, for the reasons given there (one in ``client.py``); for the rest its handler,
+listeners and retry objects.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import threading
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from kazoo.client import KazooClient
 from kazoo.exceptions import (
     AuthFailedError,
     ConnectionClosedError,
@@ -39,6 +39,7 @@ from django_distlock.concurrency.parking import Parker
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import drift
 
+from .client import Client
 from .handler import Handler
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ class ZooKeeperSession:
             self.end,
         )
         sleep = self._handler.sleep_func
-        self.kazoo = KazooClient(
+        self.kazoo = Client(
             **settings,
             handler=self._handler,
             connection_retry=KazooRetry(max_tries=-1, delay=RETRY_DELAY, max_delay=MAX_RETRY_DELAY, sleep_func=sleep),
@@ -335,7 +336,7 @@ class ZooKeeperSession:
         """Send the request without waiting. Returns kazoo's result.
 
         An interrupt between kazoo's queue of requests and the wake-up of its thread would leave that one request
-        behind for good, and kazoo swallows some interrupts: so the thread is woken once more after any failure.
+        behind for good: so the thread is woken once more after any failure.
         """
         sent = clock.now()
         try:
