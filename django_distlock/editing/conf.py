@@ -72,6 +72,11 @@ def is_set() -> bool:
     return getattr(settings, "DISTLOCK_EDITING", None) is not None
 
 
+def has_login() -> bool:
+    """Is there a page to log in?"""
+    return bool(settings.LOGIN_URL)
+
+
 @cache
 def _config() -> EditingConfig:
     given = getattr(settings, "DISTLOCK_EDITING", None) or {}

@@ -22,7 +22,7 @@ from django_distlock.http.visitors import user_of
 from django_distlock.validation import refuse_order, refuse_registered
 
 from . import store
-from .conf import EditingConfig, config, require_own
+from .conf import EditingConfig, config, has_login, require_own
 from .http import refusals
 from .http.forms import Posted, ReadyForm, bring_up_to_date, editable_fields, leases_before, open_form, ready_forms
 from .http.guard import SaveGuard, SaveRefused
@@ -423,7 +423,7 @@ class _LockedView:
     def refused(self, request: HttpRequest, kwargs: Mapping[str, Any]) -> HttpResponseBase | None:
         """The answer to a visitor without the permission, before anything is locked or told: Django's own.
 
-        An anonymous visitor is sent to the log-in; PermissionDenied for one that is logged in.
+        An anonymous visitor is sent to the log-in; PermissionDenied for one that is logged in, or where there is none.
         """
         if self._permission is None:
             return None
@@ -438,7 +438,7 @@ class _LockedView:
         if user_of(request) is None:
             raise PermissionDenied
         gate: Any = AccessMixin()
-        gate.request = request
+        gate.request, gate.raise_exception = request, not has_login()
         return gate.handle_no_permission()  # type: ignore[no-any-return]
 
     def _resource(self, kwargs: Mapping[str, Any]) -> Resource:

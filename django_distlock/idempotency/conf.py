@@ -96,6 +96,8 @@ def atomic_requests() -> list[str]:
 
 def login_url() -> str | None:
     """The address to which ``login_required`` redirects, if there is one."""
+    if not settings.LOGIN_URL:
+        return None
     try:
         return resolve_url(settings.LOGIN_URL)
     except NoReverseMatch:

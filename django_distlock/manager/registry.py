@@ -128,7 +128,9 @@ class Registry:
             factory = import_string(config.backend)
         except ImportError as error:
             raise ImproperlyConfigured(f"DISTLOCK[{alias!r}]: cannot import {config.backend!r}: {error}") from error
-        backend: Backend = factory(alias, config.options)
+        if not (isinstance(factory, type) and issubclass(factory, Backend)):
+            raise ImproperlyConfigured(f"DISTLOCK[{alias!r}]: {config.backend!r} is not a subclass of Backend.")
+        backend = factory(alias, config.options)
         backend.wake_at = keepalive.wake_at
         backend.warn_hold_seconds = config.warn_hold_seconds
         entry = self._entries[name] = kind(config, backend)
