@@ -6,18 +6,6 @@ from .mutant import Mutant
 
 DATABASES = (
     Mutant(
-        "sessions: no second session is asked whether the server excludes",
-        "R22b",
-        "backends/sessions/backend.py",
-        "        if not self._proven_at:\n            try:",
-        "        if False:\n            try:",
-        (
-            "tests/engines/postgres/test_poolers.py",
-            "tests/engines/mysql/test_servers.py",
-        ),
-        only="r22b",
-    ),
-    Mutant(
         "sessions: a child of a fork goes on using its parent's connections",
         "R22",
         "backends/sessions/backend.py",
@@ -53,27 +41,6 @@ DATABASES = (
             "tests/timing/test_contract_deadlines.py",
         ),
         only="r6",
-    ),
-    Mutant(
-        "sessions: a release that fails is taken for a release",
-        "R6",
-        "backends/sessions/backend.py",
-        '            session.kill("a release failed")\n            raise unavailable(self.alias, error) from error\n',
-        "            return True\n",
-        (
-            "tests/faults/test_silence.py",
-            "tests/faults/test_lost_replies.py",
-            "tests/engines/mysql/test_waits.py",
-        ),
-        only="release",
-    ),
-    Mutant(
-        "sessions: a session that holds a lock is idle after five seconds",
-        "R23",
-        "backends/sessions/pool.py",
-        "                if session.held or session.orphaned_at is not None:",
-        "                if session.orphaned_at is not None:",
-        ("tests/engines/sessions/test_sessions.py",),
     ),
     Mutant(
         "PostgreSQL: lock_timeout that fires after the grant leaves the lock held (the fast path)",

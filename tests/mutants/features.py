@@ -59,14 +59,6 @@ FEATURES = (
         ),
     ),
     Mutant(
-        "idempotency: a claim that has not expired is taken over",
-        "idempotency",
-        "idempotency/storage/database.py",
-        "rows = self._rows.filter(free, scope=record.scope, owner=record.owner, state=record.state)",
-        "rows = self._rows.filter(scope=record.scope)",
-        ("tests/idempotency/test_storages.py",),
-    ),
-    Mutant(
         "edit locks: the version is not compared",
         "edit locks",
         "editing/saving.py",

@@ -86,14 +86,6 @@ LEASES = (
         ),
     ),
     Mutant(
-        "clean-up: a server that hangs holds up the others",
-        "R7",
-        "backends/cleanup.py",
-        "each[1].lane == lane and ",
-        "",
-        ("tests/engines/test_cleanup.py",),
-    ),
-    Mutant(
         "Redlock: a vote whose reply was lost counts",
         "R22a",
         "backends/redlock/backend.py",

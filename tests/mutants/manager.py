@@ -185,14 +185,6 @@ MANAGER = (
         ),
     ),
     Mutant(
-        "a rollback does not free what was kept for the transaction",
-        "R11",
-        "manager/transactions.py",
-        '        self.originals["rollback"]()\n        self.finish()\n',
-        '        self.originals["rollback"]()\n',
-        ("tests/transactions/test_endings.py",),
-    ),
-    Mutant(
         "a kept lock is entered again without asking the engine",
         "R11",
         "manager/acquire.py",
@@ -207,17 +199,6 @@ MANAGER = (
         "locks/decorators.py",
         "    def __contains__(self, alias: object) -> bool:\n        return True",
         "    def __contains__(self, alias: object) -> bool:\n        return False",
-        (
-            "tests/transactions/test_requests.py",
-            "tests/locks/test_atomic.py",
-        ),
-    ),
-    Mutant(
-        "a locked view has no transaction of the request",
-        "R12",
-        "locks/decorators.py",
-        'if settings["ATOMIC_REQUESTS"] and alias not in out and not _is_atomic(alias):',
-        "if False:",
         (
             "tests/transactions/test_requests.py",
             "tests/locks/test_atomic.py",
@@ -302,17 +283,6 @@ MANAGER = (
             "tests/unit/shared/test_waiting.py",
             "tests/contract/test_leases.py",
             "tests/timing/test_contract_leases.py",
-        ),
-    ),
-    Mutant(
-        "the callbacks of a loss are not called",
-        "R17",
-        "manager/release.py",
-        "    for callback in hold.callbacks:",
-        "    for callback in ():",
-        (
-            "tests/contract/test_holding.py",
-            "tests/unit/shared/test_holding.py",
         ),
     ),
     Mutant(
