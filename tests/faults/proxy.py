@@ -327,6 +327,10 @@ class Proxy:
         if pair not in self._pairs:
             return
         self._pairs.remove(pair)
+        held = pair.held.get("reply")
+        if held is not None and not held._arrived.is_set():  # what ends a connection has no reply: the next one is held
+            held.nth = 1
+            self._holding.setdefault("reply", held)
         for end in (pair.client, pair.server):
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(end)
