@@ -10,7 +10,7 @@ from django_distlock.editing import EditConflict, edit_lock, editors
 from django_distlock.editing.listing import break_edit
 from django_distlock.editing.testing import being_edited, is_being_edited
 from testproject.articles.models import Article, Source
-from tests.editing.store.conftest import emptied
+from tests.editing.store.desks import emptied
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,8 +18,7 @@ from django_distlock.editing.resources import resource_of
 from django_distlock.operations.pruning import prune
 from testproject.articles.models import Article
 from tests.data.app.models import Currency
-from tests.editing.store.conftest import emptied
-from tests.editing.store.desks import Desk, make_article
+from tests.editing.store.desks import Desk, emptied, make_article
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

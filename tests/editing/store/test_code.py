@@ -18,8 +18,7 @@ from django_distlock.editing.resources import resource_of
 from django_distlock.editing.signals import edit_overridden
 from testproject.articles.models import Article
 from tests.conftest import eventually
-from tests.editing.store.conftest import emptied
-from tests.editing.store.desks import Desk, expire, hearing, make_article
+from tests.editing.store.desks import Desk, emptied, expire, hearing, make_article
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
