@@ -11,9 +11,10 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.contrib.sessions.models import Session
 from django.test import Client
+from django.test.html import parse_html
 
 from django_distlock.models import EditLeaseRow
-from testproject.articles.models import Article
+from testproject.articles.models import Article, Source
 
 BEAT, RELEASE = "/distlock/editing/beat/", "/distlock/editing/release/"
 HIDDEN = re.compile(r'<input type="hidden" name="(distlock_edit\w*)" value="([^"]*)"')
@@ -115,6 +116,34 @@ class Person:
 
     def patch(self, path: str, **headers: str) -> Any:
         return self.client.patch(path, {"body": "By the API."}, content_type="application/json", headers=headers)
+
+
+def controls(response: Any, form: str | None = None) -> dict[str, Any]:
+    """What a browser would send of the form with the id, or of those without."""
+    found: dict[str, Any] = {}
+
+    def walk(element: Any, inside: bool) -> None:
+        facts = {name: value or "" for name, value in element.attributes}
+        name = facts.get("name")
+        if element.name == "form":
+            inside = facts.get("id") == form
+        elif inside and element.name == "textarea":
+            found.setdefault(name, []).append("".join(map(str, element.children)))
+        elif inside and element.name == "select":
+            options = [dict(option.attributes) for option in element.children if not isinstance(option, str)]
+            found[name] = [option.get("value") or "" for option in options if "selected" in option]
+        elif inside and element.name == "input" and facts.get("type") not in ("submit", "button", "checkbox"):
+            found.setdefault(name, []).append(facts.get("value", ""))
+        for child in element.children:
+            if not isinstance(child, str):
+                walk(child, inside)
+
+    walk(parse_html(response.content.decode()), False)
+    return found
+
+
+def names() -> list[str]:
+    return list(Source.objects.order_by("name").values_list("name", flat=True))
 
 
 def row(article: Article) -> EditLeaseRow | None:

@@ -85,11 +85,6 @@ class Cheerful(SuccessMessageMixin, Edit):
     success_message = "Saved."
 
 
-@method_decorator(transaction.atomic, name="dispatch")
-class Inside(Edit):
-    pass
-
-
 class Prepared(Edit):
     """Keeps something in dispatch() that get_queryset() needs."""
 
@@ -101,19 +96,11 @@ class Prepared(Edit):
         return Article.objects.filter(section=self.section)
 
 
-class Matched(Edit):
-    """Asks which address was called."""
-
-    def get_queryset(self) -> Any:
-        match = self.request.resolver_match
-        assert (match.url_name, match.kwargs) == ("matched", self.kwargs)
-        return super().get_queryset()
-
-
 class ByQuery(Edit):
-    """The object is named in the query."""
+    """The object is named in the query; it asks which address was called."""
 
     def get_object(self, queryset: Any = None) -> Any:
+        assert self.request.resolver_match.url_name == "query"
         return get_object_or_404(Article, pk=self.request.GET.get("id"))
 
 
@@ -268,13 +255,14 @@ def own_answer(request: HttpRequest, refusal: Any, pk: int) -> HttpResponse:
 # the REST framework
 
 
+def serializer_of(of: Any, *names: str) -> Any:
+    meta = type("Meta", (), {"model": of, "fields": names})
+    return type("Serializer", (serializers.ModelSerializer,), {"Meta": meta})
+
+
 class Api(EditLockViewSetMixin, viewsets.ModelViewSet):
     queryset = Article.objects.all()
-    serializer_class = type(
-        "ArticleSerializer",
-        (serializers.ModelSerializer,),
-        {"Meta": type("Meta", (), {"model": Article, "fields": ("id", "title", "body", "section")})},
-    )
+    serializer_class = serializer_of(Article, "id", "title", "body", "section")
     authentication_classes = (SessionAuthentication,)
     permission_classes = (permissions.IsAuthenticated,)
 
@@ -283,20 +271,9 @@ class StrictApi(Api):
     edit_if_match_required = True
 
 
-@method_decorator(transaction.atomic, name="dispatch")
-class AtomicApi(Api):
-    pass
-
-
-class GroupApi(EditLockViewSetMixin, Loading, viewsets.ModelViewSet):
+class GroupApi(Loading, Api):
     queryset = GroupEdit.queryset
-    serializer_class = type(
-        "GroupSerializer",
-        (serializers.ModelSerializer,),
-        {"Meta": type("Meta", (), {"model": Group, "fields": ("name", "permissions")})},
-    )
-    authentication_classes = Api.authentication_classes
-    permission_classes = Api.permission_classes
+    serializer_class = serializer_of(Group, "name", "permissions")
 
 
 # admins
@@ -432,18 +409,18 @@ def admin_site(name: str, *admins: tuple[Any, Any]) -> Any:
     return path(f"{name}/", made.urls)
 
 
+atomic = method_decorator(transaction.atomic, name="dispatch")
 one: dict[str, Any] = {"get": "retrieve", "put": "update", "patch": "partial_update", "delete": "destroy"}
 VIEWS: dict[str, Any] = {
     "edit": Edit.as_view(),
     "careless": Careless.as_view(),
     "cheerful": Cheerful.as_view(),
     "prepared": Prepared.as_view(),
-    "matched": Matched.as_view(),
     "locking": Locking.as_view(),
     "quiet": answering(b"Saved."),
     "empty": answering(status=204),
     "download": answering(b"a,b", headers={"Content-Disposition": "attachment"}),
-    "inside": Inside.as_view(),
+    "inside": atomic(type("Inside", (Edit,), {})).as_view(),
     "delete": Delete.as_view(),
     "at-once": DeleteAtOnce.as_view(),
     "publish": Publish.as_view(),
@@ -464,7 +441,7 @@ VIEWS: dict[str, Any] = {
     "async": coroutine,
     "api": Api.as_view(one),
     "strict-api": StrictApi.as_view(one),
-    "atomic-api": AtomicApi.as_view(one),
+    "atomic-api": atomic(type("AtomicApi", (Api,), {})).as_view(one),
     "group": GroupEdit.as_view(),
     "group-function": edit_locked(Group)(act_on_group),
     "group-async": group_coroutine,
@@ -472,7 +449,7 @@ VIEWS: dict[str, Any] = {
 }
 urlpatterns = [
     *(path(f"{name}/<int:pk>/", view, name=name) for name, view in VIEWS.items()),
-    path("query/", ByQuery.as_view()),
+    path("query/", ByQuery.as_view(), name="query"),
     path("api/", Api.as_view({"get": "list", "post": "create"})),
     admin_site("family", (Article, Parents), (Source, Children), (Node, Nodes), (Group, admin.ModelAdmin)),
     admin_site("elsewhere", (Article, Elsewhere)),

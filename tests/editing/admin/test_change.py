@@ -9,8 +9,7 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission
 
 from testproject.articles.models import Article, Source
-from tests.editing.controls import Controls, names
-from tests.editing.people import CHOICE, GRANT, Person, body, hidden, is_held, refused, row
+from tests.editing.people import CHOICE, GRANT, Person, body, controls, hidden, is_held, names, refused, row
 
 
 @pytest.fixture
@@ -124,19 +123,19 @@ def test_e10_the_mode_warn_saves_and_says_so(bo: Person, article: Article, path:
 
 
 def opened(person: Person, path: str) -> dict[str, Any]:
-    return Controls(person.client.get(path), "article_form").fields
+    return controls(person.client.get(path), "article_form")
 
 
 def again(person: Person, path: str, fields: dict[str, Any]) -> Any:
     """The form after the button of the refused save."""
     answer = person.client.post(path, fields)
     refused(answer, 'value="review"')
-    return person.client.post(path, {**Controls(answer).fields, CHOICE: "review"})
+    return person.client.post(path, {**controls(answer), CHOICE: "review"})
 
 
 def save_again(person: Person, path: str, page: Any, **more: str) -> list[str]:
     """Save what it shows; the names that there are now."""
-    assert person.client.post(path, Controls(page, "article_form").fields | more).status_code == 302
+    assert person.client.post(path, controls(page, "article_form") | more).status_code == 302
     return names()
 
 
@@ -174,7 +173,7 @@ def test_a_row_that_was_deleted_can_be_left_out(bo: Person, path: str, sources: 
     fields = opened(bo, path) | {"body": "By Bo."}
     sources[0].delete()
     page = again(bo, path, fields)
-    form = Controls(page, "article_form").fields
+    form = controls(page, "article_form")
     assert form["sources-INITIAL_FORMS"] == ["2"]
     last = f"sources-{int(form['sources-TOTAL_FORMS'][0]) - 1}-name"
     assert form[last] == ["one"]
@@ -197,5 +196,5 @@ def test_replacing_theirs_with_mine(boss: Person, path: str, sources: list[Sourc
     sources[0].delete()
     answer = boss.client.post(path, fields)
     refused(answer, 'value="overwrite"')
-    assert boss.client.post(path, {**Controls(answer).fields, CHOICE: "overwrite"}).status_code == 302
+    assert boss.client.post(path, {**controls(answer), CHOICE: "overwrite"}).status_code == 302
     assert names() == ["by the boss", "one", "three"]

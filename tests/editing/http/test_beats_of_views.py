@@ -87,7 +87,7 @@ def test_a_takeover_that_cannot_be_asked_is_not_granted(
 
 
 def test_an_address_that_is_gone_is_no_deletion(ada: Person, article: Article, settings: Any) -> None:
-    grant = ada.open(f"/matched/{article.pk}/")[GRANT]
+    grant = ada.open(f"/cheerful/{article.pk}/")[GRANT]
     settings.ROOT_URLCONF = "testproject.urls"  # a new version of the project
     clear_url_caches()
     assert is_unknown(ada.ask("claim", grant))

@@ -17,8 +17,7 @@ from django_distlock.editing import store
 from django_distlock.models import EditLeaseRow
 from testproject.articles.models import Article, Source
 from tests.editing import site
-from tests.editing.controls import Controls, names
-from tests.editing.people import CHOICE, GRANT, Person, body, hidden, is_held, refused, row
+from tests.editing.people import CHOICE, GRANT, Person, body, controls, hidden, is_held, names, refused, row
 
 each_kind = pytest.mark.parametrize("kind", ["edit", "careless", "function"])
 
@@ -206,7 +205,7 @@ def test_e6_a_row_of_an_inline_formset_that_was_written_meanwhile(
 ) -> None:
     """Bo has not touched the row; the formset would write its old text all the same."""
     path = f"/all/{article.pk}/"
-    fields = Controls(bo.client.get(path), "all").fields | {"body": "By Bo.", "sources-2-name": "by Bo"}
+    fields = controls(bo.client.get(path), "all") | {"body": "By Bo.", "sources-2-name": "by Bo"}
     if way == "view":
         address = f"/row/{sources[0].pk}/"
         assert ada.client.post(address, {**ada.open(address), "name": "by Ada"}).status_code == 302
@@ -220,10 +219,10 @@ def test_e6_a_row_of_an_inline_formset_that_was_written_meanwhile(
     answer = bo.client.post(path, fields)
     refused(answer, "By Bo.", ">\nby Bo</textarea>")
     assert (names(), body()) == (before, "On Saturday.")
-    again = bo.client.post(path, {**Controls(answer).fields, CHOICE: "review"})
+    again = bo.client.post(path, {**controls(answer), CHOICE: "review"})
     assert again.status_code == 200
     assert 'value="by Bo"' in again.content.decode()
-    assert bo.client.post(path, Controls(again, "all").fields).status_code == 302
+    assert bo.client.post(path, controls(again, "all")).status_code == 302
     assert names() == sorted(["by Bo", "one", "three", *(["by Ada"] if way == "new" else [])])
 
 
