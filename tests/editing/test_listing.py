@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from io import StringIO
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -102,17 +103,11 @@ def test_editors_of_a_queryset_that_names_its_database(pair: tuple[Article, Arti
         assert labels(mine.sources.all()) == {}
 
 
-class ToDefault:
-    """As with a replica: whatever was read from, everything is written to one database."""
-
-    def db_for_write(self, model: Any, **hints: Any) -> str:
-        return "default"
-
-
 def test_a_router_decides_where_the_objects_of_a_replica_are_locked(
     pair: tuple[Article, Article], settings: Any
 ) -> None:
-    settings.DATABASE_ROUTERS = [ToDefault()]
+    to_default = SimpleNamespace(db_for_write=lambda model, **hints: "default")  # as with a replica
+    settings.DATABASE_ROUTERS = [to_default]
     with being_edited(pair[1], by="Ada"):
         for rows in (Article.objects.using(OTHER), list(Article.objects.using(OTHER)), Article.objects.all()):
             assert labels(rows) == {pair[1].pk: "Ada"}
@@ -157,9 +152,6 @@ def test_the_subcommand_lists_and_ends_one(articles: list[Article]) -> None:
     with pytest.raises(SystemExit) as ended:
         run(*breaks, "--yes")
     assert ended.value.code == 1
-
-
-def test_the_table_for_people(articles: list[Article]) -> None:
     assert Edits.table([]) == "Nothing is being edited."
     Desk("ada\x1b[31m").claim(resource_of(articles[0]))
     heading, line = Edits.table(list_edits("default")).splitlines()

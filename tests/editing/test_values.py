@@ -61,41 +61,39 @@ Till = model("Till", shop=models.ForeignKey(Shop, models.CASCADE, to_field="code
 # resources
 
 
-@pytest.mark.parametrize(("of", "topmost"), [(Restaurant, Place), (AccountProxy, Account)])
-def test_e1_a_resource_is_the_topmost_concrete_model(of: Any, topmost: Any) -> None:
-    assert resource_of(of, 3).model == resource_of(topmost, 3).model == topmost._meta.label_lower
-    assert resource_of(of, 3).digest == resource_of(topmost, 3).digest
-    assert model_of(resource_of(of, 3)) is of
+def test_e1_a_resource_is_the_topmost_concrete_model() -> None:
+    for of, topmost in ((Restaurant, Place), (AccountProxy, Account)):
+        assert resource_of(of, 3).model == resource_of(topmost, 3).model == topmost._meta.label_lower
+        assert resource_of(of, 3).digest == resource_of(topmost, 3).digest
+        assert model_of(resource_of(of, 3)) is of
 
 
-@pytest.mark.parametrize(
-    ("of", "key", "text", "pk"),
-    [
+def test_the_text_of_a_key_is_exact() -> None:
+    for of, key, text, pk in (
         (Article, "007", "7", 7),
         (Currency, "Abc ", "Abc ", "Abc "),
         (Pair, (7, "a,b"), '["7", "a,b"]', (7, "a,b")),
         (Profile, "05", "5", 5),
-    ],
-)
-def test_the_text_of_a_key_is_exact(of: Any, key: Any, text: str, pk: Any) -> None:
-    found = resource_of(of, key)
-    assert (found.pk, pk_of(found)) == (text, pk)
-
-
-def test_keys_that_differ_have_different_digests() -> None:
+    ):
+        found = resource_of(of, key)
+        assert (found.pk, pk_of(found)) == (text, pk)
     assert len({resource_of(Currency, key).digest for key in ("Abc", "abc", "Abc ", "ABC", "Äbc", "a\u0308bc")}) == 6
 
 
-def test_a_key_that_is_none_is_a_value_error() -> None:
-    with pytest.raises(ValueError, match="not saved yet"):
-        resource_of(Article(title="new"))
-    with pytest.raises(ValueError, match="primary key"):
-        pk_of(Resource("default", "dataapp.pair", "7"))
-    for key in ("x", "", "1; DROP TABLE"):
-        with pytest.raises(ValueError, match="primary key"):
-            pk_of(Resource("default", "articles.article", key))
-        with pytest.raises(ValueError, match="primary key"):
-            resource_of(Article, key)
+WRONG = {
+    "not saved yet": lambda: resource_of(Article(title="new")),
+    "primary key of articles": lambda: resource_of(Article, "1; DROP TABLE"),
+    "no primary key": lambda: pk_of(Resource("default", "articles.article", "")),
+    "primary key": lambda: pk_of(Resource("default", "dataapp.pair", "7")),
+    "tab": lambda: Owner(principal="user:1", tab="ä" * 10, label="Ada"),
+    "principal": lambda: Owner(principal="p" * 256, tab="a" * 16, label="Ada"),
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_what_is_no_key_and_no_id(text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        WRONG[text]()
 
 
 def test_a_key_that_only_the_collation_calls_equal_is_another_object(databases: None) -> None:
@@ -108,12 +106,6 @@ def test_a_key_that_only_the_collation_calls_equal_is_another_object(databases: 
         assert matched([resource_of(Currency, "EUR", "mariadb")], rows.filter(pk="eur"))
     finally:
         rows.all().delete()
-
-
-@pytest.mark.parametrize("wrong", [{"tab": "ä" * 10}, {"principal": "p" * 256}])
-def test_ids_are_checked(wrong: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        Owner(**{"principal": "user:1", "tab": "a" * 16, "label": "Ada", **wrong})
 
 
 # grants
@@ -159,18 +151,12 @@ def test_e6_a_version_is_that_of_the_named_fields() -> None:
     noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
     there = noon.astimezone(timezone(timedelta(hours=2)))
     assert version(name=noon) == version(name=there) != version(name=noon.replace(hour=13))
-
-
-def test_e6_values_that_differ_have_different_versions() -> None:
     pairs = [("", None), ("null", None), ("1", 1), (1, True), (0, False), ("a", b"a"), ([], {}), (1, 1.5)]
     for one, other in pairs:
         assert version("data", data=one) != version("data", data=other), (one, other)
     assert version(name="a", data="b") != version(name="ab", data="")
-
-
-def test_an_inline_by_another_key_than_the_primary_one() -> None:
     rows = Inline(model="dataapp.till", fk="shop").rows(Shop(pk=5, code="north"), "default")
-    assert "= north" in str(rows.query)
+    assert "= north" in str(rows.query), "another key than the primary one"
 
 
 # settings and checks
@@ -215,22 +201,17 @@ class Router:
         return self.migrates if model_name == "editleaserow" else None
 
 
-@pytest.mark.parametrize(
-    ("setting", "router", "found"),
-    [
+def test_checks_of_the_database(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for setting, router, found in (
         ({"DATABASE": "nowhere"}, Router(), ["distlock.E071"]),
         ({"DATABASE": "default"}, Router(), []),
         ({"DATABASE": "default"}, Router(write_to="postgres"), ["distlock.W070"]),
         ({}, Router(write_to="postgres"), []),
         ({}, Router(migrates=False), ["distlock.W072"]),
-    ],
-)
-def test_checks_of_the_database(settings: Any, setting: dict[str, str], router: Router, found: list[str]) -> None:
-    settings.DISTLOCK_EDITING, settings.DATABASE_ROUTERS = setting, [router]
-    assert ids() == found
-
-
-def test_a_database_that_is_not_supported(monkeypatch: pytest.MonkeyPatch) -> None:
+    ):
+        settings.DISTLOCK_EDITING, settings.DATABASE_ROUTERS = setting, [router]
+        assert ids() == found
+    settings.DATABASE_ROUTERS = []
     monkeypatch.setattr(connections["default"], "vendor", "oracle")
     assert ids() == ["distlock.W071"]
 
@@ -242,47 +223,44 @@ def test_a_view_overrides_the_setting(settings: Any) -> None:
     assert config().label_of("ada") == "user ada"
 
 
-@pytest.mark.parametrize(
-    ("mixin", "base"),
-    [
+def test_a_mixin_behind_the_class_whose_methods_it_extends_is_refused() -> None:
+    """It would lock nothing, and nobody would notice."""
+    for mixin, base in (
         (EditLockAdmin, ModelAdmin),
         (EditLockMixin, UpdateView),
         (EditLockViewSetMixin, ModelViewSet),
         (IdempotentMixin, ModelViewSet),
-    ],
-)
-def test_a_mixin_behind_the_class_whose_methods_it_extends_is_refused(mixin: Any, base: Any) -> None:
-    """It would lock nothing, and nobody would notice."""
-    child = type("Child", (base,), {})
-    for wrong in (base, child):
-        with pytest.raises(TypeError, match=f"Put {mixin.__name__} before {wrong.__name__} among the bases of Wrong"):
-            type("Wrong", (wrong, mixin), {})
-    right = type("Right", (mixin, child), {})
-    assert issubclass(type("Child", (right,), {}), mixin)
+    ):
+        child = type("Child", (base,), {})
+        for wrong in (base, child):
+            text = f"Put {mixin.__name__} before {wrong.__name__} among the bases of Wrong"
+            with pytest.raises(TypeError, match=text):
+                type("Wrong", (wrong, mixin), {})
+        right = type("Right", (mixin, child), {})
+        assert issubclass(type("Child", (right,), {}), mixin)
 
 
-WITHOUT_ADDRESSES = "tests.idempotency.served"
+FORMS = {
+    '<form method="post">{% edit_lock object %}</form>': ["distlock.W075"],
+    '<form method="post" autocomplete="off">{% edit_lock object %}</form>': [],
+    "<form autocomplete=off method=post>{%edit_lock object%}</form>": [],
+    "<FORM\n method=post>\n{% edit_lock object when='open' %}</FORM>": ["distlock.W075"],
+    "<form></form>{% edit_lock object %}": [],
+    "<form>{# {% edit_lock object %} #}</form>": [],
+    "<form>{% edit_locked object %}</form>": [],
+    '<form autocomplete="off"></form><form>{% edit_lock object %}</form>': ["distlock.W075"],
+}
+WITHOUT_ADDRESSES = {'<form autocomplete="off">{% edit_lock object %}</form>': ["distlock.W076"], "<form></form>": []}
 
 
 @pytest.mark.parametrize(
-    ("text", "found", "urls"),
-    [
-        ('<form method="post">{% edit_lock object %}</form>', ["distlock.W075"], None),
-        ('<form method="post" autocomplete="off">{% edit_lock object %}</form>', [], None),
-        ("<form autocomplete=off method=post>{%edit_lock object%}</form>", [], None),
-        ("<FORM\n method=post>\n{% edit_lock object when='open' %}</FORM>", ["distlock.W075"], None),
-        ("<form></form>{% edit_lock object %}", [], None),
-        ("<form>{# {% edit_lock object %} #}</form>", [], None),
-        ("<form>{% edit_locked object %}</form>", [], None),
-        ('<form autocomplete="off"></form><form>{% edit_lock object %}</form>', ["distlock.W075"], None),
-        ('<form autocomplete="off">{% edit_lock object %}</form>', ["distlock.W076"], WITHOUT_ADDRESSES),
-        ("<form></form>", [], WITHOUT_ADDRESSES),
-    ],
+    ("forms", "urls"), [(FORMS, "testproject.urls"), (WITHOUT_ADDRESSES, "tests.idempotency.served")]
 )
-def test_e8_templates_with_the_tag(
-    settings: Any, tmp_path: Path, text: str, found: list[str], urls: str | None
-) -> None:
+def test_e8_templates_with_the_tag(settings: Any, tmp_path: Path, forms: dict[str, list[str]], urls: str) -> None:
     settings.TEMPLATES = [{**settings.TEMPLATES[0], "APP_DIRS": False, "DIRS": [tmp_path]}]
-    settings.ROOT_URLCONF = urls or settings.ROOT_URLCONF
-    (tmp_path / "form.html").write_text("{% load editing %}" + text)
-    assert [message.id for message in check_templates(None)] == found
+    settings.ROOT_URLCONF = urls
+    found = {}
+    for text in forms:
+        (tmp_path / "form.html").write_text("{% load editing %}" + text)
+        found[text] = [message.id for message in check_templates(None)]
+    assert found == forms
