@@ -88,16 +88,21 @@ def test_options_of_one_page_are_in_its_form(ada: Person, article: Article, monk
 
 
 @pytest.mark.parametrize(("name", "value"), SITE_WIDE.items())
-def test_an_option_of_the_whole_site_is_refused_in_one_view(name: str, value: Any) -> None:
-    options = {"edit_lock": {name: value}}
+def test_an_option_of_the_whole_site_is_refused_in_one_view(ada: Person, rf: Any, name: str, value: Any) -> None:
+    options, request = {"edit_lock": {name: value}}, rf.get("/")
+    request.user, request.session = ada.user, ada.client.session
+    tag = Template(f"{{% load editing %}}{{% edit_lock article {name.lower()}=5 %}}")
     for make in (
         lambda: type("View", (site.Edit,), options).as_view(),
         lambda: site.Edit.as_view(**options),
         lambda: type("Views", (site.Api,), options).as_view(site.one),
         lambda: edit_locked(Article, **{name.lower(): value}),
+        lambda: tag.render(Context({"article": Article.objects.create(title="x"), "request": request})),
     ):
         with pytest.raises(ImproperlyConfigured, match=name):
             make()
+    with pytest.raises(ImproperlyConfigured, match="edit_lock_inlines"):  # no inline formset
+        type("Wrong", (site.Everything,), {"edit_lock_inlines": (Article,)}).as_view()
 
 
 def test_an_option_of_the_whole_site_is_an_error_of_the_check_in_one_admin(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,16 +118,6 @@ def test_an_option_of_the_whole_site_is_an_error_of_the_check_in_one_admin(monke
         (found,) = errors()
         assert found.obj == ADMIN
         assert name in found.msg
-
-
-def test_an_option_of_the_whole_site_is_refused_in_one_tag(ada: Person, article: Article, rf: Any) -> None:
-    request = rf.get("/")
-    request.user, request.session = ada.user, ada.client.session
-    for name in ("ttl", "beat", "max_held", "takeover", "idel"):
-        template = Template(f"{{% load editing %}}{{% edit_lock article {name}=5 %}}")
-        with pytest.raises(ImproperlyConfigured, match=name.upper()):
-            template.render(Context({"article": article, "request": request}))
-    assert not is_held(article)
 
 
 # permission= of a function refuses every request, before anything is locked or told

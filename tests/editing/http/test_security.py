@@ -155,32 +155,30 @@ def test_malformed_beats(ada: Person) -> None:
     assert ada.client.post(BEAT, b" " * (LONGEST_BODY + 1), content_type=JSON).status_code == 413
 
 
-def test_beats_without_a_database(ada: Person, path: str) -> None:
-    def gone(execute: Any, sql: str, *more: Any) -> Any:
-        if "editlease" in sql:
-            raise OperationalError("gone")
-        return execute(sql, *more)
-
-    mine = ada.hold(path)
-    with connection.execute_wrapper(gone):
-        assert ada.beat({"verb": "renew", "grant": mine[GRANT], "lease": mine[LEASE]}).status_code == 503
-        assert ada.release([mine[GRANT]], [mine[LEASE]]).status_code == 204
-
-
 def test_e16_beats_cost_one_update_and_write_no_session(ada: Person, path: str, settings: Any) -> None:
     settings.SESSION_SAVE_EVERY_REQUEST = True
     settings.SESSION_ENGINE = "django.contrib.sessions.backends.db"
     mine = ada.hold(path)
+    item = {"verb": "renew", "grant": mine[GRANT], "lease": mine[LEASE]}
     session = Session.objects.filter(pk=ada.client.session.session_key)
     session.update(expire_date=timezone.now() + timedelta(seconds=90))
     with CaptureQueriesContext(connection) as queries:
-        answer = ada.beat({"verb": "renew", "grant": mine[GRANT], "lease": mine[LEASE]})
+        answer = ada.beat(item)
     texts = [query["sql"] for query in queries]
     assert ["editlease" in text for text in texts if "UPDATE" in text] == [True]
     assert len(texts) <= 4, texts  # the session, the user, and where no RETURNING is used the row
     assert "sessionid" not in answer.cookies
     assert 0 < answer.json()["session_ends_in"] <= 90
     assert session.get().expire_date < timezone.now() + timedelta(seconds=91)
+
+    def gone(execute: Any, sql: str, *more: Any) -> Any:
+        if "editlease" in sql:
+            raise OperationalError("gone")
+        return execute(sql, *more)
+
+    with connection.execute_wrapper(gone):  # without a database
+        assert ada.beat(item).status_code == 503
+        assert ada.release([mine[GRANT]], [mine[LEASE]]).status_code == 204
 
 
 def test_beats_need_a_csrf_token(ada: Person, article: Article, path: str) -> None:
@@ -194,19 +192,16 @@ def test_beats_need_a_csrf_token(ada: Person, article: Article, path: str) -> No
     assert strict.beat(item, headers={"X-CSRFToken": asked.json()["csrf"]}).status_code == 200
 
 
-def test_e3_a_permission_that_is_lost_ends_the_lease(ada: Person, article: Article) -> None:
-    mine = ada.hold(f"/admin/articles/article/{article.pk}/change/")
-    ada.user.user_permissions.clear()
-    Gate.forget()
-    assert ada.renew(mine) == {"state": "lost", "reason": "permission", "by": "", "changed": None}
-    assert not is_held(article)
-
-
-def test_e3_whoever_may_not_see_an_object_gets_one_answer(ada: Person, bo: Person, article: Article) -> None:
-    """With the same statements, whatever became of it."""
+def test_e3_a_permission_that_is_lost_ends_the_lease_and_tells_nothing(
+    ada: Person, bo: Person, article: Article
+) -> None:
+    """One answer with the same statements, whatever became of the object."""
     path = f"/admin/articles/article/{article.pk}/change/"
-    grant = bo.open(path)[GRANT]
+    mine = bo.hold(path)
     bo.user.user_permissions.clear()
+    Gate.forget()
+    assert bo.renew(mine) == {"state": "lost", "reason": "permission", "by": "", "changed": None}
+    assert not is_held(article)
     found: dict[str, set[str]] = {"claim": set(), "watch": set(), "takeover": set()}
     for change in (
         lambda: None,
@@ -218,7 +213,7 @@ def test_e3_whoever_may_not_see_an_object_gets_one_answer(ada: Person, bo: Perso
         Gate.forget()
         for verb, answers in found.items():
             with CaptureQueriesContext(connection) as queries:
-                answer = bo.ask(verb, grant)
+                answer = bo.ask(verb, mine[GRANT])
             answers.add(json.dumps([answer, [query["sql"].split("'")[0][:60] for query in queries]]))
     assert [len(answers) for answers in found.values()] == [1, 1, 1]
 
@@ -273,35 +268,25 @@ HOST = {"Origin": "http://testserver"}
 TOKEN = re.compile(r'name="csrfmiddlewaretoken" value="(\w+)"')
 
 
-@pytest.fixture
-def strict(ada: Person, settings: Any) -> Person:
+def test_e7_the_text_is_kept_and_sent_again(ada: Person, path: str, settings: Any) -> None:
+    """Other forms get Django's page: of a stranger, of another site."""
     settings.CSRF_FAILURE_VIEW = "django_distlock.editing.http.csrf.csrf_failure"
-    return Person(ada.user, enforce_csrf_checks=True)
-
-
-def test_e7_the_text_is_kept_and_sent_again(strict: Person, path: str) -> None:
-    page = strict.client.get(path)
+    client = Person(ada.user, enforce_csrf_checks=True).client
+    page = client.get(path)
     data = {"title": "x", "body": "By Ada.", "section": "news", **hidden(page)}
     data["csrfmiddlewaretoken"] = TOKEN.findall(page.content.decode())[0]
-    strict.client.cookies.pop("csrftoken")
-    strict.client.get(path)  # another token
-    answer = strict.client.post(path, data, headers=HOST)
-    assert answer.status_code == 403
-    text = answer.content.decode()
-    assert "By Ada." in text
-    assert answer["X-Frame-Options"] == "DENY"
-    again = {**data, **hidden(answer), "csrfmiddlewaretoken": TOKEN.findall(text)[0]}
-    assert strict.client.post(path, again, headers=HOST).status_code == 302
-    assert body() == "By Ada."
-
-
-def test_other_forms_get_djangos_page(strict: Person, path: str) -> None:
-    data = {"body": "Chosen by a stranger.", **hidden(strict.client.get(path)), "csrfmiddlewaretoken": "x" * 32}
+    client.cookies.pop("csrftoken")
+    client.get(path)  # another token
     evil = {"Origin": "http://evil.example"}
     for spoil, headers in (({GRANT: ""}, HOST), ({GRANT: "forged"}, HOST), ({}, evil), ({}, {})):
-        answer = strict.client.post(path, {**data, **spoil}, headers=headers)
-        assert answer.status_code == 403
-        assert "Chosen by a stranger." not in answer.content.decode()
+        answer = client.post(path, {**data, **spoil}, headers=headers)
+        assert (answer.status_code, "By Ada." in answer.content.decode()) == (403, False)
+    answer = client.post(path, data, headers=HOST)
+    text = answer.content.decode()
+    assert (answer.status_code, "By Ada." in text, answer["X-Frame-Options"]) == (403, True, "DENY")
+    again = {**data, **hidden(answer), "csrfmiddlewaretoken": TOKEN.findall(text)[0]}
+    assert client.post(path, again, headers=HOST).status_code == 302
+    assert body() == "By Ada."
 
 
 def test_daylight_saving(ada: Person, bo: Person, path: str, settings: Any) -> None:
