@@ -5,21 +5,20 @@ from __future__ import annotations
 import re
 import secrets
 from html import unescape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.contrib.sessions.models import Session
 from django.test import Client
+from django.test.html import parse_html
 
 from django_distlock.models import EditLeaseRow
-from testproject.articles.models import Article
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from testproject.articles.models import Article, Source
 
 BEAT, RELEASE = "/distlock/editing/beat/", "/distlock/editing/release/"
 HIDDEN = re.compile(r'<input type="hidden" name="(distlock_edit\w*)" value="([^"]*)"')
+GRANT, LEASE, TAB, CHOICE = "distlock_edit", "distlock_edit_lease", "distlock_edit_tab", "distlock_edit_choice"
 
 
 def make_person(name: str, **more: Any) -> User:
@@ -33,7 +32,7 @@ def remove_people() -> None:
     Session.objects.all().delete()
     EditLeaseRow.rows.all().delete()
     Article.objects.all().delete()
-    User.objects.filter(username__in=["ada", "bo", "boss"]).delete()
+    User.objects.filter(username__in=["ada", "bo", "boss", "stranger"]).delete()
 
 
 def hidden(response: Any) -> dict[str, str]:
@@ -42,6 +41,25 @@ def hidden(response: Any) -> dict[str, str]:
     for name, value in HIDDEN.findall(response.content.decode()):
         found.setdefault(name, unescape(value))
     return found
+
+
+def sent(*sources: Any, **fields: Any) -> dict[str, Any]:
+    """What every form of an article sends: a page ignores the fields that it does not have."""
+    found: dict[str, Any] = {"title": "A bridge opens", "body": "On Saturday.", "section": "news"}
+    found |= {"sources-TOTAL_FORMS": len(sources), "sources-INITIAL_FORMS": len(sources)}
+    for number, source in enumerate(sources):
+        for name, value in {"id": source.pk, "article": source.article_id, "name": source.name}.items():
+            found[f"sources-{number}-{name}"] = value
+    return {**found, **fields}
+
+
+def refused(response: Any, *texts: str) -> str:
+    """The page of a refused save, which has these texts."""
+    assert response.status_code == 409, response.status_code
+    page: str = response.content.decode()
+    for text in texts:
+        assert text in page, text
+    return page
 
 
 class Person:
@@ -60,13 +78,28 @@ class Person:
         assert response.status_code == 200, response.status_code
         return hidden(response)
 
-    def beat(self, *items: dict[str, Any], tab: str | None = None, **more: Any) -> Any:
-        body = {"tab": tab or self.tab, "items": list(items)}
+    def hold(self, path: str) -> dict[str, str]:
+        """The fields of an open form in which something was typed."""
+        fields = self.open(path)
+        return {**fields, LEASE: self.claim(fields[GRANT]), TAB: self.tab}
+
+    def give_back(self, fields: dict[str, str]) -> None:
+        self.release([fields[GRANT]], [fields[LEASE]])
+
+    def renew(self, fields: dict[str, str]) -> dict[str, Any]:
+        return self.ask("renew", fields[GRANT], lease=fields[LEASE])
+
+    def save(self, path: str, fields: dict[str, str] | None = None, *sources: Any, **more: Any) -> Any:
+        """Send the form with these hidden fields, or one that is opened now."""
+        return self.client.post(path, sent(*sources, **(self.open(path) if fields is None else fields), **more))
+
+    def beat(self, *items: dict[str, Any], **more: Any) -> Any:
+        body = {"tab": self.tab, "items": list(items)}
         return self.client.post(BEAT, body, content_type="application/json", **more)
 
     def ask(self, verb: str, grant: str, **more: Any) -> dict[str, Any]:
         """The answer to one item."""
-        response = self.beat({"verb": verb, "grant": grant, **more})
+        response = self.beat({"verb": verb, "grant": grant, "lease": secrets.token_hex(16), **more})
         assert response.status_code == 200, response.content
         found: dict[str, Any] = response.json()["items"][0]
         return found
@@ -78,9 +111,39 @@ class Person:
         assert answer["state"] == "held", answer
         return lease
 
-    def release(self, grants: Iterable[str], leases: Iterable[str], **more: Any) -> Any:
-        data = {"tab": self.tab, "grant": list(grants), "lease": list(leases), **more}
-        return self.client.post(RELEASE, data)
+    def release(self, grants: list[str], leases: list[str]) -> Any:
+        return self.client.post(RELEASE, {"tab": self.tab, "grant": grants, "lease": leases})
+
+    def patch(self, path: str, **headers: str) -> Any:
+        return self.client.patch(path, {"body": "By the API."}, content_type="application/json", headers=headers)
+
+
+def controls(response: Any, form: str | None = None) -> dict[str, Any]:
+    """What a browser would send of the form with the id, or of those without."""
+    found: dict[str, Any] = {}
+
+    def walk(element: Any, inside: bool) -> None:
+        facts = {name: value or "" for name, value in element.attributes}
+        name = facts.get("name")
+        if element.name == "form":
+            inside = facts.get("id") == form
+        elif inside and element.name == "textarea":
+            found.setdefault(name, []).append("".join(map(str, element.children)))
+        elif inside and element.name == "select":
+            options = [dict(option.attributes) for option in element.children if not isinstance(option, str)]
+            found[name] = [option.get("value") or "" for option in options if "selected" in option]
+        elif inside and element.name == "input" and facts.get("type") not in ("submit", "button", "checkbox"):
+            found.setdefault(name, []).append(facts.get("value", ""))
+        for child in element.children:
+            if not isinstance(child, str):
+                walk(child, inside)
+
+    walk(parse_html(response.content.decode()), False)
+    return found
+
+
+def names() -> list[str]:
+    return list(Source.objects.order_by("name").values_list("name", flat=True))
 
 
 def row(article: Article) -> EditLeaseRow | None:
@@ -90,3 +153,7 @@ def row(article: Article) -> EditLeaseRow | None:
 def is_held(article: Article) -> bool:
     found = row(article)
     return found is not None and bool(found.lease)
+
+
+def body() -> str:
+    return Article.objects.get().body

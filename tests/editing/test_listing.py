@@ -1,28 +1,33 @@
-"""Lists: editors() for pages, list_edits() and break_edit() for operators, and the subcommand."""
+"""Lists: editors() for pages, list_edits() and break_edit() for operators, the subcommand; helpers for users' tests."""
 
 from __future__ import annotations
 
 import json
 from io import StringIO
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connections
+from django.test import TestCase
 from django.test.utils import CaptureQueriesContext
 
-from django_distlock.editing import editors, store
+from django_distlock.editing import EditConflict, edit_lock, editors, store
 from django_distlock.editing.command import Edits
 from django_distlock.editing.listing import break_edit, list_edits
 from django_distlock.editing.resources import resource_of
+from django_distlock.editing.testing import being_edited, edit_fields, is_being_edited
 from django_distlock.operations.pruning import prune
-from testproject.articles.models import Article
+from testproject.articles.models import Article, Source
 from tests.data.app.models import Currency
-from tests.editing.store.conftest import emptied
-from tests.editing.store.desks import Desk, make_article
+from tests.editing.people import make_person
+from tests.editing.store.desks import Desk, emptied, make_article
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+OTHER = "postgres"
 
 
 @pytest.fixture
@@ -31,8 +36,15 @@ def articles(databases: None) -> Iterator[list[Article]]:
         yield [make_article(alias) for _ in range(3)]
 
 
-def labels(found: dict[Any, Any]) -> dict[Any, str]:
-    return {pk: editor.label for pk, editor in found.items()}
+@pytest.fixture
+def pair(articles: list[Article]) -> Iterator[tuple[Article, Article]]:
+    """An article of the default database, and one of another database with the same key."""
+    for alias in emptied(OTHER):
+        yield articles[0], Article.objects.using(alias).create(pk=articles[0].pk, title="There", body="x")
+
+
+def labels(objects: Any, **options: Any) -> dict[Any, str]:
+    return {pk: editor.label for pk, editor in editors(objects, **options).items()}
 
 
 def test_editors_of_a_list_page_cost_one_query(articles: list[Article]) -> None:
@@ -43,45 +55,73 @@ def test_editors_of_a_list_page_cost_one_query(articles: list[Article]) -> None:
     assert len(page) == 3
     with CaptureQueriesContext(connections["default"]) as queries:
         found = editors(page)
-    assert labels(found) == expected
     assert len(queries) == 1
     assert found[articles[0].pk].idle < 60
-    assert labels(editors(articles)) == expected
-    assert labels(editors(Article.objects.all())) == expected
-    assert labels(editors(Article.objects.all()[:1])) == {articles[0].pk: "Ada"}
-    assert editors(Article.objects.exclude(pk__in=expected)) == {}
-    mine = Desk("ada").owner.principal
+    assert labels(page) == labels(articles) == labels(Article.objects.all()) == expected
+    assert labels(Article.objects.all()[:1]) == {articles[0].pk: "Ada"}
+    assert labels(Article.objects.exclude(pk__in=expected)) == {}
     for given in (articles, page.all()):
-        assert labels(editors(given, besides=mine)) == {articles[2].pk: "Bob"}
-
-
-def test_keys_that_are_texts(articles: list[Article]) -> None:
+        assert labels(given, besides=Desk("ada").owner.principal) == {articles[2].pk: "Bob"}
     euro = Currency.objects.create(code="EUR")
     Desk("ada").claim(resource_of(euro))
-    assert labels(editors(Currency.objects.all())) == {"EUR": "Ada"}
+    assert labels(Currency.objects.all()) == {"EUR": "Ada"}
     euro.delete()
 
 
-def test_operators_list_and_end_them(articles: list[Article]) -> None:
-    ada = Desk("ada")
-    ada.claim(resource_of(articles[1]))
-    found = list_edits("default")
-    assert [(row.resource.model, row.resource.pk) for row in found] == [("articles.article", str(articles[1].pk))]
-    assert [row.resource for row in list_edits("default", model="articles.Article")] == [row.resource for row in found]
+def test_operators_list_and_end_them(articles: list[Article], settings: Any) -> None:
+    resource = resource_of(articles[1])
+    Desk("ada").claim(resource)
+    (found,) = list_edits("default")
+    assert (found.resource.model, found.resource.pk) == ("articles.article", str(articles[1].pk))
+    assert [row.resource for row in list_edits("default", model="articles.Article")] == [resource]
     assert list_edits("default", model="auth.user") == []
     assert break_edit(articles[1], reason="gone home") is not None
     assert break_edit(articles[1]) is None
     assert list_edits("default") == []
-
-
-def test_old_rows_are_pruned_when_no_form_can_come_back(articles: list[Article], settings: Any) -> None:
-    ada, resource = Desk("ada"), resource_of(articles[0])
-    ada.claim(resource)
-    ada.release(resource)
-    assert prune(days=0)["edits"] == 0
+    assert prune(days=0)["edits"] == 0, "a form may come back"
     settings.DISTLOCK_EDITING = {"FORM_TTL": 0.000001}
     assert prune(days=30)["edits"] == 1
     assert store.read([resource]) == {}
+
+
+# objects of one key in two databases: each function speaks of the database of what it was given
+
+
+def test_editors_of_a_queryset_that_names_its_database(pair: tuple[Article, Article]) -> None:
+    mine, theirs = pair
+    there, of_ada = Article.objects.using(OTHER), {mine.pk: "Ada"}
+    with being_edited(theirs, by="Ada"):
+        for rows in (there, there.filter(pk=mine.pk), list(there), there[:1]):
+            assert labels(rows) == of_ada
+        assert labels(Article.objects.all()) == labels(Article.objects.using("default")) == {}
+        with being_edited(mine, by="Bo"):
+            assert labels(Article.objects.all()) == {mine.pk: "Bo"}
+            assert labels(there) == of_ada
+    source = Source.objects.create(article=mine, name="a paper")
+    with being_edited(Source.objects.using(OTHER).create(pk=source.pk, article=theirs, name="a radio"), by="Ada"):
+        assert labels(theirs.sources.all()) == {source.pk: "Ada"}
+        assert labels(mine.sources.all()) == {}
+
+
+def test_a_router_decides_where_the_objects_of_a_replica_are_locked(
+    pair: tuple[Article, Article], settings: Any
+) -> None:
+    to_default = SimpleNamespace(db_for_write=lambda model, **hints: "default")  # as with a replica
+    settings.DATABASE_ROUTERS = [to_default]
+    with being_edited(pair[1], by="Ada"):
+        for rows in (Article.objects.using(OTHER), list(Article.objects.using(OTHER)), Article.objects.all()):
+            assert labels(rows) == {pair[1].pk: "Ada"}
+
+
+def test_locks_of_objects_with_one_key_are_two(pair: tuple[Article, Article]) -> None:
+    mine, theirs = pair
+    with edit_lock(theirs, by="an import"):
+        assert (is_being_edited(mine), is_being_edited(theirs)) == (False, True)
+        with edit_lock(mine, by="another one"):
+            pass
+        assert break_edit(mine) is None
+        with pytest.raises(EditConflict), edit_lock(theirs, by="another one"):
+            pytest.fail("it is held")
 
 
 # the subcommand
@@ -94,28 +134,50 @@ def run(*arguments: str) -> str:
 
 
 def test_the_subcommand_lists_and_ends_one(articles: list[Article]) -> None:
-    with pytest.raises(CommandError, match="Say which object"):
-        run("--break", "articles.article")
-    with pytest.raises(CommandError, match="no database 'nowhere'"):
-        run("--database", "nowhere")
-    assert json.loads(run("--database", "default")) == []
+    here, first, second = ("--database", "default"), *(str(article.pk) for article in articles[:2])
+    breaks = ("--break", "articles.article", first, *here)
+    assert json.loads(run(*here)) == []
     Desk("ada").claim(resource_of(articles[0]))
-    (found,) = json.loads(run("--database", "default"))
-    assert (found["model"], found["pk"], found["edited_by"]) == ("articles.article", str(articles[0].pk), "Ada")
-    assert json.loads(run("articles.article", str(articles[1].pk), "--database", "default")) == []
-    arguments = ("--break", "articles.article", str(articles[0].pk), "--database", "default")
-    with pytest.raises(CommandError, match="add --yes"):
-        run(*arguments)
-    assert "Ended: articles.article" in run(*arguments, "--yes", "--reason", "gone home")
+    for arguments, text in (
+        (("--break", "articles.article"), "Say which object"),
+        (("--database", "nowhere"), "no database 'nowhere'"),
+        (breaks, "add --yes"),
+    ):
+        with pytest.raises(CommandError, match=text):
+            run(*arguments)
+    (found,) = json.loads(run(*here))
+    assert (found["model"], found["pk"], found["edited_by"]) == ("articles.article", first, "Ada")
+    assert json.loads(run("articles.article", second, *here)) == []
+    assert "Ended: articles.article" in run(*breaks, "--yes", "--reason", "gone home")
     with pytest.raises(SystemExit) as ended:
-        run(*arguments, "--yes")
+        run(*breaks, "--yes")
     assert ended.value.code == 1
-
-
-def test_the_table_for_people(articles: list[Article]) -> None:
     assert Edits.table([]) == "Nothing is being edited."
     Desk("ada\x1b[31m").claim(resource_of(articles[0]))
     heading, line = Edits.table(list_edits("default")).splitlines()
     assert heading.split() == ["DATABASE", "MODEL", "PK", "EDITED", "BY", "FOR", "IDLE", "ENDS", "IN"]
     assert "\x1b" not in line
     assert line.startswith("default   articles.article")
+
+
+class TestHelpersInsideATestCase(TestCase):
+    databases = {"default"}  # noqa: RUF012
+
+    def test_them(self) -> None:
+        article, user = make_article("default"), make_person("eve")
+        self.client.force_login(user)
+        path, data = f"/articles/{article.pk}/", {"title": "New", "body": "...", "section": "news"}
+        fields = edit_fields(self.client.get(path))
+        assert set(fields) == {"distlock_edit", "distlock_edit_lease", "distlock_edit_tab"}
+        for status in (302, 409):
+            assert self.client.post(path, {**fields, **data}).status_code == status
+        with being_edited(article, by="Ada"):
+            assert is_being_edited(article)
+            refused = self.client.post(path, data)
+            assert refused.status_code == 409
+            assert "Ada is editing this now." in refused.content.decode()
+            with pytest.raises(AssertionError), being_edited(article):
+                pass
+        assert not is_being_edited(article)
+        with being_edited(article, by=user):
+            assert self.client.post(path, data).status_code == 302

@@ -1,7 +1,8 @@
-"""Resources, grants, versions and settings: values that need no server."""
+"""Without requests: resources, grants, versions, settings, checks."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,6 @@ from django.contrib.admin import ModelAdmin
 from django.core import signing
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, models
-from django.template import engines
 from django.views.generic import UpdateView
 from rest_framework.viewsets import ModelViewSet
 
@@ -26,21 +26,10 @@ from django_distlock.editing.resources import matched, model_of, objects_of, pk_
 from django_distlock.editing.versions import Inline, version_field_of, version_of
 from django_distlock.idempotency.drf import IdempotentMixin
 from testproject.articles.models import Article
-from tests.data.app.models import AccountProxy, Currency, Place, Restaurant
+from tests.data.app.models import Account, AccountProxy, Currency, Place, Restaurant
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-GRANT = EditGrant(
-    resources=(Resource("default", "articles.article", "1", "articles.article"),),
-    principal="user:1",
-    fields=("title", "body"),
-    inlines=(Inline(model="articles.source", fk="article", fields=("name",)),),
-    version="1.abc",
-    writes=(7,),
-    permission="change",
-    until=4e9,
-)
 
 
 def model(name: str, /, **attributes: Any) -> Any:
@@ -72,36 +61,39 @@ Till = model("Till", shop=models.ForeignKey(Shop, models.CASCADE, to_field="code
 # resources
 
 
-def test_a_resource_is_the_topmost_concrete_model() -> None:
-    assert resource_of(Restaurant, 3).model == resource_of(Place, 3).model == "dataapp.place"
-    assert resource_of(Restaurant, 3).digest == resource_of(Place, 3).digest
-    assert resource_of(AccountProxy, 1).model == "dataapp.account"
-    assert model_of(resource_of(Restaurant, 3)) is Restaurant
-    assert model_of(resource_of(AccountProxy, 1)) is AccountProxy
+def test_e1_a_resource_is_the_topmost_concrete_model() -> None:
+    for of, topmost in ((Restaurant, Place), (AccountProxy, Account)):
+        assert resource_of(of, 3).model == resource_of(topmost, 3).model == topmost._meta.label_lower
+        assert resource_of(of, 3).digest == resource_of(topmost, 3).digest
+        assert model_of(resource_of(of, 3)) is of
 
 
 def test_the_text_of_a_key_is_exact() -> None:
-    assert resource_of(Article, "007").pk == "7"
-    assert resource_of(Currency, "Abc ").pk == "Abc "
+    for of, key, text, pk in (
+        (Article, "007", "7", 7),
+        (Currency, "Abc ", "Abc ", "Abc "),
+        (Pair, (7, "a,b"), '["7", "a,b"]', (7, "a,b")),
+        (Profile, "05", "5", 5),
+    ):
+        found = resource_of(of, key)
+        assert (found.pk, pk_of(found)) == (text, pk)
     assert len({resource_of(Currency, key).digest for key in ("Abc", "abc", "Abc ", "ABC", "Äbc", "a\u0308bc")}) == 6
-    assert pk_of(resource_of(Article, 7)) == 7
-    found = resource_of(Pair, (7, "a,b"))
-    assert found.pk == '["7", "a,b"]'
-    assert pk_of(found) == (7, "a,b")
-    assert resource_of(Profile, "05").pk == "5"
-    assert pk_of(resource_of(Profile, 5)) == 5
 
 
-def test_a_key_that_is_none_is_a_value_error() -> None:
-    with pytest.raises(ValueError, match="not saved yet"):
-        resource_of(Article(title="new"))
-    with pytest.raises(ValueError, match="primary key"):
-        pk_of(Resource("default", "dataapp.pair", "7"))
-    for key in ("x", "", "1; DROP TABLE"):
-        with pytest.raises(ValueError, match="primary key"):
-            resource_of(Article, key)
-        with pytest.raises(ValueError, match="primary key"):
-            pk_of(Resource("default", "articles.article", key))
+WRONG = {
+    "not saved yet": lambda: resource_of(Article(title="new")),
+    "primary key of articles": lambda: resource_of(Article, "1; DROP TABLE"),
+    "no primary key": lambda: pk_of(Resource("default", "articles.article", "")),
+    "primary key": lambda: pk_of(Resource("default", "dataapp.pair", "7")),
+    "tab": lambda: Owner(principal="user:1", tab="ä" * 10, label="Ada"),
+    "principal": lambda: Owner(principal="p" * 256, tab="a" * 16, label="Ada"),
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_what_is_no_key_and_no_id(text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        WRONG[text]()
 
 
 def test_a_key_that_only_the_collation_calls_equal_is_another_object(databases: None) -> None:
@@ -110,31 +102,29 @@ def test_a_key_that_only_the_collation_calls_equal_is_another_object(databases: 
     rows.create(code="EUR")
     try:
         assert rows.filter(pk="eur").exists()
-        other = resource_of(Currency, "eur", "mariadb")
-        assert objects_of([other]) == {}
+        assert objects_of([resource_of(Currency, "eur", "mariadb")]) == {}
         assert matched([resource_of(Currency, "EUR", "mariadb")], rows.filter(pk="eur"))
     finally:
         rows.all().delete()
 
 
-def test_ids_are_checked() -> None:
-    for wrong in ({"tab": "ä" * 10}, {"principal": "p" * 256}):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            Owner(**{"principal": "user:1", "tab": "a" * 16, "label": "Ada", **wrong})
-
-
 # grants
 
+GRANT = EditGrant(
+    resources=(Resource("default", "articles.article", "1", "articles.article"),),
+    principal="user:1",
+    fields=("title", "body"),
+    inlines=(Inline(model="articles.source", fk="article", fields=("name",)),),
+    version="1.abc",
+    writes=(7,),
+    permission="change",
+    until=4e9,
+)
 
-def test_a_grant_comes_back_as_it_was() -> None:
-    found = read_grant(sign(GRANT), "user:1")
-    assert found == GRANT
-    assert found.resource.kind == "articles.article"
-    assert read_grant(sign(GRANT), None) == GRANT
 
-
-def test_what_is_no_grant_of_ours() -> None:
+def test_e2_a_grant_comes_back_as_it_was() -> None:
     text = sign(GRANT)
+    assert read_grant(text, "user:1") == read_grant(text, None) == GRANT
     forged = ["", "x", "a:b:c", text[:-1], text[1:], text.swapcase()]
     for value in (None, 5, [], {"r": []}, {"r": [["default"]], "p": "user:1"}):  # signed for another purpose
         forged += [signing.dumps(value), signing.dumps(value, salt=SALT)]
@@ -146,89 +136,81 @@ def test_what_is_no_grant_of_ours() -> None:
 # versions
 
 
-def thing(**values: Any) -> Any:
-    return Thing(**{"pk": 1, "price": Decimal("1.00"), "data": {"a": 1, "b": 2}, "name": "x", **values})
+def version(*names: str, **values: Any) -> str:
+    facts = {"pk": 1, "price": Decimal("1.00"), "data": {"a": 1, "b": 2}, "name": "x", **values}
+    return version_of(Thing(**facts), list(names)) if names else version_of(Thing(**facts))
 
 
-def test_a_version_is_that_of_the_named_fields() -> None:
-    assert version_of(thing(), ["name"]) == version_of(thing(price=2), ["name"])
-    assert version_of(thing(), ["name"]) != version_of(thing(name="y"), ["name"])
-    assert version_of(thing(), ["name", "price"]) == version_of(thing(), ["price", "name", "no_such_field"])
-    assert version_of(thing()) != version_of(thing(price=Decimal("1.01")))
-    assert version_of(thing(), ["data"]) == version_of(thing(data={"b": 2, "a": 1}), ["data"])
+def test_e6_a_version_is_that_of_the_named_fields() -> None:
+    assert version("name") == version("name", price=2) != version("name", name="y")
+    assert version("name", "price") == version("price", "name", "no_such_field")
+    assert version() != version(price=Decimal("1.01"))
+    assert version("data") == version("data", data={"b": 2, "a": 1})
     assert version_field_of(Versioned) == "revision"
     assert version_field_of(Article) is None
-
-
-def test_values_that_differ_have_different_versions() -> None:
-    pairs = [("", None), ("null", None), ("1", 1), (1, True), (0, False), ("a", b"a"), ([], {}), (1, 1.5)]
-    for one, other in pairs:
-        assert version_of(thing(data=one), ["data"]) != version_of(thing(data=other), ["data"]), (one, other)
-    assert version_of(thing(name="a", data="b")) != version_of(thing(name="ab", data=""))
-
-
-def test_a_time_is_the_same_in_every_zone() -> None:
     noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
     there = noon.astimezone(timezone(timedelta(hours=2)))
-    assert version_of(thing(name=noon)) == version_of(thing(name=there))
-    assert version_of(thing(name=noon)) != version_of(thing(name=noon.replace(hour=13)))
-
-
-def test_an_inline_by_another_key_than_the_primary_one() -> None:
+    assert version(name=noon) == version(name=there) != version(name=noon.replace(hour=13))
+    pairs = [("", None), ("null", None), ("1", 1), (1, True), (0, False), ("a", b"a"), ([], {}), (1, 1.5)]
+    for one, other in pairs:
+        assert version("data", data=one) != version("data", data=other), (one, other)
+    assert version(name="a", data="b") != version(name="ab", data="")
     rows = Inline(model="dataapp.till", fk="shop").rows(Shop(pk=5, code="north"), "default")
-    assert "= north" in str(rows.query)
+    assert "= north" in str(rows.query), "another key than the primary one"
 
 
-# settings
-
-WRONG: list[tuple[Any, str]] = [
-    (["MODE"], "must be a dict"),
-    ({"TIMEOUT": 5}, "unknown key 'TIMEOUT'"),
-    ({"TTL": "60"}, "TTL must be a number"),
-    ({"TTL": 0}, "TTL must be above zero"),
-    ({"TTL": 20, "BEAT": 20}, "BEAT"),
-    ({"MODE": "strict"}, "MODE must be one of"),
-    ({"WHEN": None}, "WHEN must be one of"),
-    ({"LABEL": "no.such.module"}, "LABEL"),
-    ({"LABEL": 5}, "LABEL must be a callable"),
-    ({"DATABASE": 5}, "DATABASE must be an alias"),
-    ({"MAX_HELD": 0}, "MAX_HELD must be above zero"),
-]
-
-
-class ToPostgres:
-    def db_for_write(self, model: Any, **hints: Any) -> str | None:
-        return "postgres" if model is Article else None
-
-
-class Kept:
-    def allow_migrate(self, db: str, app_label: str, model_name: str | None = None, **hints: Any) -> bool | None:
-        return False if model_name == "editleaserow" else None
+# settings and checks
 
 
 def ids() -> list[str | None]:
     return [message.id for message in check_editing(None)]
 
 
-def test_wrong_settings_are_errors_of_the_check(settings: Any) -> None:
-    for setting, text in WRONG:
-        settings.DISTLOCK_EDITING = setting
-        with pytest.raises(ImproperlyConfigured, match=text):
-            config()
-        assert ids() == ["distlock.E070"]
+@pytest.mark.parametrize(
+    ("setting", "text"),
+    [
+        (["MODE"], "must be a dict"),
+        ({"TIMEOUT": 5}, "unknown key 'TIMEOUT'"),
+        ({"TTL": "60"}, "TTL must be a number"),
+        ({"TTL": 0}, "TTL must be above zero"),
+        ({"TTL": 20, "BEAT": 20}, "BEAT"),
+        ({"MODE": "strict"}, "MODE must be one of"),
+        ({"WHEN": None}, "WHEN must be one of"),
+        ({"LABEL": "no.such.module"}, "LABEL"),
+        ({"LABEL": 5}, "LABEL must be a callable"),
+        ({"DATABASE": 5}, "DATABASE must be an alias"),
+        ({"MAX_HELD": 0}, "MAX_HELD must be above zero"),
+    ],
+)
+def test_wrong_settings_are_errors_of_the_check(settings: Any, setting: Any, text: str) -> None:
+    settings.DISTLOCK_EDITING = setting
+    with pytest.raises(ImproperlyConfigured, match=text):
+        config()
+    assert ids() == ["distlock.E070"]
+
+
+@dataclass
+class Router:
+    write_to: str | None = None
+    migrates: bool | None = None
+
+    def db_for_write(self, model: Any, **hints: Any) -> str | None:
+        return self.write_to if model is Article else None
+
+    def allow_migrate(self, db: str, app_label: str, model_name: str | None = None, **hints: Any) -> bool | None:
+        return self.migrates if model_name == "editleaserow" else None
 
 
 def test_checks_of_the_database(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings.DISTLOCK_EDITING = {"DATABASE": "nowhere"}
-    assert ids() == ["distlock.E071"]
-    settings.DISTLOCK_EDITING = {"DATABASE": "default"}
-    assert ids() == []
-    settings.DATABASE_ROUTERS = [ToPostgres()]
-    assert ids() == ["distlock.W070"]
-    settings.DISTLOCK_EDITING = {}
-    assert ids() == []
-    settings.DATABASE_ROUTERS = [Kept()]
-    assert ids() == ["distlock.W072"]
+    for setting, router, found in (
+        ({"DATABASE": "nowhere"}, Router(), ["distlock.E071"]),
+        ({"DATABASE": "default"}, Router(), []),
+        ({"DATABASE": "default"}, Router(write_to="postgres"), ["distlock.W070"]),
+        ({}, Router(write_to="postgres"), []),
+        ({}, Router(migrates=False), ["distlock.W072"]),
+    ):
+        settings.DISTLOCK_EDITING, settings.DATABASE_ROUTERS = setting, [router]
+        assert ids() == found
     settings.DATABASE_ROUTERS = []
     monkeypatch.setattr(connections["default"], "vendor", "oracle")
     assert ids() == ["distlock.W071"]
@@ -241,42 +223,21 @@ def test_a_view_overrides_the_setting(settings: Any) -> None:
     assert config().label_of("ada") == "user ada"
 
 
-# a mixin behind the class whose methods it extends would lock nothing, and nobody would notice
-
-PAIRS = [
-    (EditLockAdmin, ModelAdmin),
-    (EditLockMixin, UpdateView),
-    (EditLockViewSetMixin, ModelViewSet),
-    (IdempotentMixin, ModelViewSet),
-]
-
-
-def test_a_mixin_in_the_wrong_place_is_refused() -> None:
-    for mixin, base in PAIRS:
+def test_a_mixin_behind_the_class_whose_methods_it_extends_is_refused() -> None:
+    """It would lock nothing, and nobody would notice."""
+    for mixin, base in (
+        (EditLockAdmin, ModelAdmin),
+        (EditLockMixin, UpdateView),
+        (EditLockViewSetMixin, ModelViewSet),
+        (IdempotentMixin, ModelViewSet),
+    ):
         child = type("Child", (base,), {})
-        for wrong in ((base, mixin), (child, mixin)):
-            text = f"Put {mixin.__name__} before {wrong[0].__name__} among the bases of Wrong"
+        for wrong in (base, child):
+            text = f"Put {mixin.__name__} before {wrong.__name__} among the bases of Wrong"
             with pytest.raises(TypeError, match=text):
-                type("Wrong", wrong, {})
+                type("Wrong", (wrong, mixin), {})
         right = type("Right", (mixin, child), {})
         assert issubclass(type("Child", (right,), {}), mixin)
-
-
-# templates with the tag
-
-TAG = "{% load editing %}"
-
-
-@pytest.fixture
-def found(tmp_path: Path, settings: Any) -> Any:
-    settings.TEMPLATES = [{**settings.TEMPLATES[0], "APP_DIRS": False, "DIRS": [tmp_path]}]
-    assert engines
-
-    def ids(text: str) -> list[str | None]:
-        (tmp_path / "form.html").write_text(text)
-        return [message.id for message in check_templates(None)]
-
-    return ids
 
 
 FORMS = {
@@ -289,13 +250,17 @@ FORMS = {
     "<form>{% edit_locked object %}</form>": [],
     '<form autocomplete="off"></form><form>{% edit_lock object %}</form>': ["distlock.W075"],
 }
+WITHOUT_ADDRESSES = {'<form autocomplete="off">{% edit_lock object %}</form>': ["distlock.W076"], "<form></form>": []}
 
 
-def test_forms(found: Any) -> None:
-    assert {text: found(TAG + text) for text in FORMS} == FORMS
-
-
-def test_addresses(found: Any, settings: Any) -> None:
-    settings.ROOT_URLCONF = "tests.idempotency.served"
-    assert found('<form autocomplete="off">{% edit_lock object %}</form>') == ["distlock.W076"]
-    assert found("<form></form>") == []
+@pytest.mark.parametrize(
+    ("forms", "urls"), [(FORMS, "testproject.urls"), (WITHOUT_ADDRESSES, "tests.idempotency.served")]
+)
+def test_e8_templates_with_the_tag(settings: Any, tmp_path: Path, forms: dict[str, list[str]], urls: str) -> None:
+    settings.TEMPLATES = [{**settings.TEMPLATES[0], "APP_DIRS": False, "DIRS": [tmp_path]}]
+    settings.ROOT_URLCONF = urls
+    found = {}
+    for text in forms:
+        (tmp_path / "form.html").write_text("{% load editing %}" + text)
+        found[text] = [message.id for message in check_templates(None)]
+    assert found == forms

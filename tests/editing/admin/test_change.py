@@ -2,184 +2,199 @@
 
 from __future__ import annotations
 
-import secrets
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.urls import reverse
+from django.contrib.auth.models import Permission
 
 from testproject.articles.models import Article, Source
-from tests.editing.people import hidden, is_held, row
-
-if TYPE_CHECKING:
-    from tests.editing.people import Person
+from tests.editing.people import CHOICE, GRANT, Person, body, controls, hidden, is_held, names, refused, row
 
 
-def address(article: Article, page: str = "change") -> str:
-    return reverse(f"admin:articles_article_{page}", args=[article.pk])
+@pytest.fixture
+def path(article: Article) -> str:
+    return f"/admin/articles/article/{article.pk}/change/"
 
 
-def sent(fields: dict[str, str], *sources: Source, **more: str) -> dict[str, str]:
-    """What the change form sends."""
-    management = {
-        "sources-TOTAL_FORMS": str(len(sources)),
-        "sources-INITIAL_FORMS": str(len(sources)),
-        "sources-MIN_NUM_FORMS": "0",
-        "sources-MAX_NUM_FORMS": "1000",
-    }
-    for number, source in enumerate(sources):
-        management |= {
-            f"sources-{number}-id": str(source.pk),
-            f"sources-{number}-article": str(source.article_id),
-            f"sources-{number}-name": source.name,
-        }
-    return {"title": "A bridge opens", "body": "On Saturday.", "section": "news", **management, **fields, **more}
-
-
-def test_the_form_has_the_lock_and_no_autocomplete(ada: Person, article: Article) -> None:
-    text = ada.client.get(address(article)).content.decode()
+def test_e8_the_form_has_the_lock_and_no_autocomplete(ada: Person, article: Article, path: str) -> None:
+    text = ada.client.get(path).content.decode()
     form = text[text.index('id="article_form"') : text.index("data-distlock-edit")]
     assert 'autocomplete="off"' in form.split(">")[0]
     assert 'data-endpoint="/admin/articles/article/distlock-editing/beat/"' in text
     assert not is_held(article)
 
 
-def test_the_second_save_is_refused_and_keeps_the_text(ada: Person, bo: Person, article: Article) -> None:
-    first, second = ada.open(address(article)), bo.open(address(article))
-    assert ada.client.post(address(article), sent(first, body="By Ada.")).status_code == 302
-    refused = bo.client.post(address(article), sent(second, body="By Bo.", _continue="1"))
-    assert refused.status_code == 409
-    text = refused.content.decode()
-    assert "By Ada." in text
-    assert "By Bo." in text
-    assert 'name="_continue"' in text
-    again = bo.client.post(address(article), sent(hidden(refused), body="By Bo.", distlock_edit_choice="review"))
+def test_the_second_save_is_refused_and_keeps_the_text(ada: Person, bo: Person, article: Article, path: str) -> None:
+    source = Source.objects.create(article=article, name="The mayor")
+    first, second = ada.open(path), bo.open(path)
+    source.name = "The council"
+    assert ada.save(path, first, source).status_code == 302
+    source.name = "The baker"
+    answer = bo.save(path, second, source, body="By Bo.", _continue="1")
+    refused(answer, "The council", "The baker", "By Bo.", 'name="_continue"')
+    assert (Source.objects.get().name, body()) == ("The council", "On Saturday.")
+    again = bo.save(path, hidden(answer), source, body="By Bo.", **{CHOICE: "review"})
     assert again.status_code == 200
     assert "By Bo." in again.content.decode()
-    assert Article.objects.get().body == "By Ada."
-    assert bo.client.post(address(article), sent(hidden(again), body="By Bo.")).status_code == 302
-    assert Article.objects.get().body == "By Bo."
+    assert bo.save(path, hidden(again), source, body="By Bo.").status_code == 302
+    assert (Source.objects.get().name, body()) == ("The baker", "By Bo.")
 
 
-def test_a_change_of_an_inline_is_a_change(ada: Person, bo: Person, article: Article) -> None:
-    source = Source.objects.create(article=article, name="The mayor")
-    first, second = ada.open(address(article)), bo.open(address(article))
-    source.name = "The council"
-    assert ada.client.post(address(article), sent(first, source)).status_code == 302
-    source.name = "The baker"
-    refused = bo.client.post(address(article), sent(second, source))
-    assert refused.status_code == 409
-    text = refused.content.decode()
-    assert "The council" in text
-    assert "The baker" in text
-    assert Source.objects.get().name == "The council"
-
-
-def test_a_form_with_errors_carries_its_version_on(ada: Person, bo: Person, article: Article) -> None:
-    fields = bo.open(address(article))
-    wrong = bo.client.post(address(article), sent(fields, title=""))
+def test_e6_a_form_with_errors_carries_its_version_on(bo: Person, article: Article, path: str) -> None:
+    fields = bo.open(path)
+    wrong = bo.save(path, fields, title="")
     assert wrong.status_code == 200
     Article.objects.update(body="By other code.")
-    assert hidden(wrong)["distlock_edit"] == fields["distlock_edit"]
-    assert bo.client.post(address(article), sent(hidden(wrong))).status_code == 409
-
-
-def test_a_popup_counts_as_a_save(ada: Person, bo: Person, article: Article) -> None:
-    fields = bo.open(address(article))
-    popup = ada.open(f"{address(article)}?_popup=1")
-    saved = ada.client.post(f"{address(article)}?_popup=1", sent(popup, body="In a popup.", _popup="1"))
-    assert saved.status_code == 200
-    assert row(article).changed_by == "Ada"
-    assert bo.client.post(address(article), sent(fields)).status_code == 409
-
-
-def test_a_field_that_is_no_key_finds_no_object(ada: Person, article: Article) -> None:
-    for field in ("title", "nonsense"):
-        sent_on = {**sent(ada.open(address(article))), "_to_field": field}
-        assert ada.client.post(address(article), sent_on).status_code == 400
-        assert ada.client.get(f"{address(article)}?_to_field={field}").status_code == 400
-
-
-def test_without_the_field_nobody_else_may_hold_the_lock(ada: Person, bo: Person, article: Article) -> None:
-    """A suite that was written for a plain admin posts without it."""
-    assert bo.client.post(address(article), sent({}, body="By a script.")).status_code == 302
-    ada.claim(ada.open(address(article))["distlock_edit"])
-    assert bo.client.post(address(article), sent({}, body="Again.")).status_code == 409
-    assert Article.objects.get().body == "By a script."
-
-
-def test_an_object_that_was_deleted_is_a_page_with_the_text(ada: Person, bo: Person, article: Article) -> None:
-    fields = bo.open(address(article))
+    assert hidden(wrong)[GRANT] == fields[GRANT]
+    refused(bo.save(path, hidden(wrong)))
     article.delete()
-    refused = bo.client.post(address(article), sent(fields, body="By Bo."))
-    assert refused.status_code == 409
-    assert "By Bo." in refused.content.decode()
-    assert "deleted" in refused.content.decode()
+    refused(bo.save(path, fields, body="By Bo."), "By Bo.", "deleted")
     assert not Article.objects.exists()
 
 
-def test_overwriting_needs_a_permission(ada: Person, bo: Person, boss: Person, article: Article) -> None:
-    ada.claim(ada.open(address(article))["distlock_edit"])
-    for person, name in ((bo, "Bo"), (boss, "boss")):
-        fields = person.open(address(article))
-        refused = person.client.post(address(article), sent(fields, body=f"By {name}."))
-        assert refused.status_code == 409
-        offered = "Take over and save mine" in refused.content.decode()
-        assert offered == (person is boss)
-        done = person.client.post(
-            address(article), sent(hidden(refused), body=f"By {name}.", distlock_edit_choice="overwrite")
-        )
-        assert done.status_code == (302 if person is boss else 409)
-    assert Article.objects.get().body == "By boss."
-    messages = [str(entry) for entry in LogEntry.objects.all()]
-    assert any("Took over the editing from Ada" in message for message in messages), messages
+def test_a_popup_counts_as_a_save(ada: Person, bo: Person, article: Article, path: str) -> None:
+    fields, popup = bo.open(path), f"{path}?_popup=1"
+    assert ada.save(popup, body="In a popup.", _popup="1").status_code == 200
+    assert row(article).changed_by == "Ada"
+    refused(bo.save(path, fields))
 
 
-class TestDeletion:
-    def test_it_is_refused_while_another_user_edits_and_after_a_change(
-        self, ada: Person, bo: Person, article: Article
-    ) -> None:
-        fields = bo.open(address(article, "delete"))
-        lease = ada.claim(grant := ada.open(address(article))["distlock_edit"])
-        refused = bo.client.post(address(article, "delete"), {"post": "yes", **fields})
-        assert refused.status_code == 409
-        assert "Nothing was done" in refused.content.decode()
-        ada.release([grant], [lease])
-        Article.objects.update(body="By Ada.")
-        assert bo.client.post(address(article, "delete"), {"post": "yes", **fields}).status_code == 409
-        assert Article.objects.exists()
-
-    def test_it_goes_through(self, ada: Person, bo: Person, article: Article) -> None:
-        lease = bo.claim(grant := bo.open(address(article))["distlock_edit"])
-        fields = bo.open(address(article, "delete"))
-        assert bo.client.post(address(article, "delete"), {"post": "yes", **fields}).status_code == 302
-        assert not Article.objects.exists()
-        assert bo.ask("renew", grant, lease=lease)["reason"] == "deleted"
+def test_a_field_that_is_no_key_finds_no_object(ada: Person, path: str) -> None:
+    for field in ("title", "nonsense"):
+        assert ada.save(path, _to_field=field).status_code == 400
+        assert ada.client.get(f"{path}?_to_field={field}").status_code == 400
 
 
-class TestTakeover:
-    def test_it_is_logged_and_the_holder_is_told(self, ada: Person, boss: Person, article: Article) -> None:
-        grant = ada.open(address(article))["distlock_edit"]
-        lease = ada.claim(grant)
-        theirs = boss.open(address(article))["distlock_edit"]
-        assert boss.ask("claim", theirs, lease=secrets.token_hex(16))["can_take_over"]
-        taken = boss.ask("takeover", theirs, lease=secrets.token_hex(16), reason="Deadline\nat noon")
-        assert taken["state"] == "held"
-        lost = ada.ask("renew", grant, lease=lease)
-        assert (lost["state"], lost["reason"], lost["by"]) == ("lost", "taken_over", "Boss")
-        entry = LogEntry.objects.get()
-        assert "Ada" in entry.change_message
-        assert "Deadline at noon" in entry.change_message
+def test_without_the_field_nobody_else_may_hold_the_lock(ada: Person, bo: Person, path: str) -> None:
+    """A suite that was written for a plain admin posts without it."""
+    assert bo.save(path, {}, body="By a script.").status_code == 302
+    ada.hold(path)
+    refused(bo.save(path, {}, body="Again."))
+    assert body() == "By a script."
 
 
-@pytest.mark.parametrize("mode", ["warn", "off"])
-def test_modes_that_save(ada: Person, bo: Person, article: Article, settings: Any, mode: str) -> None:
-    settings.DISTLOCK_EDITING = {"MODE": mode}
-    fields = bo.open(address(article))
-    assert bool(fields) == (mode == "warn")
+def test_e7_overwriting_needs_a_permission(ada: Person, bo: Person, boss: Person, path: str) -> None:
+    ada.hold(path)
+    for person, status in ((bo, 409), (boss, 302)):
+        answer = person.save(path, body=f"By {person.user}.")
+        assert ("Take over and save mine" in refused(answer)) == (person is boss)
+        done = person.save(path, hidden(answer), body=f"By {person.user}.", **{CHOICE: "overwrite"})
+        assert done.status_code == status
+    assert body() == "By boss."
+    assert "Took over the editing from Ada" in " ".join(map(str, LogEntry.objects.all()))
+
+
+def test_a_deletion(ada: Person, bo: Person, article: Article, path: str) -> None:
+    """It is refused while another user edits, and after a change."""
+    page = path.replace("change", "delete")
+    fields, held = bo.open(page), ada.hold(path)
+    refused(bo.client.post(page, {"post": "yes", **fields}), "Nothing was done")
+    ada.give_back(held)
+    Article.objects.update(body="By Ada.")
+    refused(bo.client.post(page, {"post": "yes", **fields}))
+    mine = bo.hold(path)
+    assert bo.client.post(page, {"post": "yes", **bo.open(page)}).status_code == 302
+    assert not Article.objects.exists()
+    assert bo.renew(mine)["reason"] == "deleted"
+
+
+def test_e18_a_takeover_is_logged_and_the_holder_is_told(ada: Person, boss: Person, path: str) -> None:
+    held, theirs = ada.hold(path), boss.open(path)[GRANT]
+    assert boss.ask("claim", theirs)["can_take_over"]
+    assert boss.ask("takeover", theirs, reason="Deadline\nat noon")["state"] == "held"
+    lost = ada.renew(held)
+    assert (lost["state"], lost["reason"], lost["by"]) == ("lost", "taken_over", "Boss")
+    message = LogEntry.objects.get().change_message
+    assert "Ada" in message
+    assert "Deadline at noon" in message
+
+
+def test_e10_the_mode_warn_saves_and_says_so(bo: Person, article: Article, path: str, settings: Any) -> None:
+    settings.DISTLOCK_EDITING = {"MODE": "warn"}
+    fields = bo.open(path)
     Article.objects.update(body="By other code.")
-    saved = bo.client.post(address(article), sent(fields, body="By Bo."), follow=True)
-    assert saved.status_code == 200
-    assert Article.objects.get().body == "By Bo."
-    assert ("This was saved, although" in saved.content.decode()) == (mode == "warn")
+    bo.save(path, fields, body="By Bo.")
+    assert body() == "By Bo."
+    assert "This was saved, although" in bo.client.get("/admin/").content.decode()
+
+
+# rows of inlines that were deleted while somebody typed: no text is lost, and the form can be saved
+
+
+def opened(person: Person, path: str) -> dict[str, Any]:
+    return controls(person.client.get(path), "article_form")
+
+
+def again(person: Person, path: str, fields: dict[str, Any]) -> Any:
+    """The form after the button of the refused save."""
+    answer = person.client.post(path, fields)
+    refused(answer, 'value="review"')
+    return person.client.post(path, {**controls(answer), CHOICE: "review"})
+
+
+def save_again(person: Person, path: str, page: Any, **more: str) -> list[str]:
+    """Save what it shows; the names that there are now."""
+    assert person.client.post(path, controls(page, "article_form") | more).status_code == 302
+    return names()
+
+
+@pytest.mark.parametrize(("gone", "typed"), [(0, 0), (0, 2), (2, 1), (None, 1)])
+def test_back_to_the_form(
+    bo: Person, article: Article, path: str, sources: list[Source], gone: int | None, typed: int
+) -> None:
+    fields = opened(bo, path) | {f"sources-{typed}-name": "by Bo", "sources-3-name": "a new one by Bo"}
+    if gone is not None:
+        sources[gone].delete()
+    Source.objects.create(article=article, name="a new one by Ada")
+    page = again(bo, path, fields)
+    text = page.content.decode()
+    expected = ["one", "three", "two"]
+    expected[typed] = "by Bo"
+    for name in (*expected, "a new one by Bo"):
+        assert f'value="{name}"' in text, name
+    assert ("as a new row" in text) == (gone is not None)
+    if (gone, typed) == (0, 2):  # the admin names the object of each row beside it
+        first, second = text.split('id="sources-0"')[1].split('id="sources-1"')[:2]
+        assert ("three" in first, "two" in first) == (True, False)
+        assert "by Bo" in second.split('id="sources-2"')[0]
+    assert save_again(bo, path, page) == sorted([*expected, "a new one by Bo", "a new one by Ada"])
+    kept = [source.pk for index, source in enumerate(sources) if index != gone]
+    assert Source.objects.filter(pk__in=kept).count() == len(kept)
+
+
+def test_a_row_that_both_have_deleted_stays_deleted(bo: Person, path: str, sources: list[Source]) -> None:
+    fields = opened(bo, path) | {"sources-1-DELETE": "on", "sources-2-name": "by Bo"}
+    sources[1].delete()
+    assert save_again(bo, path, again(bo, path, fields)) == ["by Bo", "one"]
+
+
+def test_a_row_that_was_deleted_can_be_left_out(bo: Person, path: str, sources: list[Source]) -> None:
+    fields = opened(bo, path) | {"body": "By Bo."}
+    sources[0].delete()
+    page = again(bo, path, fields)
+    form = controls(page, "article_form")
+    assert form["sources-INITIAL_FORMS"] == ["2"]
+    last = f"sources-{int(form['sources-TOTAL_FORMS'][0]) - 1}-name"
+    assert form[last] == ["one"]
+    assert save_again(bo, path, page, **{last: ""}) == ["three", "two"]
+    assert body() == "By Bo."
+
+
+def test_somebody_who_may_not_add_rows(bo: Person, path: str, sources: list[Source]) -> None:
+    bo.user.user_permissions.remove(Permission.objects.get(codename="add_source"))
+    fields = opened(bo, path) | {"sources-0-name": "by Bo"}
+    sources[0].delete()
+    page = again(bo, path, fields)
+    for text in ('value="by Bo"', "cannot be saved again"):
+        assert text in page.content.decode()
+    assert save_again(bo, path, page) == ["three", "two"]
+
+
+def test_replacing_theirs_with_mine(boss: Person, path: str, sources: list[Source]) -> None:
+    fields = opened(boss, path) | {"sources-2-name": "by the boss"}
+    sources[0].delete()
+    answer = boss.client.post(path, fields)
+    refused(answer, 'value="overwrite"')
+    assert boss.client.post(path, {**controls(answer), CHOICE: "overwrite"}).status_code == 302
+    assert names() == ["by the boss", "one", "three"]

@@ -1,4 +1,4 @@
-"""One server and two profiles of each browser: Ada's and Bo's.
+"""One server and two profiles of each browser, Ada's and Bo's; what they do, and what they see.
 
 Chromium runs all cases; Firefox and WebKit those with the mark ``everywhere``, about what browsers do in ways of their
 own: keys in read-only fields, pages that go and come back, storage of tabs, Web Locks, filled-in forms.
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.conf import settings
+from django.contrib.auth.models import Permission
 from django.db import connections
 from django.test import override_settings
 from pytest_django.live_server_helper import LiveServer
@@ -19,7 +20,9 @@ from django_distlock.editing.http import actions
 from django_distlock.editing.http.permissions import Gate
 from django_distlock.editing.saving import Save
 from testproject.articles.models import Article
-from tests.support.browsers import BROWSERS, Profile, Tab, browser
+from testproject.articles.people import person as user_of
+from tests.editing.store.desks import emptied
+from tests.support.browsers import Profile, Tab, browser, in_browsers
 from tests.support.wire import wire
 
 if TYPE_CHECKING:
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 # Seconds; short, so that a test can wait until a lease ends.
 TIMES = {"TTL": 4, "BEAT": 0.75, "IDLE": 900}
 RESERVED = 1.0  # for the tab that has left or saved; 5 in reality
+BANNER, BODY, LEASE = ".distlock-banner", "[name=body]", "[name=distlock_edit_lease]"
+SAVE = "form button:not([type]), [name=_save]"
 
 
 class Person:
@@ -35,14 +40,14 @@ class Person:
 
     def __init__(self, profile: Profile, url: str, slug: str) -> None:
         self.profile, self.url, self.slug = profile, url, slug
-        self.name = slug.title()
         self.tabs: list[Tab] = []
+        self.home = profile.tab()
+        self.log_in(self.home)
 
-    def log_in(self) -> None:
-        tab = self.profile.tab(f"{self.url}/articles/")
+    def log_in(self, tab: Tab, url: str = "") -> None:
+        tab.open(f"{url or self.url}/articles/")
         tab.follow(lambda: tab.click(f"[formaction='/articles/as/{self.slug}/']"))
-        assert tab.text("#me") == self.name
-        self.home = tab
+        assert tab.text("#me") == self.slug.title()
 
     def open(self, path: str) -> Tab:
         tab = self.profile.tab(self.url + path)
@@ -58,13 +63,67 @@ class Person:
                 tab.close()
         self.tabs.clear()
 
+    @contextmanager
+    def allowed(self, codename: str) -> Iterator[None]:
+        """With a permission more."""
+        permissions = user_of(self.slug).user_permissions
+        permission = Permission.objects.get(codename=codename)
+        permissions.add(permission)
+        try:
+            yield
+        finally:
+            permissions.remove(permission)
 
-@contextmanager
-def person(name: str, url: str, slug: str) -> Iterator[Person]:
-    with browser(name) as profile:
-        made = Person(profile, url, slug)
-        made.log_in()
-        yield made
+
+def held(tab: Tab) -> None:
+    tab.until(lambda: tab.value(LEASE), "the lock was not taken")
+
+
+def type_and_hold(tab: Tab, text: str = " Typed.", selector: str = BODY) -> None:
+    tab.type(selector, text)
+    held(tab)
+
+
+def banner(tab: Tab, text: str, box: str = BANNER) -> None:
+    tab.until(lambda: text in tab.text(box), lambda: f"{box} does not say {text!r} but {tab.text(box)!r}")
+
+
+def read_only(tab: Tab, selector: str = BODY) -> bool:
+    return bool(tab.run("return document.querySelector(arguments[0]).readOnly", selector))
+
+
+def busy(tab: Tab, who: str = "Ada") -> None:
+    banner(tab, f"{who} is editing this")
+    assert read_only(tab)
+
+
+def meet(ada: Person, bo: Person, path: str, text: str = " Typed.") -> tuple[Tab, Tab]:
+    """Both open the form; she types, and he sees it."""
+    mine, theirs = ada.open(path), bo.open(path)
+    type_and_hold(mine, text)
+    busy(theirs)
+    return mine, theirs
+
+
+def take_over(tab: Tab, reason: str = "") -> None:
+    tab.click("[data-distlock-action=take_over]")
+    if reason:
+        tab.type(f"{BANNER} input", reason)
+    tab.click("[data-distlock-action=confirm]")
+    held(tab)
+
+
+def save(tab: Tab, selector: str = SAVE) -> None:
+    tab.follow(lambda: tab.click(selector))
+
+
+def copy_of(tab: Tab, to: Tab, address: str) -> None:
+    """What "Duplicate" does: the other tab has the storage of this one."""
+    stored = tab.run("return Object.entries(sessionStorage)")
+    to.run("for (const [key, value] of arguments[0]) sessionStorage.setItem(key, value)", stored)
+    to.open(address)
+    banner(to, "in another tab")
+    assert tab.run("return sessionStorage['distlock.tab']") != to.run("return sessionStorage['distlock.tab']")
 
 
 # Of the package: each browser starts once for all modules.
@@ -82,28 +141,23 @@ def server(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "people" in metafunc.fixturenames:
-        everywhere = metafunc.definition.get_closest_marker("everywhere") is not None
-        metafunc.parametrize("people", BROWSERS if everywhere else BROWSERS[:1], indirect=True, scope="package")
+    in_browsers(metafunc, "people")
 
 
 @pytest.fixture(scope="package")
-def people(request: pytest.FixtureRequest, server: str) -> Iterator[tuple[Person, Person]]:
+def people(request: pytest.FixtureRequest, server: str) -> Iterator[list[Person]]:
     with ExitStack() as stack:
-        yield (
-            stack.enter_context(person(request.param, server, "ada")),
-            stack.enter_context(person(request.param, server, "bo")),
-        )
+        yield [Person(stack.enter_context(browser(request.param)), server, slug) for slug in ("ada", "bo")]
 
 
 @pytest.fixture
-def ada(people: tuple[Person, Person], times: None) -> Iterator[Person]:
+def ada(people: list[Person], times: None) -> Iterator[Person]:
     yield people[0]
     people[0].close_tabs()
 
 
 @pytest.fixture
-def bo(people: tuple[Person, Person], times: None) -> Iterator[Person]:
+def bo(people: list[Person], times: None) -> Iterator[Person]:
     yield people[1]
     people[1].close_tabs()
 
@@ -120,9 +174,18 @@ def times(databases: None, settings: Any, monkeypatch: pytest.MonkeyPatch) -> It
 
 @pytest.fixture
 def article(databases: None) -> Iterator[Article]:
-    made = Article.objects.create(title="A bridge opens", body="On Saturday.")
-    yield made
-    Article.objects.all().delete()
+    for _ in emptied("default"):
+        yield Article.objects.create(title="A bridge opens", body="On Saturday.")
+
+
+@pytest.fixture
+def path(article: Article) -> str:
+    return f"/articles/{article.pk}/"
+
+
+@pytest.fixture
+def admin(article: Article) -> str:
+    return f"/admin/articles/article/{article.pk}/change/"
 
 
 @pytest.fixture

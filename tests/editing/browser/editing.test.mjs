@@ -4,11 +4,13 @@ import { test } from "node:test";
 
 import { Client, Editor, Tab, safely } from "../../../django_distlock/static/django_distlock/editing.js";
 
+const settle = async () => {
+  for (let turn = 0; turn < 40; turn += 1) await Promise.resolve();
+};
+
 class Clock {
-  constructor() {
-    this.time = 1_000_000;
-    this.timers = [];
-  }
+  time = 1_000_000;
+  timers = [];
   now = () => this.time;
   wait = (call, delay) => {
     const timer = { at: this.time + delay, call };
@@ -33,39 +35,31 @@ class Clock {
   }
 }
 
-const settle = async () => {
-  for (let turn = 0; turn < 40; turn += 1) await Promise.resolve();
-};
-
 class View {
-  constructor() {
-    this.shut = false;
-    this.banners = [];
-    this.states = [];
-    this.keeps = 0;
-    this.leases = [];
-    this.dropped = 0;
-  }
+  shut = false;
+  banners = [];
+  keeps = 0;
+  leases = [];
   readonly = (on) => (this.shut = on);
   banner = (look, kind, facts, actions) => this.banners.push({ look, kind, facts, actions });
   clear = () => this.banners.push(null);
-  emit = (state) => this.states.push(state);
+  emit = () => undefined;
   keep = () => (this.keeps += 1);
-  drop = () => (this.dropped += 1);
+  drop = () => undefined;
   lease = (id) => this.leases.push(id);
   get last() {
     return this.banners.at(-1);
   }
+  get says() {
+    return [this.last?.kind, this.shut];
+  }
 }
 
-const memory = () => {
-  const entries = new Map();
-  return {
-    getItem: (key) => entries.get(key) ?? null,
-    setItem: (key, value) => entries.set(key, value),
-    removeItem: (key) => entries.delete(key),
-  };
-};
+const memory = (entries = new Map()) => ({
+  getItem: (key) => entries.get(key) ?? null,
+  setItem: (key, value) => entries.set(key, value),
+  removeItem: (key) => entries.delete(key),
+});
 
 const json = (body, status = 200) => ({
   status,
@@ -75,7 +69,8 @@ const json = (body, status = 200) => ({
 });
 
 /* A document with one form. `answer` replies to one item, or throws for a cut network. */
-const page = async (answer, { clock = new Clock(), extra = {} } = {}) => {
+const page = async (answer, extra = {}) => {
+  const clock = new Clock();
   const requests = [];
   const store = memory();
   const storage = safely(() => store);
@@ -84,8 +79,9 @@ const page = async (answer, { clock = new Clock(), extra = {} } = {}) => {
   const script = { answer };
   const fetch = async (url, init = {}) => {
     const body = init.body instanceof URLSearchParams ? Object.fromEntries(init.body) : init.body ? JSON.parse(init.body) : null;
-    requests.push({ url, body, signal: init.signal, headers: init.headers, method: init.method ?? "GET" });
-    const made = await script.answer(body?.items?.[0], requests.at(-1));
+    const item = body?.items?.[0];
+    requests.push({ url, body, item, signal: init.signal, headers: init.headers, method: init.method ?? "GET" });
+    const made = await script.answer(item, requests.at(-1));
     return made.status === undefined ? json({ items: [made], beat: 20, ...extra }) : made;
   };
   let token = "old";
@@ -93,114 +89,109 @@ const page = async (answer, { clock = new Clock(), extra = {} } = {}) => {
   const client = new Client({ tab, fetch, now: clock.now, wait: clock.wait, endpoint: "/beat", release: "/release", csrf, beat: 20 });
   const editor = new Editor(view, { grant: "G", key: "K", idle: 900, mode: "enforce" }, storage, clock.now);
   await client.start([editor]);
-  const verbs = () => requests.filter((each) => each.body?.items).map((each) => each.body.items[0].verb);
-  return { clock, view, editor, client, requests, verbs, script, csrf };
+  const verbs = () => requests.filter((each) => each.item).map((each) => each.item.verb);
+  const releases = () => requests.filter((each) => each.url === "/release");
+  /* Somebody types there. */
+  const type = async (seconds = 1) => {
+    const claims = editor.input();
+    client.send();
+    await clock.pass(seconds);
+    return claims;
+  };
+  /* From now on the server answers so, until the next beats are over. */
+  const serve = async (answer, seconds = 21) => {
+    script.answer = answer;
+    await clock.pass(seconds);
+  };
+  return { clock, view, editor, client, requests, verbs, releases, script, csrf, type, serve };
 };
 
 /* Somebody types there, and has the lock. */
 const typing = async () => {
   const made = await page(free);
-  made.editor.input();
-  made.client.send();
-  await made.clock.pass(1);
+  await made.type();
   return made;
 };
 
-const FREE = { state: "free", changed: null };
 const held = (item) => ({ state: "held", lease: item.lease, fence: 1, expires_in: 60, changed: null });
-const free = (item) => (item.verb === "watch" ? FREE : held(item));
-const busy = (facts = {}) => ({
+const saved = (by) => () => ({ state: "free", changed: by && { by, at: 1 } });
+const free = (item) => (item.verb === "watch" ? saved(null)() : held(item));
+const lost = (reason) => () => ({ state: "lost", reason, by: "Bo", changed: null });
+const busy = (facts = {}, can_take_over = false) => () => ({
   state: "busy",
   holder: { label: "Ada", since: 120, idle: 0, own: false, saving: false, expires_in: 30, ...facts },
-  can_take_over: false,
+  can_take_over,
 });
+const cut = () => {
+  throw new TypeError("network");
+};
 
-test("a page that is only read claims nothing", async () => {
+test("e17: a page that is only read claims nothing", async () => {
   const { verbs, clock, editor } = await page(free);
   await clock.pass(100);
-  assert.deepEqual([...new Set(verbs())], ["watch"]);
-  assert.equal(editor.state, "free");
+  assert.deepEqual([[...new Set(verbs())], editor.state], [["watch"], "free"]);
 });
 
-test("the first key claims, further keys do not, and beats renew", async () => {
-  const { verbs, clock, editor, client, view } = await page(free);
-  assert.equal(editor.input(), true);
-  assert.equal(editor.input(), false);
-  client.send();
-  await clock.pass(45);
-  assert.deepEqual(verbs(), ["watch", "claim", "renew", "renew"]);
+test("e11: the first key claims, further keys do not, and beats renew", async () => {
+  const { verbs, editor, view, type } = await page(free);
+  assert.equal(await type(0), true);
+  assert.equal(await type(45), false);
+  assert.deepEqual(verbs(), ["watch", "claim", "renew", "renew", "renew"]);
   assert.deepEqual([view.leases.at(-1), view.shut], [editor.lease, false]);
 });
 
-test("busy makes it read-only and says who; free unlocks it", async () => {
-  const { view, clock, script } = await page(() => busy());
-  assert.equal(view.shut, true);
+test("e13: busy makes it read-only and says who; free unlocks it", async () => {
+  const { view, serve } = await page(busy());
   assert.deepEqual(view.last, { look: "busy", kind: "busy", facts: { who: "Ada", since: 120, idle: 0 }, actions: [] });
-  script.answer = free;
-  await clock.pass(21);
-  assert.deepEqual([view.shut, view.last.kind], [false, "free"]);
-  script.answer = () => busy({ own: true });
-  await clock.pass(45);
+  assert.equal(view.shut, true);
+  await serve(free);
+  assert.deepEqual(view.says, ["free", false]);
+  await serve(busy({ own: true }), 45);
   assert.deepEqual([view.last.kind, view.last.actions], ["own_tab", ["edit_here"]]);
-  script.answer = () => ({ state: "free", changed: { by: "Ada", at: 1 } }); // saved meanwhile
-  await clock.pass(21);
+  await serve(saved("Ada")); // meanwhile
   assert.deepEqual([view.shut, view.last.actions], [true, ["reload"]]);
 });
 
-test("who slept while somebody came reads it, then that it was saved, or gets it back", async () => {
-  for (const [changed, kind, shut] of [[{ by: "Bo", at: 1 }, "changed_typing", true], [null, "free", false]]) {
-    const { view, clock, script } = await typing();
-    script.answer = () => ({ state: "lost", reason: "expired", by: "Bo", changed: null });
-    await clock.pass(21);
+test("e14: who slept while somebody came reads it, then that it was saved, or gets it back", async () => {
+  for (const [by, kind, shut] of [["Bo", "changed_typing", true], [null, "free", false]]) {
+    const { view, serve } = await typing();
+    await serve(lost("expired"));
     assert.equal(view.last.kind, "expired");
-    script.answer = () => ({ state: "free", changed });
-    await clock.pass(45);
-    assert.deepEqual([view.last.kind, view.shut], [kind, shut]);
+    await serve(saved(by), 45);
+    assert.deepEqual(view.says, [kind, shut]);
   }
 });
 
-test("what was said about typed text stays while somebody else edits", async () => {
-  const { view, editor, clock, script } = await typing();
-  script.answer = () => ({ state: "lost", reason: "taken_over", by: "Bo", changed: null });
-  await clock.pass(21);
+test("e18: what was said about typed text stays while somebody else edits", async () => {
+  const { view, editor, serve } = await typing();
+  await serve(lost("taken_over"));
   assert.deepEqual([view.last.kind, view.last.facts.who, view.shut, view.keeps], ["taken_over", "Bo", true, 1]);
-  script.answer = () => busy();
-  await clock.pass(45);
+  await serve(busy(), 45);
   assert.deepEqual([view.last.kind, view.last.actions, editor.state], ["taken_over", [], "lost"]);
-  script.answer = () => ({ ...busy(), can_take_over: true });
-  await clock.pass(21);
+  await serve(busy({}, true));
   assert.deepEqual([view.last.kind, view.last.actions], ["taken_over", ["take_over"]]);
 });
 
 test("a request that never ends does not silence those behind it", async () => {
-  const { clock, requests, script, view } = await typing();
-  script.answer = (item, { signal }) => new Promise((_, reject) => signal.addEventListener("abort", reject));
-  await clock.pass(100);
+  const { requests, view, serve } = await typing();
+  await serve((item, { signal }) => new Promise((_, reject) => signal.addEventListener("abort", reject)), 100);
   assert.equal(view.last.kind, "offline");
-  script.answer = free;
   const before = requests.length;
-  await clock.pass(40);
+  await serve(free, 40);
   assert.ok(requests.length > before);
   assert.equal(view.last, null);
 });
 
-test("a lost reply is asked again with the same id", async () => {
-  const { requests, clock, editor, client, script } = await page(free);
-  script.answer = () => {
-    throw new TypeError("network");
-  };
-  editor.input();
-  client.send();
-  await clock.pass(1);
-  script.answer = free;
-  await clock.pass(21);
-  const claims = requests.map((each) => each.body.items[0]).filter((item) => item.verb === "claim");
-  assert.equal(claims.length, 2);
-  assert.equal(claims[0].lease, claims[1].lease);
-  assert.equal(editor.lease, claims[0].lease);
+test("e1: a lost reply is asked again with the same id", async () => {
+  const { requests, editor, type, serve, script } = await page(free);
+  script.answer = cut;
+  await type();
+  await serve(free);
+  const claims = requests.filter((each) => each.item?.verb === "claim").map((each) => each.item.lease);
+  assert.deepEqual(claims, [editor.lease, editor.lease]);
 });
 
-test("a reply for a lease that is no longer one's own is not believed", async () => {
+test("e12: a reply for a lease that is no longer one's own is not believed", async () => {
   const { editor, view } = await page(free);
   editor.input();
   const old = editor.item();
@@ -208,112 +199,96 @@ test("a reply for a lease that is no longer one's own is not believed", async ()
   editor.ask("adopt", editor.lease);
   const next = editor.item();
   editor.answered(next, held(next), 0);
-  editor.answered({ ...old, verb: "renew" }, { state: "lost", reason: "expired", by: "Bo" }, 0);
-  assert.equal(editor.state, "held");
-  assert.equal(view.shut, false);
+  editor.answered({ ...old, verb: "renew" }, lost("expired")(), 0);
+  assert.deepEqual([editor.state, view.shut], ["held", false]);
 });
 
-test("the page that goes reserves its lease; a form that was submitted hands it over", async () => {
+test("e12: the page that goes reserves its lease; a form that was submitted hands it over", async () => {
   for (const submitted of [false, true]) {
-    const { editor, client, requests } = await typing();
+    const { editor, client, releases } = await typing();
     editor.submitted = submitted;
     client.hide();
-    const releases = requests.filter((each) => each.url === "/release");
-    assert.equal(releases.length, submitted ? 0 : 1);
-    if (!submitted) assert.deepEqual(releases[0].body, { tab: client.tab.id, reserve: "1", grant: "G", lease: editor.lease });
+    const expected = { tab: client.tab.id, reserve: "1", grant: "G", lease: editor.lease };
+    assert.deepEqual(releases().map((each) => each.body), submitted ? [] : [expected]);
   }
 });
 
-test("an idle form warns for at least 20 seconds, a key dismisses it, then it is given back", async () => {
-  const { editor, client, clock, view, requests } = await page(free);
-  editor.input();
-  client.send();
-  await clock.pass(901);
+test("e15: an idle form warns for at least 20 seconds, a key dismisses it, then it is given back", async () => {
+  const { editor, clock, view, releases, type } = await page(free);
+  await type(901);
   assert.equal(view.last.kind, "idle_warning");
   await clock.pass(20);
   assert.equal(editor.state, "held");
   editor.input();
   assert.equal(view.last, null);
   await clock.pass(935);
-  assert.equal(editor.state, "given");
-  assert.equal(requests.filter((each) => each.url === "/release").length, 1);
-  assert.equal(view.shut, false);
+  assert.deepEqual([editor.state, releases().length, view.shut], ["given", 1, false]);
   assert.equal(editor.input(), true); // the next key claims again
 });
 
-test("after a sleep it asks before it believes", async () => {
-  const { editor, client, clock, requests } = await page(free);
-  editor.input();
-  client.send();
-  await clock.pass(5);
+test("e14: after a sleep it asks before it believes", async () => {
+  const { clock, requests } = await typing();
   const before = requests.length;
   clock.sleep(3600);
   await clock.pass(1);
   assert.ok(requests.length > before);
 });
 
-test("a rotated CSRF token is fetched once and used in the form too", async () => {
+test("e16: a rotated CSRF token is fetched once and used in the form too", async () => {
   const { csrf, script, client, requests } = await page(free);
   script.answer = (item, request) => {
     if (request.method === "GET") return json({ csrf: "new", logged_in: true });
-    return request.headers["X-CSRFToken"] === "new" ? FREE : { status: 403, headers: new Map(), ok: false };
+    return request.headers["X-CSRFToken"] === "new" ? free(item) : { status: 403, headers: new Map(), ok: false };
   };
   await client.send();
   assert.equal(csrf.get(), "new");
   assert.deepEqual(requests.slice(-3).map((each) => each.method), ["POST", "GET", "POST"]);
 });
 
-test("the end of the session is announced once", async () => {
-  const extra = { session_ends_in: 100 };
-  const { view, clock } = await page(free, { extra });
+test("e16: the end of the session is announced once", async () => {
+  const { view, clock } = await page(free, { session_ends_in: 100 });
   await clock.pass(60);
   assert.equal(view.banners.filter((each) => each?.kind === "session_ends").length, 1);
 });
 
 test("a refused grant asks no more claims", async () => {
-  const { editor, client, clock, verbs, script } = await page(free);
+  const { editor, clock, verbs, script, type } = await page(free);
   script.answer = () => ({ state: "error", reason: "grant" });
-  editor.input();
-  client.send();
-  await clock.pass(1);
+  await type();
   assert.deepEqual([editor.state, editor.input()], ["failed", false]);
   await clock.pass(60);
   assert.equal(verbs().filter((verb) => verb === "claim").length, 1);
 });
 
 test("a view that cannot be asked: the page says so, and shuts nothing", async () => {
-  const { editor, client, clock, view, script } = await page(() => ({ state: "error", reason: "view" }));
-  assert.deepEqual([view.last.kind, view.shut], ["unasked", false]);
-  editor.input();
-  client.send();
-  await clock.pass(60);
-  assert.deepEqual([view.last.kind, view.shut, editor.lease], ["unasked", false, null]);
+  const { editor, view, type, serve } = await page(() => ({ state: "error", reason: "view" }));
+  assert.deepEqual(view.says, ["unasked", false]);
+  await type(60);
+  assert.deepEqual([...view.says, editor.lease], ["unasked", false, null]);
   assert.ok(view.banners.every((each) => each === null || each.kind === "unasked"));
-  script.answer = free;
-  await clock.pass(21);
+  await serve(free);
   assert.deepEqual([editor.state, view.last], ["held", null]);
   for (const [reason, seconds, said] of [["database", 21, undefined], ["view", 90, "unasked"]]) {
-    script.answer = () => ({ state: "error", reason }); // takes no lock away
-    await clock.pass(seconds);
-    assert.deepEqual([editor.state, view.last?.kind, view.shut], ["held", said, false]);
+    await serve(() => ({ state: "error", reason }), seconds); // takes no lock away
+    assert.deepEqual([editor.state, ...view.says], ["held", said, false]);
   }
 });
 
-test("requests of one document do not overlap", async () => {
+test("e13: requests of one document do not overlap", async () => {
   let open = 0;
   let most = 0;
-  const { client } = await page(async () => {
+  const { client } = await page(async (item) => {
     open += 1;
     most = Math.max(most, open);
     await settle();
     open -= 1;
-    return FREE;
+    return free(item);
   });
   await Promise.all([client.send(), client.send(), client.send()]);
   assert.equal(most, 1);
 });
 
-test("a browser that stands still while it asks for its own id does not count as a copy", async () => {
+test("e11: a browser that stands still while it asks for its own id does not count as a copy", async () => {
   const clock = new Clock();
   let grant;
   const locks = {
@@ -323,22 +298,18 @@ test("a browser that stands still while it asks for its own id does not count as
         grant = () => resolve(callback());
       }),
   };
-  const shared = memory();
-  shared.setItem("distlock.tab", "mine");
+  const shared = memory(new Map([["distlock.tab", "mine"]]));
   const tab = new Tab({ storage: safely(() => shared), locks, wait: clock.wait });
   await clock.pass(0);
   clock.sleep(2); // now its timers are due, and come before the lock
   await clock.pass(0);
   grant();
   await tab.ready;
-  assert.equal(tab.id, "mine");
-  assert.equal(tab.copied, false);
+  assert.deepEqual([tab.id, tab.copied], ["mine", false]);
 });
 
 test("forbidden storage is no error", () => {
-  const storage = safely(() => {
-    throw new Error("SecurityError");
-  });
+  const storage = safely(cut);
   storage.set("a", "1");
   assert.equal(storage.get("a"), "1");
   storage.remove("a");

@@ -3,63 +3,83 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import pytest
 from django.contrib.sessions.models import Session
 
 from django_distlock.models import EditLeaseRow
 from testproject.articles.models import Article, Source
-from testproject.articles.people import person as user
-from tests.support.wire import wire
+from tests.support import axe
+from tests.support.browsers import OTHER_NAME
+from tests.support.wire import REPORTS, wire
 
-from .steps import BANNER, BODY, allowed, banner, busy, held, offered, page, read_only, save, take_over, type_and_hold
+from .conftest import (
+    BANNER,
+    BODY,
+    LEASE,
+    TIMES,
+    banner,
+    busy,
+    copy_of,
+    held,
+    meet,
+    read_only,
+    save,
+    take_over,
+    type_and_hold,
+    user_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from django.http import HttpRequest
+    from tests.support.browsers import Tab
 
     from .conftest import Person
 
 pytestmark = pytest.mark.tier2
 RELEASE = "/distlock/editing/release/"
 LIST = "/admin/articles/article/"
+NO_SCRIPTS = "script-src 'none'"  # those of the tests run all the same
 
 
-def is_release(request: HttpRequest) -> bool:
-    return request.path == RELEASE
+def page(tab: Tab) -> str:
+    """All of it, with what stands in fields."""
+    return str(tab.run("return document.documentElement.outerHTML"))
+
+
+def leases() -> list[str]:
+    return list(EditLeaseRow.rows.exclude(lease="").values_list("lease", flat=True))
 
 
 @pytest.mark.everywhere
-def test_reading_locks_nothing_and_the_first_key_does(ada: Person, bo: Person, article: Article) -> None:
+def test_e17_e19_reading_locks_nothing_and_the_first_key_does(ada: Person, bo: Person, path: str) -> None:
     """What is locked can be read and not changed."""
-    mine, theirs = ada.edit(article), bo.edit(article)
+    mine, theirs = ada.open(path), bo.open(path)
     for name in ("ada", "bo"):
         wire.until_seen(name, "/distlock/editing/beat/")
-    assert not read_only(mine)
-    assert not read_only(theirs)
+    assert (read_only(mine), read_only(theirs)) == (False, False)
     type_and_hold(mine)
-    busy(theirs, "Ada")
+    busy(theirs)
     assert not read_only(mine)
     before = theirs.value(BODY)
     for selector in (BODY, "[name=title]", "[name=section]"):
         theirs.type(selector, "Sport")
     theirs.click("[name=published]")
-    assert theirs.value(BODY) == before
-    assert theirs.value("[name=section]") == "news"
+    assert (theirs.value(BODY), theirs.value("[name=section]")) == (before, "news")
     assert theirs.run("return document.querySelector('[name=published]').checked") is False
     assert theirs.run("return document.querySelectorAll('form :disabled').length") == 0
     assert theirs.run("return document.querySelector(arguments[0]).getAttribute('aria-readonly')", BODY) == "true"
 
 
-def test_a_save_gives_it_to_the_next_who_sees_the_new_version_first(
-    ada: Person, bo: Person, article: Article, saved: Callable[[], str]
+def test_e13_a_save_gives_it_to_the_next_who_sees_the_new_version_first(
+    ada: Person, bo: Person, path: str, saved: Callable[[], str]
 ) -> None:
-    mine = ada.edit(article)
-    type_and_hold(mine, " By Ada.")
-    theirs = bo.edit(article)
-    busy(theirs, "Ada")
+    mine, theirs = meet(ada, bo, path, " By Ada.")
     save(mine)
     assert saved().endswith("By Ada.")
     banner(theirs, "has saved this meanwhile")
@@ -71,192 +91,309 @@ def test_a_save_gives_it_to_the_next_who_sees_the_new_version_first(
 
 
 @pytest.mark.everywhere
-def test_leaving_frees_it_and_back_takes_it_again(ada: Person, bo: Person, article: Article) -> None:
-    mine = ada.edit(article)
-    type_and_hold(mine)
-    theirs = bo.edit(article)
-    busy(theirs, "Ada")
+def test_e12_leaving_frees_it_and_back_takes_it_again(ada: Person, bo: Person, path: str) -> None:
+    mine, theirs = meet(ada, bo, path)
     mine.open(f"{ada.url}/articles/")
     wire.until_seen("ada", RELEASE)
     mine.back()
     mine.until(lambda: mine.run("return !!document.querySelector(arguments[0])", BODY), "the form did not come back")
     held(mine)
-    busy(theirs, "Ada")
+    busy(theirs)
     assert not read_only(mine)
     mine.open(f"{ada.url}/articles/")
     banner(theirs, "You can edit this now")
     assert not read_only(theirs)
 
 
-def test_cancel_frees_it_at_once_and_forgets_what_was_typed(ada: Person, bo: Person, article: Article) -> None:
-    mine, theirs = ada.edit(article), bo.edit(article)
-    type_and_hold(mine)
-    busy(theirs, "Ada")
+def test_e12_cancel_frees_it_at_once_and_forgets_what_was_typed(ada: Person, bo: Person, path: str) -> None:
+    mine, theirs = meet(ada, bo, path)
     mine.follow(lambda: mine.click("[data-distlock-cancel]"))
-    mine.until(lambda: EditLeaseRow.rows.get(object_pk=str(article.pk)).lease == "", "it is reserved for Ada")
+    mine.until(lambda: not leases(), "it is reserved for Ada")
     banner(theirs, "You can edit this now")
-    mine.open(f"{ada.url}/articles/{article.pk}/")
+    mine.open(ada.url + path)
     mine.until(lambda: mine.value("[name=distlock_edit_tab]"), "the script does not run")
     assert not mine.text(".distlock-kept")
 
 
 @pytest.mark.everywhere
-def test_a_reload_keeps_the_lock_and_offers_the_text(ada: Person, bo: Person, article: Article) -> None:
+def test_e11_a_reload_keeps_the_lock_and_offers_the_text(ada: Person, bo: Person, path: str) -> None:
     """The release of the old page comes behind the first beat of the new one, and frees nothing."""
-    mine, theirs = ada.edit(article), bo.edit(article)
-    type_and_hold(mine, " Unsaved.")
-    before = mine.value("[name=distlock_edit_lease]")
-    busy(theirs, "Ada")
-    with wire.held_back(is_release):
+    mine, theirs = meet(ada, bo, path, " Unsaved.")
+    before = mine.value(LEASE)
+    with wire.held_back(lambda request: request.path == RELEASE):
         mine.reload()
         held(mine)
         wire.seen.clear()
     wire.until_seen("ada", RELEASE)
-    assert mine.value("[name=distlock_edit_lease]") != before
-    assert EditLeaseRow.rows.get(object_pk=str(article.pk)).lease
-    busy(theirs, "Ada")
+    assert mine.value(LEASE) != before
+    assert leases()
+    busy(theirs)
     assert "tab" not in mine.text(BANNER)
     assert not read_only(mine)
-    offered(mine, "that was not saved")
+    banner(mine, "that was not saved", ".distlock-kept")
     assert mine.value(BODY) == "On Saturday."
     mine.click("[data-distlock-action=put_back]")
     assert mine.value(BODY) == "On Saturday. Unsaved."
 
 
 @pytest.mark.everywhere
-def test_a_tab_that_crashed_and_was_restored(ada: Person, bo: Person, article: Article) -> None:
+def test_e11_a_tab_that_crashed_and_was_restored(ada: Person, bo: Person, path: str) -> None:
     """No release came. It is the same tab: it adopts its own lease at once, and nobody is told "another tab"."""
-    mine, theirs = ada.edit(article), bo.edit(article)
-    type_and_hold(mine)
-    busy(theirs, "Ada")
-    before = mine.value("[name=distlock_edit_lease]")
+    mine, theirs = meet(ada, bo, path)
+    before = mine.value(LEASE)
     ada.profile.crash_and_restore(mine)
     held(mine)
-    assert mine.value("[name=distlock_edit_lease]") != before
-    busy(theirs, "Ada")
+    assert mine.value(LEASE) != before
+    busy(theirs)
     assert not read_only(mine)
     assert "another tab" not in mine.text(BANNER)
 
 
 @pytest.mark.everywhere
-def test_two_tabs_of_one_person_one_of_them_duplicated(ada: Person, article: Article) -> None:
-    first = ada.edit(article)
+def test_e11_two_tabs_of_one_person_one_of_them_duplicated(ada: Person, path: str) -> None:
+    first = ada.open(path)
     type_and_hold(first)
-    stored = first.run("return Object.entries(sessionStorage)")
     second = ada.open("/articles/")
-    second.run("for (const [key, value] of arguments[0]) sessionStorage.setItem(key, value)", stored)
-    second.open(f"{ada.url}/articles/{article.pk}/")
-    banner(second, "in another tab")
-    assert first.run("return sessionStorage['distlock.tab']") != second.run("return sessionStorage['distlock.tab']")
-    assert read_only(second)
-    assert not read_only(first)
+    copy_of(first, second, ada.url + path)
+    assert (read_only(first), read_only(second)) == (False, True)
     second.click("[data-distlock-action=edit_here]")
     held(second)
-    assert not read_only(second)
     banner(first, "You continue in another tab")
-    assert read_only(first)
+    assert (read_only(first), read_only(second)) == (True, False)
     assert first.value(BODY) == "On Saturday. Typed."
 
 
-def test_a_browser_that_slept_beyond_the_ttl(
-    ada: Person, bo: Person, article: Article, saved: Callable[[], str]
-) -> None:
-    """Somebody came and saved: it says so, and the save keeps both."""
-    mine, theirs = ada.edit(article), bo.edit(article)
-    type_and_hold(mine, " By Ada.")
-    busy(theirs, "Ada")
+@contextmanager
+def asleep(ada: Person, mine: Tab) -> Iterator[None]:
     ada.profile.send_signal(signal.SIGSTOP)
     try:
-        theirs.until(lambda: not read_only(theirs), "the lock did not end")
-        type_and_hold(theirs, " By Bo.")
-        save(theirs)
+        yield
     finally:
         ada.profile.send_signal(signal.SIGCONT)
+
+
+@contextmanager
+def offline(ada: Person, mine: Tab) -> Iterator[None]:
+    ada.profile.offline(mine, True)
+    banner(mine, "No connection")
+    assert not read_only(mine), "nothing is taken away from the page"
+    yield
+    mine.type(BODY, " Still offline.")
+    ada.profile.offline(mine, False)
+
+
+@pytest.mark.parametrize(("away", "more"), [(asleep, ""), (offline, " Still offline.")])
+def test_e14_a_browser_that_was_away_beyond_the_ttl(
+    ada: Person, bo: Person, path: str, saved: Callable[[], str], away: Any, more: str
+) -> None:
+    """Somebody came and saved: it says so, and the save keeps both."""
+    mine, theirs = meet(ada, bo, path, " By Ada.")
+    with away(ada, mine):
+        banner(theirs, "You can edit this now")
+        type_and_hold(theirs, " By Bo.")
+        save(theirs)
     banner(mine, "meanwhile")
-    assert mine.value(BODY) == "On Saturday. By Ada."
+    assert mine.value(BODY) == f"On Saturday. By Ada.{more}"
     mine.run("document.querySelector('form').requestSubmit()")
     mine.until(lambda: "By Bo." in mine.text("body") and "By Ada." in page(mine), "a version is missing")
     assert saved() == "On Saturday. By Bo."
 
 
-def test_a_network_that_is_away(ada: Person, bo: Person, article: Article, saved: Callable[[], str]) -> None:
-    """Nothing is taken away from the page; somebody came meanwhile, and nothing of either text is lost."""
-    mine, theirs = ada.edit(article), bo.edit(article)
-    type_and_hold(mine, " Offline.")
-    busy(theirs, "Ada")
-    ada.profile.offline(mine, True)
-    banner(mine, "No connection")
-    assert not read_only(mine)
-    banner(theirs, "You can edit this now")
-    type_and_hold(theirs, " By Bo.")
-    save(theirs)
-    mine.type(BODY, " Still offline.")
-    ada.profile.offline(mine, False)
-    banner(mine, "has saved this meanwhile")
-    assert mine.value(BODY) == "On Saturday. Offline. Still offline."
-    assert saved() == "On Saturday. By Bo."
-
-
-def test_the_end_of_the_session(ada: Person, article: Article, saved: Callable[[], str]) -> None:
-    mine = ada.edit(article)
+def test_e16_the_end_of_the_session(ada: Person, path: str, saved: Callable[[], str]) -> None:
+    mine = ada.open(path)
     type_and_hold(mine, " Kept.")
     for session in Session.objects.all():
-        if session.get_decoded().get("_auth_user_id") == str(user("ada").pk):
+        if session.get_decoded().get("_auth_user_id") == str(user_of("ada").pk):
             session.delete()
     banner(mine, "You are logged out")
     assert read_only(mine)
     assert mine.value(BODY) == "On Saturday. Kept."
-    ada.home.open(f"{ada.url}/articles/")
-    ada.home.follow(lambda: ada.home.click("[formaction='/articles/as/ada/']"))
+    ada.log_in(ada.home)
     mine.until(lambda: not read_only(mine), "it did not go on after the log-in")
     save(mine)
     assert saved() == "On Saturday. Kept."
 
 
-# in Django's admin
-
-
-def test_save_and_continue_in_the_admin(ada: Person, bo: Person, article: Article, saved: Callable[[], str]) -> None:
+def test_save_and_continue_in_the_admin(ada: Person, bo: Person, admin: str, saved: Callable[[], str]) -> None:
     """A key in an inline takes the lock of all of it; a row that Django's script adds is locked too."""
-    address = f"{LIST}{article.pk}/change/"
-    mine, theirs = ada.open(address), bo.open(address)
+    mine, theirs = ada.open(admin), bo.open(admin)
     theirs.click(".add-row a")
     type_and_hold(mine, "The Times", "[name=sources-0-name]")
-    busy(theirs, "Ada")
-    for number in (0, 1):
-        assert read_only(theirs, f"[name=sources-{number}-name]")
-    before = mine.value("[name=distlock_edit_lease]")
+    busy(theirs)
+    assert [read_only(theirs, f"[name=sources-{number}-name]") for number in (0, 1)] == [True, True]
+    before = mine.value(LEASE)
     save(mine, "[name=_continue]")
     held(mine)
-    assert mine.value("[name=distlock_edit_lease]") != before
+    assert mine.value(LEASE) != before
     assert list(Source.objects.values_list("name", flat=True)) == ["The Times"]
-    busy(theirs, "Ada")
+    busy(theirs)
     type_and_hold(mine, " Second.")
-    save(mine, "[name=_save]")
+    save(mine)
     banner(theirs, "Ada has saved this meanwhile")
     assert saved() == "On Saturday. Second."
 
 
-def test_a_takeover_in_the_admin_and_an_object_that_is_deleted(
-    ada: Person, bo: Person, article: Article, saved: Callable[[], str]
+def test_e18_a_takeover_in_the_admin_and_an_object_that_is_deleted(
+    ada: Person, bo: Person, article: Article, admin: str, saved: Callable[[], str]
 ) -> None:
-    address = f"{LIST}{article.pk}/change/"
-    with allowed("bo", "takeover_editlease"):
-        mine, theirs = ada.open(address), bo.open(address)
-        type_and_hold(mine, " By Ada.")
-        busy(theirs, "Ada")
+    with bo.allowed("takeover_editlease"):
+        mine, theirs = meet(ada, bo, admin, " By Ada.")
         take_over(theirs, "Deadline")
         theirs.type(BODY, " By Bo.")
-        save(theirs, "[name=_save]")
+        save(theirs)
         banner(mine, "Bo has taken over")
         assert saved() == "On Saturday. By Bo."
         assert "Deadline" in bo.open(f"{LIST}{article.pk}/history/").text("#change-history")
     mine.reload()
-    offered(mine, "against an older version")
+    banner(mine, "against an older version", ".distlock-kept")
     type_and_hold(mine, " Kept.")
     Article.objects.filter(pk=article.pk).delete()
     banner(mine, "deleted")
-    save(mine, "[name=_save]")
+    save(mine)
     assert "deleted" in mine.text("[role=alert]")
     assert " Kept." in page(mine)
     assert not Article.objects.filter(pk=article.pk).exists()
+
+
+# text that browsers fill in again, pages that are only fetched, a strict policy, an insecure context, what axe says
+
+
+def submit(tab: Tab) -> None:
+    """Send the form as it is, past every script and check of the browser."""
+    tab.follow(lambda: tab.run("HTMLFormElement.prototype.submit.call(document.querySelector('form'))"))
+
+
+@pytest.mark.everywhere
+def test_e8_text_that_comes_back_destroys_nothing(
+    ada: Person, path: str, saved: Callable[[], str], request: pytest.FixtureRequest
+) -> None:
+    """After "back" and after a reload, with scripts and without; a plain form loses what others have saved."""
+    mine = ada.open(path)
+    type_and_hold(mine, " Old text.")
+    mine.open(f"{ada.url}/articles/")
+    Article.objects.update(body="By a shell.")
+    mine.back()
+    mine.until(lambda: mine.value(BODY), "the form has not come back")
+    submit(mine)
+    assert saved() == "By a shell."
+    firefox = request.node.callspec.params["people"] == "firefox"
+    for policy, address, destroyed in (("", path, False), (NO_SCRIPTS, path, False), ("", f"{path}plain/", firefox)):
+        if policy:
+            wire.headers["Content-Security-Policy"] = policy
+        Article.objects.update(body="On Saturday.")
+        mine = ada.open(address)
+        mine.type(BODY, " Old text.")
+        Article.objects.update(body="By a shell.")
+        mine.reload()
+        submit(mine)
+        assert saved() == ("On Saturday. Old text." if destroyed else "By a shell.")
+        wire.headers.clear()
+
+
+def test_e17_a_page_that_is_only_fetched_is_no_visit(ada: Person, bo: Person, path: str, settings: Any) -> None:
+    """Prefetched by Chromium, or prerendered, so that its script runs."""
+    settings.DISTLOCK_EDITING = {**TIMES, "WHEN": "open"}
+    rules = f'{{"prerender": [{{"urls": ["{path}"], "eagerness": "immediate"}}]}}'
+    for head in (f'<link rel="prefetch" href="{path}">', f'<script type="speculationrules">{rules}</script>'):
+        wire.head = head
+        wire.seen.clear()
+        ada.open("/articles/")
+        wire.until_seen("ada", path)
+        time.sleep(TIMES["BEAT"])
+        assert not leases()
+    wire.head = ""
+    held(bo.open(path))
+
+
+def test_the_pages_need_nothing_but_the_site_itself(ada: Person, bo: Person, article: Article, path: str) -> None:
+    wire.headers["Content-Security-Policy"] = f"default-src 'self'; report-uri {REPORTS}"
+    ada.open("/articles/")
+    other = Article.objects.create(title="Another one", body="-")
+    with bo.allowed("takeover_editlease"):
+        for address in (path, f"{LIST}{other.pk}/change/"):
+            mine, theirs = meet(ada, bo, address, " Strict.")
+            take_over(theirs)
+            banner(mine, "Bo has taken over")
+            assert read_only(mine)
+            save(mine)
+            assert "Bo" in mine.text("[role=alert]")
+        bo.open(LIST)
+        bo.open(f"{LIST}{article.pk}/delete/")
+    assert wire.reports == []
+    wire.head = "<script>window.inline = true</script>"
+    tab = ada.open("/articles/")
+    tab.until(lambda: wire.reports, "the policy of this test reports nothing")
+
+
+# A page asks the other tabs for 150 ms whether its id is taken, which a busy machine may need for an answer.
+PATIENT = (
+    "<script>const set = setTimeout;"
+    "window.setTimeout = (call, delay) => set(call, delay === 150 ? 3000 : delay)</script>"
+)
+
+
+def test_e20_an_insecure_context(ada: Person, bo: Person, path: str, settings: Any, saved: Callable[[], str]) -> None:
+    """http on a LAN: no Web Locks, no crypto.randomUUID."""
+    settings.ALLOWED_HOSTS = ["*"]
+    url = f"http://{OTHER_NAME}:{urlsplit(ada.url).port}"
+    mine = ada.open("/articles/")
+    ada.log_in(mine, url)
+    mine.open(url + path)
+    assert mine.run("return !navigator.locks && !crypto.randomUUID")
+    type_and_hold(mine, " On a LAN.")
+    busy(bo.open(path))
+    mine.reload()
+    held(mine)
+    assert not read_only(mine)
+    second = ada.open("/articles/")
+    second.open(f"{url}/articles/")
+    wire.head = PATIENT
+    copy_of(mine, second, url + path)
+    mine.type(BODY, " Done.")
+    save(mine)
+    assert saved() == "On Saturday. Done."
+
+
+LOOKS = """
+const [done] = arguments;
+import("/static/django_distlock/editing.js").then(({ FormView, TEXTS }) => {
+  const view = new FormView(document.querySelector("[data-distlock-edit]"), TEXTS, sessionStorage);
+  const looks = ["busy", "changed", "lost", "free", "warning", "given", "error", "kept"];
+  view.form.prepend(...looks.map((look) => {
+    const box = document.createElement("div");
+    box.setAttribute("role", "status");
+    view.fill(box, look, `A banner of the look ${look}`, ["take_over", "reload"]);
+    return box;
+  }));
+  done(looks.length);
+});
+"""
+
+
+def faults(tab: Tab) -> list[str]:
+    """What axe finds in light and dark colours."""
+    found = []
+    for dark in (True, False):
+        tab.run("return 0")  # in front
+        assert tab.profile.dark(dark)
+        found += [f"{'dark' if dark else 'light'}: {fault}" for fault in axe.faults(tab.profile)]
+    return found
+
+
+def test_e19_axe_finds_nothing_in_any_state(ada: Person, bo: Person, path: str) -> None:
+    with bo.allowed("takeover_editlease"):
+        mine, theirs = meet(ada, bo, path)
+        assert faults(mine) == []
+        theirs.click("[data-distlock-action=take_over]")
+        assert faults(theirs) == []
+        theirs.click("[data-distlock-action=confirm]")
+        held(theirs)
+        banner(mine, "Bo has taken over")
+        save(mine)
+        assert "Bo" in mine.text("[role=alert]")
+        assert faults(mine) == []
+        mine.open(ada.url + path)
+        banner(mine, "that was not saved", ".distlock-kept")
+        mine.run("return 0")  # in front
+        assert mine.profile.execute_async_script(LOOKS) == 8
+        assert faults(mine) == []

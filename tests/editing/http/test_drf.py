@@ -7,96 +7,78 @@ from typing import TYPE_CHECKING
 import pytest
 from django.test import Client
 
-from testproject.articles.models import Article
-from tests.editing.people import row
+from django_distlock.editing import store
+from tests.editing.people import LEASE, Person, body, is_held, refused, row, sent
 
 if TYPE_CHECKING:
-    from typing import Any
+    from testproject.articles.models import Article
 
-    from tests.editing.people import Person
-
-pytestmark = pytest.mark.usefixtures("site")
+JSON = "application/json"
 
 
-def patch(person: Person, article: Article, path: str = "api", **headers: str) -> Any:
-    data = {"body": "By the API."}
-    return person.client.patch(f"/{path}/{article.pk}/", data, content_type="application/json", headers=headers)
+@pytest.fixture
+def path(article: Article) -> str:
+    return f"/api/{article.pk}/"
 
 
-def tag(person: Person, article: Article) -> str:
-    found: str = person.client.get(f"/api/{article.pk}/")["ETag"]
-    return found
+def tag(person: Person, path: str) -> str:
+    return str(person.client.get(path)["ETag"])
 
 
 @pytest.mark.usefixtures("atomic_requests")
-def test_a_write_and_its_tag(ada: Person, bo: Person, article: Article) -> None:
-    fields = bo.open(f"/edit/{article.pk}/")
-    before = tag(ada, article)
-    assert before.startswith('"')
-    done = patch(ada, article, **{"If-Match": before})
+def test_a_write_and_its_tag(ada: Person, bo: Person, article: Article, path: str) -> None:
+    form = f"/edit/{article.pk}/"
+    fields, before = bo.open(form), tag(ada, path)
+    done = ada.patch(path, **{"If-Match": before})
     assert done.status_code == 200
-    assert done["ETag"] == tag(ada, article) != before
+    assert done["ETag"] == tag(ada, path) != before
     assert row(article).changed_by == "Ada"
-    assert bo.client.post(f"/edit/{article.pk}/", {"title": "x", "body": "y", **fields}).status_code == 409
+    refused(bo.save(form, fields))
+    before = tag(ada, path)
+    same = {"title": article.title, "body": body()}
+    assert bo.save(form, **same).status_code == 302  # no column differs: many-to-many rows and files are seen so
+    assert ada.patch(path, **{"If-Match": before}).status_code == 412
+    assert ada.patch(path, **{"If-Match": tag(ada, path)}).status_code == 200
 
 
-def test_another_version_is_412(ada: Person, article: Article) -> None:
+def test_another_version_is_412(ada: Person, path: str) -> None:
     for given in ('"old"', "W/{}", '"a", "b"', "nonsense", "W/*", '"old", *'):
-        refused = patch(ada, article, **{"If-Match": given.format(tag(ada, article))})
-        assert (refused.status_code, refused.json()["code"]) == (412, "changed"), given
-    assert Article.objects.get().body == "On Saturday."
+        answer = ada.patch(path, **{"If-Match": given.format(tag(ada, path))})
+        assert (answer.status_code, answer.json()["code"]) == (412, "changed"), given
+    assert body() == "On Saturday."
     for given in ("*", '"old", {}'):
-        assert patch(ada, article, **{"If-Match": given.format(tag(ada, article))}).status_code == 200, given
+        assert ada.patch(path, **{"If-Match": given.format(tag(ada, path))}).status_code == 200, given
+    strict = path.replace("api", "strict-api")
+    assert ada.patch(strict).status_code == 428
+    assert ada.patch(strict, **{"If-Match": tag(ada, path)}).status_code == 200
+    for given, status in (('"old"', 412), (tag(ada, path), 204), ('"old"', 404)):
+        assert ada.client.delete(path, headers={"If-Match": given}).status_code == status
 
 
-def test_held_is_423(ada: Person, bo: Person, article: Article) -> None:
-    ada.claim(ada.open(f"/edit/{article.pk}/")["distlock_edit"])
-    data = {"title": "x", "body": "y", "section": "news"}
-    for send in (bo.client.patch, bo.client.put, bo.client.delete):
-        refused = send(f"/api/{article.pk}/", data, content_type="application/json")
-        assert refused.status_code == 423
-        assert refused["Content-Type"] == "application/problem+json"
-        assert (refused.json()["code"], refused.json()["holder"]) == ("held", "Ada")
-    assert Article.objects.get().body == "On Saturday."
-    assert patch(ada, article).status_code == 200
-    made = bo.client.post("/api/", data, content_type="application/json")
+def test_held_is_423_and_strangers_learn_nothing(ada: Person, bo: Person, article: Article, path: str) -> None:
+    """Neither that an object exists nor who edits it."""
+    ada.hold(f"/edit/{article.pk}/")
+    for verb in ("patch", "put", "delete"):
+        answer = getattr(bo.client, verb)(path, sent(), content_type=JSON)
+        assert (answer.status_code, answer["Content-Type"]) == (423, "application/problem+json")
+        assert (answer.json()["code"], answer.json()["holder"]) == ("held", "Ada")
+        known, unknown = (getattr(Client(), verb)(each, {}, content_type=JSON) for each in (path, "/api/0/"))
+        assert (known.status_code, known.content) == (unknown.status_code, unknown.content)
+        assert known.status_code in (401, 403)
+    assert body() == "On Saturday."
+    assert ada.patch(path).status_code == 200
+    made = bo.client.post("/api/", sent(), content_type=JSON)
     assert made.status_code == 201
     assert "ETag" not in made
 
 
-def test_a_deletion(ada: Person, article: Article) -> None:
-    assert ada.client.delete(f"/api/{article.pk}/", headers={"If-Match": '"old"'}).status_code == 412
-    assert ada.client.delete(f"/api/{article.pk}/", headers={"If-Match": tag(ada, article)}).status_code == 204
-    assert ada.client.get(f"/api/{article.pk}/").status_code == 404
-    assert patch(ada, article).status_code == 404
-
-
-def test_a_save_that_changes_no_column_is_another_version(ada: Person, bo: Person, article: Article) -> None:
-    """Many-to-many fields and files are seen through the counter of saves alone."""
-    before = tag(ada, article)
-    same = {"title": article.title, "body": article.body}
-    assert bo.client.post(f"/edit/{article.pk}/", {**same, **bo.open(f"/edit/{article.pk}/")}).status_code == 302
-    assert patch(ada, article, **{"If-Match": before}).status_code == 412
-    assert patch(ada, article, **{"If-Match": tag(ada, article)}).status_code == 200
-
-
-def test_the_mode_off_has_no_version(ada: Person, article: Article, settings: Any) -> None:
-    settings.DISTLOCK_EDITING = {"MODE": "off"}
-    assert "ETag" not in ada.client.get(f"/api/{article.pk}/")
-    assert patch(ada, article, **{"If-Match": '"old"'}).status_code == 200
-    assert row(article) is None
-
-
-def test_if_match_may_be_required(ada: Person, article: Article) -> None:
-    assert patch(ada, article, "strict").status_code == 428
-    assert patch(ada, article, "strict", **{"If-Match": tag(ada, article)}).status_code == 200
-
-
-def test_strangers_learn_nothing(ada: Person, article: Article) -> None:
-    """Neither that an object exists nor who edits it."""
-    ada.claim(ada.open(f"/edit/{article.pk}/")["distlock_edit"])
-    for send in (Client().patch, Client().put, Client().delete):
-        known, unknown = (send(f"/api/{pk}/", {}, content_type="application/json") for pk in (article.pk, 0))
-        assert (known.status_code, known.content) == (unknown.status_code, unknown.content)
-        assert known.status_code in (401, 403)
-    assert Article.objects.get().body == "On Saturday."
+def test_a_write_that_names_the_lease_keeps_it(ada: Person, article: Article, path: str) -> None:
+    held = ada.hold(f"/edit/{article.pk}/")
+    headers = {"Distlock-Lease": held[LEASE]}
+    for send in (ada.client.patch, ada.client.put):
+        assert send(path, sent(), content_type=JSON, headers=headers).status_code == 200
+        assert store.held("default")[0].expires_in > 30
+        assert ada.renew(held)["state"] == "held"
+    ada.give_back(held)  # and prolongs none that was given back
+    assert ada.patch(path, **headers).status_code == 200
+    assert not is_held(article) or store.held("default")[0].expires_in < 10

@@ -1,107 +1,108 @@
-"""Options of one admin, view or tag count at beats and saves too; the others are refused there."""
+"""Options and permissions of one view, admin or tag count at its pages, beats and saves."""
 
 from __future__ import annotations
 
-import secrets
 from typing import Any
 
 import pytest
 from django.contrib import admin
 from django.contrib.auth.admin import GroupAdmin
-from django.core.exceptions import ImproperlyConfigured
+from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.template import Context, Template
-from django.urls import path
+from django.test import RequestFactory
 
-from django_distlock.editing import EditLockAdmin, edit_locked
+from django_distlock.editing import edit_locked
+from django_distlock.http.visitors import principal_of_user
 from django_distlock.models import EditLeaseRow
 from testproject.articles.models import Article
-from tests.editing import site as views
-from tests.editing.people import Person, is_held
+from tests.editing import site
+from tests.editing.people import CHOICE, GRANT, Person, body, is_held, make_person, refused, sent
 from tests.support.findings import findings
 
-SITE_WIDE = {
-    "TTL": 120,
-    "BEAT": 5,
-    "FORM_TTL": 3600,
-    "LABEL": str,
-    "DATABASE": "default",
-    "MAX_HELD": 1,
-}
-asked: list[tuple[Any, Any, Any]] = []
+ADMIN = type(admin.site._registry[Article])
+OF_ADMIN = "/admin/articles/article/{}/change/"
+SITE_WIDE = {"TTL": 120, "BEAT": 5, "FORM_TTL": 3600, "LABEL": str, "DATABASE": "default", "MAX_HELD": 1}
 
 
-def never(user: Any, obj: Any, holder: Any) -> bool:
-    asked.append((user.username, obj, holder))
-    return False
+@pytest.fixture
+def stranger(crew: None) -> Person:
+    """Logged in, without any permission."""
+    user = make_person("stranger")
+    user.user_permissions.clear()
+    return Person(user)
 
 
-class Strict(EditLockAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
-    edit_lock = {"TAKEOVER": never}  # noqa: RUF012
+@pytest.mark.parametrize(
+    ("of", "path"),
+    [
+        ("setting", "/edit/{}/"),
+        ("setting", "/function/{}/"),
+        ("view", "/edit/{}/"),
+        ("admin", OF_ADMIN),
+        ("function", "/by-call/{}/"),
+    ],
+)
+def test_e18_from_whom_one_may_take_over(
+    ada: Person,
+    bo: Person,
+    boss: Person,
+    article: Article,
+    settings: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    of: str,
+    path: str,
+) -> None:
+    """By a beat, and with the button of a refused save."""
+    path, asked, of_ada = path.format(article.pk), [], principal_of_user(ada.user)
 
+    def rule(user: Any, obj: Any, holder: str) -> bool:
+        asked.append((user, obj))
+        return holder != of_ada
 
-class StrictEdit(views.Edit):
-    edit_lock = {"TAKEOVER": never}  # noqa: RUF012
-
-
-class Eager(views.Edit):
-    edit_lock = {"WHEN": "open", "IDLE": 333}  # noqa: RUF012
-
-
-class EagerAdmin(EditLockAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
-    edit_lock = {"WHEN": "open", "IDLE": 333}  # noqa: RUF012
-
-
-urlpatterns = [
-    views.beats,
-    views.admin_site("strict", (Article, Strict)),
-    path("view/<int:pk>/", StrictEdit.as_view()),
-    path("function/<int:pk>/", views.locked(takeover=lambda request, obj: never(request.user, obj, None))),
-    path("eager/<int:pk>/", Eager.as_view()),
-    path("eager-function/<int:pk>/", views.locked(when="open", idle=333)),
-    views.admin_site("eager-admin", (Article, EagerAdmin)),
-    path("edit/<int:pk>/", views.Edit.as_view()),
-]
-PAGES = ["/strict/articles/article/{pk}/change/", "/view/{pk}/", "/function/{pk}/"]
-
-
-@pytest.mark.usefixtures("site")
-@pytest.mark.parametrize("address", PAGES)
-def test_takeover_of_one_page(ada: Person, boss: Person, article: Article, address: str) -> None:
-    address = address.format(pk=article.pk)
-    grant, theirs = ada.open(address)["distlock_edit"], boss.open(address)
-    lease = ada.claim(grant)
-    answer = boss.ask("claim", theirs["distlock_edit"], lease=secrets.token_hex(16))
+    if of == "setting":
+        settings.DISTLOCK_EDITING = {"TAKEOVER": rule}
+    elif of == "function":
+        monkeypatch.setitem(site.RULES, "takeover", lambda request, obj: rule(request.user, obj, of_ada))
+    else:
+        monkeypatch.setattr(site.Edit if of == "view" else ADMIN, "edit_lock", {"TAKEOVER": rule}, raising=False)
+    theirs, mine = boss.open(path), ada.hold(path)
+    answer = boss.ask("claim", theirs[GRANT])
     assert (answer["state"], answer["can_take_over"]) == ("busy", False)
-    assert boss.ask("takeover", theirs["distlock_edit"], lease=secrets.token_hex(16))["state"] == "error"
-    assert asked[-1][:2] == ("boss", article)
-    posted = {"title": "By the boss", "body": "x", "section": "news", **theirs, "distlock_edit_choice": "overwrite"}
-    posted |= {"sources-TOTAL_FORMS": "0", "sources-INITIAL_FORMS": "0"}
-    assert boss.client.post(address, posted).status_code == 409
-    assert ada.ask("renew", grant, lease=lease)["state"] == "held"
+    assert boss.ask("takeover", theirs[GRANT])["reason"] == "permission"
+    assert asked[-1] == (boss.user, article)
+    assert "Take over" not in refused(boss.save(path, theirs))
+    refused(boss.save(path, theirs, **{CHOICE: "overwrite"}))
+    assert ada.renew(mine)["state"] == "held"
+    ada.give_back(mine)
+    bo.hold(path)
+    assert boss.save(path, theirs, **{CHOICE: "overwrite"}).status_code == (409 if of == "function" else 302)
 
 
-@pytest.mark.usefixtures("site")
-def test_options_of_one_page_are_in_its_form(ada: Person, article: Article) -> None:
-    for address in ("/eager/{pk}/", "/eager-function/{pk}/", "/eager-admin/articles/article/{pk}/change/"):
-        page = ada.client.get(address.format(pk=article.pk)).content.decode()
-        assert 'data-idle="333"' in page
+def test_options_of_one_page_are_in_its_form(ada: Person, article: Article, monkeypatch: pytest.MonkeyPatch) -> None:
+    for of in (site.Edit, ADMIN):
+        monkeypatch.setattr(of, "edit_lock", {"WHEN": "open", "IDLE": 333}, raising=False)
+    for path in ("/edit/{}/", "/eager/{}/", OF_ADMIN):
+        assert 'data-idle="333"' in ada.client.get(path.format(article.pk)).content.decode()
         assert is_held(article)
         EditLeaseRow.rows.all().delete()
 
 
-def test_an_option_of_the_whole_site_is_refused_in_one_view() -> None:
-    for name, value in SITE_WIDE.items():
-        options = {"edit_lock": {name: value}}
+@pytest.mark.parametrize(("name", "value"), SITE_WIDE.items())
+def test_an_option_of_the_whole_site_is_refused_in_one_view(ada: Person, rf: Any, name: str, value: Any) -> None:
+    options, request = {"edit_lock": {name: value}}, rf.get("/")
+    request.user, request.session = ada.user, ada.client.session
+    tag = Template(f"{{% load editing %}}{{% edit_lock article {name.lower()}=5 %}}")
+    for make in (
+        lambda: type("View", (site.Edit,), options).as_view(),
+        lambda: site.Edit.as_view(**options),
+        lambda: type("Views", (site.Api,), options).as_view(site.one),
+        lambda: edit_locked(Article, **{name.lower(): value}),
+        lambda: tag.render(Context({"article": Article.objects.create(title="x"), "request": request})),
+    ):
         with pytest.raises(ImproperlyConfigured, match=name):
-            type("View", (views.Edit,), options).as_view()
-        with pytest.raises(ImproperlyConfigured, match=name):
-            views.Edit.as_view(**options)
-        with pytest.raises(ImproperlyConfigured, match=name):
-            type("Views", (views.ArticleViewSet,), options).as_view(views.one)
-        with pytest.raises(ImproperlyConfigured, match=name):
-            edit_locked(Article, **{name.lower(): value})
-    allowed = {"MODE": "warn", "WHEN": "open", "IDLE": 5, "TTL_WITHOUT_SCRIPT": 5, "TAKEOVER": never}
-    type("View", (views.Edit,), {"edit_lock": allowed}).as_view()
+            make()
+    with pytest.raises(ImproperlyConfigured, match="edit_lock_inlines"):  # no inline formset
+        type("Wrong", (site.Everything,), {"edit_lock_inlines": (Article,)}).as_view()
 
 
 def test_an_option_of_the_whole_site_is_an_error_of_the_check_in_one_admin(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,20 +111,78 @@ def test_an_option_of_the_whole_site_is_an_error_of_the_check_in_one_admin(monke
 
     # another admin may have such an attribute: a column, for example
     monkeypatch.setattr(GroupAdmin, "edit_lock", lambda self, obj: "x", raising=False)
+    monkeypatch.setattr(ADMIN, "edit_lock", {"MODE": "warn", "TTL_WITHOUT_SCRIPT": 5}, raising=False)
     assert not errors()
     for name in ("TTL", "IDEL"):
-        monkeypatch.setattr(Strict, "edit_lock", {name: 5})
+        monkeypatch.setattr(ADMIN, "edit_lock", {name: 5})
         (found,) = errors()
-        assert found.obj == Strict
+        assert found.obj == ADMIN
         assert name in found.msg
 
 
-@pytest.mark.usefixtures("site")
-def test_an_option_of_the_whole_site_is_refused_in_one_tag(ada: Person, article: Article, rf: Any) -> None:
-    request = rf.get("/")
-    request.user, request.session = ada.user, ada.client.session
-    for name in ("ttl", "beat", "max_held", "takeover", "idel"):
-        template = Template(f"{{% load editing %}}{{% edit_lock article {name}=5 %}}")
-        with pytest.raises(ImproperlyConfigured, match=name.upper()):
-            template.render(Context({"article": article, "request": request}))
+# permission= of a function refuses every request, before anything is locked or told
+
+
+@pytest.mark.parametrize("kind", ["by-name", "by-name-open", "by-name-off", "by-call", "async"])
+def test_strangers_and_those_with_the_permission(
+    ada: Person, stranger: Person, bo: Person, article: Article, kind: str
+) -> None:
+    held = ada.hold(f"/by-name/{article.pk}/")
+    before = list(EditLeaseRow.rows.values())
+    path, nobody = f"/{kind}/{article.pk}/", Person(None)
+    for method in ("get", "head", "post", "put", "patch", "delete"):
+        data = {"data": sent(body="By a stranger.")} if method in ("get", "post") else {}
+        reply = getattr(nobody.client, method)(path, **data)
+        assert (method, reply.status_code) == (method, 302)
+        assert "/login/" in reply["Location"]
+        assert kind in reply["Location"]
+        reply = getattr(stranger.client, method)(path, **data)
+        assert (method, reply.status_code) == (method, 403)
+        assert b"Ada" not in reply.content
+    assert body() == "On Saturday."
+    assert list(EditLeaseRow.rows.values()) == before
+    ada.give_back(held)
+    assert bo.save(path, body="By Bo.").status_code == 302
+    assert body() == "By Bo."
+
+
+def test_e3_what_is_gone(ada: Person, article: Article) -> None:
+    """An object that does not exist, a permission that was taken away, an object that was deleted."""
+    path, nowhere = f"/by-call/{article.pk}/", f"/by-call/{article.pk + 1}/"
+    assert ada.client.get(nowhere).status_code == ada.save(nowhere, {}).status_code == 404
+    fields = ada.open(path)
+    permissions = list(ada.user.user_permissions.all())
+    ada.user.user_permissions.clear()
+    answer = ada.ask("claim", fields[GRANT])
+    assert (answer["state"], answer["reason"]) == ("lost", "permission")
+    assert ada.save(path, fields).status_code == 403
     assert not is_held(article)
+    ada.user.user_permissions.set(permissions)
+    article.delete()
+    refused(ada.save(path, fields, body="By Ada."), "By Ada.")
+
+
+def test_may_edit_of_a_view_refuses_the_page_and_the_save(stranger: Person, ada: Person, article: Article) -> None:
+    class Decided(site.Edit):
+        def may_edit(self, request: Any, obj: Any) -> bool:
+            return request.user.has_perm(site.CHANGE)
+
+    class Async(Decided):
+        async def may_edit(self, request: Any, obj: Any) -> bool:
+            return False
+
+    def ask(view: Any, person: Person, method: str) -> int:
+        request = getattr(RequestFactory(), method)("/", sent(body="By a stranger."))
+        request.user, request.session = person.user, person.client.session
+        return view.as_view()(request, pk=article.pk).status_code
+
+    for method in ("get", "post"):
+        with pytest.raises(PermissionDenied):
+            ask(Decided, stranger, method)
+    assert ask(Decided, ada, "get") == 200
+    with pytest.raises(TypeError, match="plain function"):  # a coroutine would always mean yes
+        ask(Async, stranger, "post")
+    for name in ("permission", "takeover"):
+        with pytest.raises(TypeError, match="plain functions"):
+            edit_locked(Article, pk="pk", **{name: Async.may_edit})
+    assert body() == "On Saturday."

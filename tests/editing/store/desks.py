@@ -16,6 +16,7 @@ from django_distlock.editing.grants import open_grant
 from django_distlock.editing.records import EditLease, Owner
 from django_distlock.editing.resources import resource_of
 from django_distlock.editing.saving import run_save
+from django_distlock.models import EditLeaseRow
 from testproject.articles.models import Article
 from tests.conftest import eventually
 
@@ -28,28 +29,38 @@ if TYPE_CHECKING:
     from django_distlock.editing.records import Resource
     from django_distlock.editing.saving import Save
 
-
 TTL = 600.0
+
+
+def emptied(alias: str) -> Iterator[str]:
+    """The database, without articles and locks."""
+    for last in (False, True):
+        for rows in (Article.objects, EditLeaseRow.rows):
+            rows.using(alias).all().delete()
+        if not last:
+            yield alias
 
 
 def make_article(alias: str) -> Article:
     return Article.objects.using(alias).create(title="On locks", body="0")
 
 
-def write_behind(article: Article, token: str, **fields: Any) -> None:
+def rows_of(article: Article) -> Any:
+    return Article._base_manager.using(article._state.db).filter(pk=article.pk)
+
+
+def write_behind(article: Article, token: str) -> None:
     """A write of code that knows no edit locks: one UPDATE that adds to the text."""
-    rows = Article._base_manager.using(article._state.db).filter(pk=article.pk)
-    rows.update(body=Concat(F("body"), Value(f";{token}")), **fields)
+    rows_of(article).update(body=Concat(F("body"), Value(f";{token}")))
 
 
 def text_of(article: Article) -> str:
-    return Article._base_manager.using(article._state.db).values_list("body", flat=True).get(pk=article.pk)
+    return rows_of(article).values_list("body", flat=True).get()
 
 
 def expire(resource: Resource) -> None:
     """The lease of an object runs out."""
-    with connections[resource.database].cursor() as cursor:
-        cursor.execute("UPDATE django_distlock_editlease SET expires_at = 1 WHERE digest = %s", [resource.digest])
+    EditLeaseRow.rows.using(resource.database).filter(digest=resource.digest).update(expires_at=1)
 
 
 WAITING = {
@@ -110,22 +121,20 @@ class Desk:
     def open(self, article: Article) -> None:
         """Render the form."""
         opened = open_grant([resource_of(article)], principal=self.owner.principal, fields=["title", "body"])
-        self.grant, self.shown = opened.grant, opened.obj.body  # type: ignore[attr-defined]
+        self.grant, self.shown = opened.grant, opened.obj.body
 
     def claim(self, resource: Resource) -> Any:
-        lease = new_id()
-        found = store.claim(resource, self.owner, lease, TTL)
-        return self._held(found, lease)
+        return self._held(lambda lease: store.claim(resource, self.owner, lease, TTL))
 
     def adopt(self, resource: Resource) -> Any:
-        lease = new_id()
-        return self._held(store.adopt(resource, self.owner, lease, self.lease, TTL), lease)
+        return self._held(lambda lease: store.adopt(resource, self.owner, lease, self.lease, TTL))
 
     def take_over(self, resource: Resource) -> Any:
-        lease = new_id()
-        return self._held(store.takeover(resource, self.owner, lease, TTL, "it is urgent"), lease)
+        return self._held(lambda lease: store.takeover(resource, self.owner, lease, TTL, "it is urgent"))
 
-    def _held(self, found: Any, lease: str) -> Any:
+    def _held(self, ask: Callable[[str], Any]) -> Any:
+        lease = new_id()
+        found = ask(lease)
         if isinstance(found, EditLease):
             self.lease = lease
         return found
@@ -136,16 +145,14 @@ class Desk:
     def release(self, resource: Resource, reserve: float = 0.0) -> None:
         store.release(resource, self.lease, reserve, principal=self.owner.principal)
 
-    def save(
-        self, token: str, during: Callable[[Save], object] = lambda save: None, *, reserve: float | None = None
-    ) -> None:
+    def save(self, token: str, during: Callable[[Save], object] = lambda save: None) -> None:
         """Send the form: what was shown, and something more. EditConflict if it is refused."""
 
         def work(save: Save) -> None:
             during(save)
             article = save.object
             article.body = f"{self.shown};{token}"
-            article.save(using=self.grant.database, update_fields=["title", "body"], force_update=True)  # type: ignore[union-attr]
-            save.wrote(reserve=reserve)
+            article.save(using=self.grant.database, update_fields=["title", "body"], force_update=True)
+            save.wrote(reserve=None)
 
         run_save(self.grant, self.owner, self.lease, work)

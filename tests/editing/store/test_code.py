@@ -13,13 +13,12 @@ from django.db.transaction import TransactionManagementError
 
 from django_distlock import LockLost
 from django_distlock.editing import EditConflict, edit_lock, store
-from django_distlock.editing.records import Busy, EditLease
+from django_distlock.editing.records import Busy, EditLease, Resource
 from django_distlock.editing.resources import resource_of
 from django_distlock.editing.signals import edit_overridden
 from testproject.articles.models import Article
 from tests.conftest import eventually
-from tests.editing.store.conftest import emptied
-from tests.editing.store.desks import Desk, expire, hearing, make_article
+from tests.editing.store.desks import Desk, emptied, expire, hearing, make_article
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +33,11 @@ def article(databases: None) -> Iterator[Article]:
 
 
 @pytest.fixture
+def resource(article: Article) -> Resource:
+    return resource_of(article)
+
+
+@pytest.fixture
 def bob(article: Article) -> Desk:
     """With an open form."""
     desk = Desk("bob")
@@ -41,27 +45,30 @@ def bob(article: Article) -> Desk:
     return desk
 
 
+def importing(article: Article, **options: Any) -> Any:
+    return edit_lock(article, by="nightly import", **options)
+
+
 def held_by(article: Article) -> str | None:
-    resource = resource_of(article)
-    row = store.read([resource]).get(resource.digest)
-    return row.owner.label if row is not None and row.held and row.owner is not None else None
+    (row,) = store.read([resource_of(article)]).values()
+    return row.owner.label if row.held else None
 
 
-def test_others_are_kept_away_for_the_block(article: Article, bob: Desk) -> None:
-    bob.claim(resource_of(article))
-    with pytest.raises(EditConflict, match="Bob") as refused, edit_lock(article, by="nightly import"):
+def test_others_are_kept_away_for_the_block(article: Article, resource: Resource, bob: Desk) -> None:
+    bob.claim(resource)
+    with pytest.raises(EditConflict, match="Bob") as refused, importing(article):
         pytest.fail("it is held")
     assert (refused.value.reason, refused.value.holder.label) == ("held", "Bob")
-    bob.release(resource_of(article))
-    with edit_lock(article, by="nightly import") as lease:
+    bob.release(resource)
+    with importing(article) as lease:
         assert lease.held
         assert lease.fence is not None
         lease.check()
-        assert isinstance(bob.claim(resource_of(article)), Busy)
+        assert isinstance(bob.claim(resource), Busy)
         assert held_by(article) == "nightly import"
         with pytest.raises(EditConflict, match="nightly import"):
             bob.save("bob")
-        with pytest.raises(EditConflict), edit_lock(article, by="nightly import"):
+        with pytest.raises(EditConflict), importing(article):
             pytest.fail("it is held")
     assert held_by(article) is None
     with pytest.raises(EditConflict) as refused:  # the block counts as a write
@@ -69,33 +76,24 @@ def test_others_are_kept_away_for_the_block(article: Article, bob: Desk) -> None
     assert (refused.value.reason, refused.value.changed_by) == ("changed", "nightly import")
 
 
-def test_a_block_that_writes_nothing_or_fails_refuses_no_form(article: Article, bob: Desk) -> None:
-    with edit_lock(article, by="an audit", write=False):
-        pass
-    with pytest.raises(ZeroDivisionError), edit_lock(article, by="nightly import"):
-        raise ZeroDivisionError
-    assert held_by(article) is None
-    bob.save("bob")
-
-
 async def _fail(article: Article) -> None:
-    async with edit_lock(article, by="nightly import"):
+    async with importing(article):
         assert await sync_to_async(held_by)(article) == "nightly import"
         raise ZeroDivisionError
 
 
 async def _cancelled(article: Article) -> None:
-    task = asyncio.create_task(edit_lock(article, by="nightly import").__aenter__())
+    task = asyncio.create_task(importing(article).__aenter__())
     asyncio.get_running_loop().call_soon(task.cancel)  # after the first step of the task
     with pytest.raises(asyncio.CancelledError):
         await task
+    inside = asyncio.Event()
 
     async def work() -> None:
-        async with edit_lock(article, by="nightly import"):
+        async with importing(article):
             inside.set()
             await asyncio.Event().wait()
 
-    inside = asyncio.Event()
     task = asyncio.create_task(work())
     await inside.wait()
     task.cancel()
@@ -103,7 +101,12 @@ async def _cancelled(article: Article) -> None:
         await task
 
 
-def test_an_async_block_that_ends_early_leaves_nothing_held_and_refuses_no_form(article: Article, bob: Desk) -> None:
+def test_a_block_that_writes_nothing_or_ends_early_refuses_no_form(article: Article, bob: Desk) -> None:
+    with importing(article, write=False):
+        pass
+    with pytest.raises(ZeroDivisionError), importing(article):
+        raise ZeroDivisionError
+    assert held_by(article) is None
     with pytest.raises(ZeroDivisionError):
         asyncio.run(_fail(article))
     assert held_by(article) is None
@@ -112,52 +115,50 @@ def test_an_async_block_that_ends_early_leaves_nothing_held_and_refuses_no_form(
     bob.save("bob")
 
 
-def test_an_override_is_explicit_logged_and_sent(article: Article, bob: Desk, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, LOG), edit_lock(article, by="support", override=True):
-        pass
-    assert not caplog.records, "the object was free"
-    bob.claim(resource_of(article))
-    with (
-        hearing(edit_overridden) as heard,
-        caplog.at_level(logging.WARNING, LOG),
-        edit_lock(article, by="support", override=True, reason="ticket 7") as lease,
-    ):
+def test_an_override_is_explicit_logged_and_sent(
+    article: Article, resource: Resource, bob: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, LOG)
+    with importing(article, override=True):
+        assert not caplog.records, "the object was free"
+    bob.claim(resource)
+    with hearing(edit_overridden) as heard, importing(article, override=True, reason="ticket 7") as lease:
         assert lease.held
-        assert bob.renew(resource_of(article)).reason == "taken_over"
-    assert "support took articles.article" in caplog.text
+        assert bob.renew(resource).reason == "taken_over"
+    assert "nightly import took articles.article" in caplog.text
     assert [(told["before"].owner.label, told["reason"]) for told in heard] == [("Bob", "ticket 7")]
 
 
-def _wait_for_the_loss(lease: Any, bob: Desk, resource: Any) -> None:
-    bob.take_over(resource)
-    eventually(lambda: not lease.held, "the takeover is not noticed")
-    lease.check()
-
-
 @pytest.mark.tier2
-def test_it_is_renewed_for_as_long_as_the_block_takes(article: Article, bob: Desk) -> None:
-    resource = resource_of(article)
-    with edit_lock(article, by="nightly import", ttl=2.0) as lease:
+def test_it_is_renewed_for_as_long_as_the_block_takes(article: Article, resource: Resource, bob: Desk) -> None:
+    def until_the_loss(lease: Any) -> None:
+        bob.take_over(resource)
+        eventually(lambda: not lease.held, "the takeover is not noticed")
+        lease.check()
+
+    with importing(article, ttl=2.0) as lease:
         first = store.read([resource])[resource.digest].seen
         eventually(lambda: store.read([resource])[resource.digest].seen > first, "it is not renewed")
         expire(resource)  # as after a pause of the process
         eventually(lambda: held_by(article) == "nightly import", "it is not renewed after it has expired")
         assert isinstance(bob.claim(resource), Busy)
         assert lease.held
-    with pytest.raises(LockLost), edit_lock(article, by="nightly import", ttl=2.0) as lease:
-        _wait_for_the_loss(lease, bob, resource)
+    with pytest.raises(LockLost), importing(article, ttl=2.0) as lease:
+        until_the_loss(lease)
 
 
-def test_a_block_that_has_lost_it_is_told(article: Article, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_block_that_has_lost_it_is_told(
+    article: Article, resource: Resource, caplog: pytest.LogCaptureFixture
+) -> None:
     boss = Desk("boss")
-    with pytest.raises(LockLost, match="taken over by Boss"), edit_lock(article, by="nightly import"):
-        assert isinstance(boss.take_over(resource_of(article)), EditLease)
+    with pytest.raises(LockLost, match="taken over by Boss"), importing(article):
+        assert isinstance(boss.take_over(resource), EditLease)
     assert held_by(article) == "Boss"
-    boss.release(resource_of(article))
+    boss.release(resource)
 
     def work() -> None:
-        with edit_lock(article, by="nightly import"):
-            boss.take_over(resource_of(article))
+        with importing(article):
+            boss.take_over(resource)
             raise LookupError
 
     with pytest.raises(LookupError):  # the error of the block comes first
@@ -167,29 +168,29 @@ def test_a_block_that_has_lost_it_is_told(article: Article, caplog: pytest.LogCa
 
 def test_what_is_refused(article: Article) -> None:
     with pytest.raises(TransactionManagementError, match="outside atomic"), transaction.atomic():
-        edit_lock(article, by="nightly import").__enter__()
-    lock = edit_lock(article, by="nightly import")
+        importing(article).__enter__()
+    lock = importing(article)
     with lock, pytest.raises(RuntimeError, match="has been used"):
         lock.__enter__()
-    with pytest.raises(ValueError, match="by must say"):
-        edit_lock(article, by=" ")
-    with pytest.raises(ValueError, match="ttl"):
-        edit_lock(article, by="x", ttl=0)
-    with pytest.raises(ValueError, match="not saved"):
-        edit_lock(Article(), by="x")
+    for obj, options, text in (
+        (article, {"by": " "}, "by must say"),
+        (article, {"by": "x", "ttl": 0}, "ttl"),
+        (Article(), {"by": "x"}, "not saved"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            edit_lock(obj, **options)
 
 
-def test_mode_off_costs_nothing_and_warn_goes_on(
-    article: Article, bob: Desk, settings: Any, caplog: pytest.LogCaptureFixture, django_assert_num_queries: Any
+def test_e10_mode_off_costs_nothing_and_warn_goes_on(
+    article: Article, resource: Resource, bob: Desk, settings: Any, caplog: Any, django_assert_num_queries: Any
 ) -> None:
-    resource = resource_of(article)
     bob.claim(resource)
     settings.DISTLOCK_EDITING = {"MODE": "off"}
-    with django_assert_num_queries(0, connection=connections["default"]), edit_lock(article, by="x") as lease:
+    with django_assert_num_queries(0, connection=connections["default"]), importing(article) as lease:
         assert not lease.held
         lease.check()
     settings.DISTLOCK_EDITING = {"MODE": "warn"}
-    with caplog.at_level(logging.WARNING, LOG), edit_lock(article, by="nightly import"):
+    with caplog.at_level(logging.WARNING, LOG), importing(article):
         pass
     assert "goes on, although" in caplog.text
     assert store.read([resource])[resource.digest].changed_by == "nightly import"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.db import DatabaseError, OperationalError, connections, transaction
@@ -17,54 +17,81 @@ from django_distlock.editing.resources import resource_of
 from django_distlock.editing.saving import saving
 from django_distlock.editing.signals import edit_refused
 from django_distlock.editing.versions import Inline
+from django_distlock.models import EditLeaseRow
 from testproject.articles.models import Source
-from tests.data.app.models import Course, Restaurant, Student
+from tests.data.app.models import Restaurant
 from tests.editing.store.desks import Desk, hearing, make_article, text_of, until_somebody_waits, write_behind
-from tests.support.places import REPEATABLE_READ, Place, at_the_side, statements_of
+from tests.support.places import READ_COMMITTED, REPEATABLE_READ, Place, at_the_side, statements_of
+
+if TYPE_CHECKING:
+    from testproject.articles.models import Article
 
 every_server = pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
 on_sqlite = pytest.mark.parametrize("alias", ["default"], indirect=True)
+on_mariadb = pytest.mark.parametrize("alias", ["mariadb"], indirect=True)
 SOURCES = Inline(model="articles.source", fk="article", fields=("name",))
 
 
-def refused(desk: Desk) -> EditConflict:
+@pytest.fixture
+def alias_or_place(request: pytest.FixtureRequest) -> str:
+    if "place" in request.fixturenames:
+        return request.getfixturevalue("place").alias
+    return request.getfixturevalue("alias")
+
+
+@pytest.fixture
+def article(alias_or_place: str) -> Article:
+    return make_article(alias_or_place)
+
+
+def opened_by(person: str, article: Article) -> Desk:
+    desk = Desk(person)
+    desk.open(article)
+    return desk
+
+
+@pytest.fixture
+def ada(article: Article) -> Desk:
+    """With an open form."""
+    return opened_by("ada", article)
+
+
+@pytest.fixture
+def bob(article: Article) -> Desk:
+    return opened_by("bob", article)
+
+
+def refused(desk: Desk) -> str:
     with pytest.raises(EditConflict) as caught:
         desk.save("mine")
-    return caught.value
+    return caught.value.reason
 
 
-def opened(desk: Desk, obj: Any, **options: Any) -> EditGrant:
-    found = open_grant([resource_of(obj)], principal=desk.owner.principal, **options)
-    return found.grant
+def grant_of(desk: Desk, *objects: Any, **options: Any) -> EditGrant:
+    return open_grant([resource_of(obj) for obj in objects], principal=desk.owner.principal, **options).grant
 
 
 # what other writers do
 
 
 @every_server
-def test_the_write_rule_makes_the_other_writer_wait(alias: str) -> None:
+def test_e4_the_write_rule_makes_the_other_writer_wait(alias: str, article: Article, ada: Desk) -> None:
     """A command that knows no edit locks waits for the end of the save, and nothing is lost."""
-    article, ada = make_article(alias), Desk("ada")
-    ada.open(article)
-    place = Place(alias, "READ COMMITTED")
+    place = Place(alias, READ_COMMITTED)
     thread = threading.Thread(target=at_the_side, args=(place, lambda: write_behind(article, "theirs")))
-
-    def meanwhile(save: object) -> None:
-        thread.start()
-        until_somebody_waits(alias)
-
-    ada.save("mine", meanwhile)
+    ada.save("mine", lambda save: (thread.start(), until_somebody_waits(alias)))
     thread.join(30)
     assert text_of(article) == "0;mine;theirs"
 
 
-def test_a_save_on_sqlite_has_the_write_lock_before_it_reads(databases: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_sqlite
+def test_e4_a_save_on_sqlite_has_the_write_lock_before_it_reads(
+    alias: str, article: Article, ada: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where the settings say DEFERRED, which would end with "database is locked" at once."""
-    article, ada = make_article("default"), Desk("ada")
-    monkeypatch.setattr(connections["default"], "transaction_mode", "DEFERRED")
-    ada.open(article)
-    name = connections["default"].settings_dict["NAME"]
-    other = sqlite3.connect(name, timeout=0, isolation_level=None)
+    connection: Any = connections[alias]
+    monkeypatch.setattr(connection, "transaction_mode", "DEFERRED")
+    other = sqlite3.connect(connection.settings_dict["NAME"], timeout=0, isolation_level=None)
 
     def meanwhile(save: object) -> None:
         with pytest.raises(sqlite3.OperationalError, match="locked"):
@@ -73,56 +100,53 @@ def test_a_save_on_sqlite_has_the_write_lock_before_it_reads(databases: None, mo
     try:
         ada.save("mine", meanwhile)
         assert text_of(article) == "0;mine"
-        assert connections["default"].transaction_mode == "DEFERRED"  # type: ignore[attr-defined]
+        assert connection.transaction_mode == "DEFERRED"
     finally:
         other.close()
-        article.delete()
 
 
 # what is seen, and what is locked
 
 
 @on_sqlite
-def test_inline_rows_are_part_of_the_version(alias: str) -> None:
-    article, ada = make_article(alias), Desk("ada")
-    source = Source.objects.using(alias).create(article=article, name="a")
+def test_e6_inline_rows_are_part_of_the_version(alias: str, article: Article, ada: Desk) -> None:
+    rows = Source.objects.using(alias)
+    source = rows.create(article=article, name="a")
     for change in (
-        lambda: Source.objects.using(alias).filter(pk=source.pk).update(name="b"),
-        lambda: Source.objects.using(alias).create(article=article, name="c"),
-        lambda: Source.objects.using(alias).filter(name="c").delete(),
+        lambda: rows.filter(pk=source.pk).update(name="b"),
+        lambda: rows.create(article=article, name="c"),
+        lambda: rows.filter(name="c").delete(),
     ):
-        ada.grant = opened(ada, article, fields=["title", "body"], inlines=[SOURCES])
+        ada.grant = grant_of(ada, article, fields=["title", "body"], inlines=[SOURCES])
         change()
-        assert refused(ada).reason == "changed"
-    grant = opened(ada, article, fields=["title", "body"], inlines=[SOURCES])
-    with saving(grant, ada.owner) as save:
-        assert [row.pk for row in save.inlines[SOURCES]] == [source.pk]
+        assert refused(ada) == "changed"
+    with saving(grant_of(ada, article, inlines=[SOURCES]), ada.owner) as save:
+        assert save.inlines[SOURCES] == [source]
 
 
 def is_locked(obj: Any) -> bool:
     """Is its row locked by the transaction of this thread?"""
-    found: list[bool] = []
+    alias, found = obj._state.db, []
 
     def look() -> None:
-        with transaction.atomic(using=obj._state.db):
-            rows = type(obj)._base_manager.using(obj._state.db).filter(pk=obj.pk)
+        with transaction.atomic(using=alias):
+            rows = type(obj)._base_manager.using(alias).filter(pk=obj.pk)
             found.append(not rows.select_for_update(skip_locked=True).exists())
 
-    at_the_side(Place(obj._state.db, "READ COMMITTED"), look)
+    at_the_side(Place(alias, READ_COMMITTED), look)
     return found[0]
 
 
 @every_server
-def test_rows_of_inlines_and_of_the_parent_are_locked_too(alias: str) -> None:
+def test_e4_rows_of_inlines_and_of_the_parent_are_locked_too(alias: str, article: Article) -> None:
     """Multi-table inheritance: the lock of a restaurant is that of its place."""
-    article, ada, bob = make_article(alias), Desk("ada"), Desk("bob")
+    ada, bob = Desk("ada"), Desk("bob")
     source = Source.objects.using(alias).create(article=article, name="a")
-    with saving(opened(ada, article, fields=["body"], inlines=[SOURCES]), ada.owner):
+    with saving(grant_of(ada, article, fields=["body"], inlines=[SOURCES]), ada.owner):
         assert is_locked(source)
     restaurant = Restaurant.objects.using(alias).create(name="Ratskeller", seats=5)
-    assert resource_of(restaurant) == resource_of(restaurant.place_ptr)
     try:
-        mine, theirs = opened(ada, restaurant), opened(bob, restaurant.place_ptr)
+        mine, theirs = grant_of(ada, restaurant), grant_of(bob, restaurant.place_ptr)
         with saving(mine, ada.owner) as save:
             assert is_locked(restaurant.place_ptr)
             save.object.seats = 6
@@ -135,92 +159,66 @@ def test_rows_of_inlines_and_of_the_parent_are_locked_too(alias: str) -> None:
 
 
 @on_sqlite
-def test_many_to_many_rows_are_seen_through_the_counter(alias: str) -> None:
-    student, course = Student.objects.using(alias).create(name="s"), Course.objects.using(alias).create(title="c")
-    ada, bob = Desk("ada"), Desk("bob")
-    try:
-        mine, theirs = opened(ada, student), opened(bob, student)
-        with saving(mine, ada.owner) as save:
-            save.object.courses.add(course)
-            save.wrote()
-        with pytest.raises(EditConflict, match="changed by Ada"), saving(theirs, bob.owner):
-            pytest.fail("the courses were changed since")
-    finally:
-        student.delete()
-        course.delete()
-
-
-@on_sqlite
-def test_several_objects_of_one_grant(alias: str) -> None:
+def test_e2_several_objects_of_one_grant(alias: str, article: Article) -> None:
     """One refused object refuses all; one save counts for all."""
-    first, second, ada, bob = make_article(alias), make_article(alias), Desk("ada"), Desk("bob")
-    resources = [resource_of(first), resource_of(second)]
-    found = open_grant(resources, principal=ada.owner.principal, fields=["body"])
-    bob.claim(resources[1])
+    other, ada, bob = make_article(alias), Desk("ada"), Desk("bob")
+    grant, resource = grant_of(ada, article, other, fields=["body"]), resource_of(other)
+    bob.claim(resource)
     with hearing(edit_refused) as heard, pytest.raises(EditConflict, match="Bob") as caught:
-        saving(found.grant, ada.owner).__enter__()
-    assert caught.value.resource == resources[1]
+        saving(grant, ada.owner).__enter__()
+    assert caught.value.resource == resource
     assert [told["conflict"] for told in heard] == [caught.value]
-    bob.release(resources[1])
-    with saving(found.grant, ada.owner) as save:
-        assert set(save.objects) == set(resources)
+    bob.release(resource)
+    with saving(grant, ada.owner) as save:
+        assert set(save.objects) == {resource, resource_of(article)}
         save.wrote()
-    assert {row.changed_by for row in store.read(resources).values()} == {"Ada"}
+    assert {row.changed_by for row in store.read(save.objects).values()} == {"Ada"}
 
 
 # transactions
 
 
-def test_a_save_inside_a_transaction_ends_with_it(alias: str) -> None:
-    article, ada, bob = make_article(alias), Desk("ada"), Desk("bob")
-    ada.open(article)
-    bob.open(article)
+def test_a_save_inside_a_transaction_ends_with_it(alias: str, article: Article, ada: Desk, bob: Desk) -> None:
     with transaction.atomic(using=alias):
         ada.save("never")
         transaction.set_rollback(True, using=alias)
     with transaction.atomic(using=alias):
         ada.save("mine")
-    assert text_of(article) == "0;mine"
     with transaction.atomic(using=alias):
-        assert refused(bob).reason == "changed"
+        assert refused(bob) == "changed"
         ada.claim(resource_of(article))
-        assert refused(bob).reason == "held"
+        assert refused(bob) == "held"
     assert text_of(article) == "0;mine"
 
 
 @pytest.mark.parametrize(
     "place",
-    [Place("postgres", "READ COMMITTED"), Place("postgres", REPEATABLE_READ), Place("mariadb", "READ COMMITTED")],
+    [Place("postgres", READ_COMMITTED), Place("postgres", REPEATABLE_READ), Place("mariadb", READ_COMMITTED)],
     ids=str,
     indirect=True,
 )
-def test_a_save_inside_a_transaction_that_has_read_before_loses_nothing(place: Place) -> None:
-    article, ada, bob = make_article(place.alias), Desk("ada"), Desk("bob")
-    ada.open(article)
-    bob.open(article)
+def test_e9_a_save_inside_a_transaction_that_has_read_before_loses_nothing(
+    place: Place, article: Article, ada: Desk, bob: Desk
+) -> None:
     with transaction.atomic(using=place.alias):
         assert text_of(article) == "0"
         at_the_side(place, lambda: ada.save("mine"))
-        assert refused(bob).reason == ("saving" if place.level == REPEATABLE_READ else "changed")
+        assert refused(bob) == ("saving" if place.level == REPEATABLE_READ else "changed")
     assert text_of(article) == "0;mine"
 
 
+@on_mariadb
 def test_mysql_with_another_isolation_reads_what_is_out_of_date(
-    monkeypatch: pytest.MonkeyPatch, databases: None
+    alias: str, ada: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    article, ada = make_article("mariadb"), Desk("ada")
-    ada.open(article)
-    monkeypatch.setattr(connections["mariadb"], "isolation_level", "repeatable read")
-    try:
-        with pytest.raises(TransactionManagementError, match="other code has begun"), transaction.atomic("mariadb"):
-            ada.save("mine")
+    monkeypatch.setattr(connections[alias], "isolation_level", "repeatable read")
+    with pytest.raises(TransactionManagementError, match="other code has begun"), transaction.atomic(alias):
         ada.save("mine")
-    finally:
-        article.delete()
+    ada.save("mine")
 
 
-def test_once_more_if_the_database_gave_up_then_a_page(databases: None) -> None:
-    article, ada = make_article("mariadb"), Desk("ada")
+@on_mariadb
+def test_e9_once_more_if_the_database_gave_up_then_a_page(alias: str, article: Article, ada: Desk) -> None:
     left: list[DatabaseError] = []
 
     def refuse(execute: Any, sql: str, *more: Any) -> Any:
@@ -228,13 +226,13 @@ def test_once_more_if_the_database_gave_up_then_a_page(databases: None) -> None:
             raise left.pop()
         return execute(sql, *more)
 
-    with connections["mariadb"].execute_wrapper(refuse):
+    with connections[alias].execute_wrapper(refuse):
         for number in (1020, 1205, 1213):
             busy = OperationalError(number, "another transaction was first")
             ada.open(article)
             before = text_of(article)
             left[:] = [busy, busy]
-            assert refused(ada).reason == "saving"
+            assert refused(ada) == "saving"
             assert text_of(article) == before
             left[:] = [busy]
             ada.save("mine")
@@ -243,48 +241,36 @@ def test_once_more_if_the_database_gave_up_then_a_page(databases: None) -> None:
         left[:] = [DatabaseError("a constraint")]
         with pytest.raises(DatabaseError, match="constraint"):
             ada.save("never")
-    article.delete()
 
 
 @pytest.mark.parametrize(
     "place", [Place("postgres", REPEATABLE_READ), Place("mariadb", REPEATABLE_READ)], ids=str, indirect=True
 )
-def test_a_beat_while_the_save_waits_for_its_lock(place: Place) -> None:
+def test_e9_a_beat_while_the_save_waits_for_its_lock(place: Place, article: Article, ada: Desk) -> None:
     """The row of the lease changes after the snapshot of the save: 40001 or 1020, which the save survives."""
-    article, ada, bob = make_article(place.alias), Desk("ada"), Desk("bob")
-    resource = resource_of(article)
-    ada.open(article)
+    resource, begun = resource_of(article), threading.Event()
     ada.claim(resource)
-    begun = threading.Event()
 
     def hold() -> None:
         with transaction.atomic(using=place.alias):
             store.lock([resource])
             begun.set()
             until_somebody_waits(place.alias)
-            store.wrote([resource_of(make_article(place.alias))], "somebody")
-            with connections[place.alias].cursor() as cursor:
-                cursor.execute("UPDATE django_distlock_editlease SET seen = seen + 1")
+            EditLeaseRow.rows.using(place.alias).update(seen=1)
 
     thread = threading.Thread(target=at_the_side, args=(place, hold))
     thread.start()
     assert begun.wait(30)
     ada.save("mine")
     thread.join(30)
-    bob.open(article)
-    assert bob.shown == "0;mine"
+    assert text_of(article) == "0;mine"
 
 
-# what it costs
-
-
-def test_a_form_costs_two_statements_and_its_save_three_more(alias: str) -> None:
-    article, ada = make_article(alias), Desk("ada")
+def test_e4_a_form_costs_two_statements_and_its_save_three_more(alias: str, article: Article, ada: Desk) -> None:
     assert statements_of(alias, lambda: ada.open(article)) == ["SELECT", "SELECT"]
 
     def naive() -> None:
         with transaction.atomic(using=alias):
-            article.body = "naive"
             article.save(using=alias, update_fields=["title", "body"], force_update=True)
 
     before = statements_of(alias, naive)
@@ -292,25 +278,3 @@ def test_a_form_costs_two_statements_and_its_save_three_more(alias: str) -> None
         ada.open(article)
         after = statements_of(alias, lambda: ada.save("mine"))
         assert len(after) - len(before) == 3, after
-
-
-# a separate database
-
-
-@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
-def test_locks_in_another_database(alias: str, settings: Any) -> None:
-    settings.DISTLOCK_EDITING = {"DATABASE": alias}
-    article, ada, bob = make_article("default"), Desk("ada"), Desk("bob")
-    resource = resource_of(article)
-    ada.open(article)
-    ada.claim(resource)
-    assert not bob.claim(resource).own
-    ada.save("mine")
-    bob.open(article)
-    assert refused(bob).reason == "held"
-    ada.release(resource)
-    bob.save("bob")
-    write_behind(article, "behind")
-    assert text_of(article) == "0;mine;bob;behind"
-    assert store.held("default") == []
-    article.delete()

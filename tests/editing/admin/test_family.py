@@ -1,0 +1,140 @@
+"""A model that is edited on a page of its own and as an inline of its parent; objects of another database."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from django.contrib.auth.models import Permission
+
+from django_distlock.editing.grants import read_grant
+from django_distlock.models import EditLeaseRow
+from testproject.articles.models import Article, Source
+from tests.data.app.models import Node
+from tests.editing import site
+from tests.editing.people import GRANT, HIDDEN, Person, is_held, refused
+from tests.editing.store.desks import emptied
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LIST = "/family/articles/article/"
+ELSEWHERE = "/elsewhere/articles/article/"
+
+
+@pytest.fixture
+def source(article: Article) -> Source:
+    return Source.objects.create(article=article, name="The mayor")
+
+
+@pytest.fixture
+def parent(article: Article) -> str:
+    return f"{LIST}{article.pk}/change/"
+
+
+@pytest.fixture
+def child(source: Source) -> str:
+    """Opening it takes its lock."""
+    return f"/family/articles/source/{source.pk}/change/"
+
+
+def rename(person: Person, source: Source, child: str) -> int:
+    data = {"article": source.article_id, "name": "The baker", **person.open(child)}
+    return person.client.post(child, data).status_code
+
+
+def leases(**which: str) -> list[str]:
+    return list(EditLeaseRow.rows.filter(**which).exclude(lease="").values_list("lease", flat=True))
+
+
+def test_e2_a_child_that_is_edited_keeps_the_parent_from_being_saved_and_deleted(
+    ada: Person, bo: Person, article: Article, source: Source, parent: str, child: str
+) -> None:
+    ada.open(child)
+    fields = bo.open(parent)
+    for verb in ("claim", "adopt"):  # all or nothing
+        assert bo.ask(verb, fields[GRANT], previous="a" * 32)["state"] == "busy"
+    assert leases(model="articles.article") == []
+    refused(bo.save(parent, fields, source))
+    assert "being_edited" not in bo.client.get("/family/articles/source/").content.decode()  # edit_lock_column
+    delete = parent.replace("change", "delete")
+    refused(bo.client.post(delete, {"post": "yes", **bo.open(delete)}), "The mayor", "Ada")
+    chosen = {"action": "delete_selected", "_selected_action": [article.pk], "post": "yes"}
+    refused(bo.client.post(LIST, chosen))
+    assert Article.objects.exists()
+
+
+@pytest.mark.parametrize("place", ["parent", "child"])
+def test_e18_a_parent_is_taken_over_with_its_children(
+    ada: Person, bo: Person, boss: Person, source: Source, parent: str, child: str, place: str
+) -> None:
+    if place == "parent":
+        ada.hold(parent)
+    else:
+        ada.open(child)
+    for person, answer in ((bo, "error"), (boss, "held")):
+        grant = person.open(parent)[GRANT]
+        asked = person.ask("claim", grant)
+        assert (asked["state"], asked["can_take_over"]) == ("busy", person is boss)
+        assert person.ask("takeover", grant, lease="d" * 32)["state"] == answer
+    assert leases() == ["d" * 32] * 2
+    assert rename(bo, source, child) == 409
+
+
+def test_e18_the_admin_of_a_child_decides_who_takes_it_over(
+    ada: Person, boss: Person, source: Source, parent: str, child: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site.Children, "may_take_over", lambda self, request, obj: False)
+    ada.open(child)
+    assert boss.ask("takeover", boss.open(parent)[GRANT]) == {"state": "error", "reason": "permission"}
+    assert is_held(source)
+
+
+def test_children_that_one_may_only_see_stay_free(
+    ada: Person, bo: Person, article: Article, source: Source, parent: str, child: str
+) -> None:
+    bo.user.user_permissions.remove(*Permission.objects.filter(codename__in=["change_source", "delete_source"]))
+    fields = bo.hold(parent)
+    assert is_held(article)
+    assert leases(model="articles.source") == []
+    assert rename(ada, source, child) == 302
+    assert bo.save(parent, fields).status_code == 302
+
+
+def test_a_child_of_itself_is_locked_once(boss: Person) -> None:
+    node = Node.objects.create(name="a")
+    try:
+        Node.objects.update(parent=node)
+        grant = boss.open(f"/family/dataapp/node/{node.pk}/change/")[GRANT]
+        assert len(read_grant(grant, None).resources) == 1
+    finally:
+        node.delete()
+
+
+@pytest.fixture
+def theirs(crew: None) -> Iterator[Article]:
+    for alias in emptied("postgres"):
+        yield Article.objects.using(alias).create(title="A bridge opens", body="On Saturday.")
+
+
+def test_an_editable_list_of_another_database(ada: Person, theirs: Article) -> None:
+    Article.objects.create(pk=theirs.pk, title="Another one", body="By the router.")
+    page = ada.client.get(ELSEWHERE).content.decode()
+    form = {"form-TOTAL_FORMS": 1, "form-INITIAL_FORMS": 1, "form-0-id": theirs.pk, "form-0-section": "sport"}
+    form |= {GRANT: [value for name, value in HIDDEN.findall(page) if name == GRANT], "_save": "Save"}
+    assert ada.client.post(ELSEWHERE, form).status_code == 302
+    theirs.refresh_from_db()
+    assert (theirs.section, Article.objects.get().section) == ("sport", "news")
+    Article.objects.using("postgres").update(section="culture")
+    refused(ada.client.post(ELSEWHERE, form))
+
+
+def test_actions_and_the_filter_of_another_database(ada: Person, bo: Person, theirs: Article) -> None:
+    change = f"{ELSEWHERE}{theirs.pk}/change/"
+    ada.hold(change)
+    for action in ("publish", "delete_selected"):
+        refused(bo.client.post(ELSEWHERE, {"action": action, "_selected_action": [theirs.pk], "post": "yes"}))
+    theirs.refresh_from_db()
+    assert not theirs.published
+    assert list(bo.client.get(ELSEWHERE, {"being_edited": "others"}).context["cl"].result_list) == [theirs]
+    refused(bo.save(change))

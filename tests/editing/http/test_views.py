@@ -1,0 +1,297 @@
+"""Each kind of view under an edit lock."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from django.contrib.messages import get_messages
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.db import OperationalError, connection, connections
+from django.db.models import F
+from django.test.utils import CaptureQueriesContext
+
+from django_distlock.editing import store
+from django_distlock.models import EditLeaseRow
+from testproject.articles.models import Article, Source
+from tests.editing import site
+from tests.editing.people import CHOICE, GRANT, Person, body, controls, hidden, is_held, names, refused, row
+
+each_kind = pytest.mark.parametrize("kind", ["edit", "careless", "function"])
+
+
+@each_kind
+@pytest.mark.usefixtures("atomic_requests")
+def test_e5_e7_the_second_save_is_refused_and_keeps_the_text(
+    ada: Person, bo: Person, article: Article, kind: str
+) -> None:
+    path = f"/{kind}/{article.pk}/"
+    first, second = ada.open(path), bo.open(path)
+    Article.objects.update(section="culture")  # is not in the form
+    assert ada.save(path, first, body="By Ada.").status_code == 302
+    assert row(article).changed_by == "Ada"
+    answer = bo.save(path, second, body="By Bo.")
+    page = refused(answer, "Ada has saved this since you opened the form.", "By Bo.")
+    article.refresh_from_db()
+    assert (article.section, article.body) == ("culture", "By Ada.")
+    if kind == "function":
+        return
+    assert "By Ada." in page
+    again = bo.save(path, hidden(answer), body="By Bo.", **{CHOICE: "review"})
+    assert again.status_code == 200
+    assert "if you save it, it replaces theirs" in again.content.decode()
+    assert bo.save(path, hidden(again), body="By both.").status_code == 302
+    assert body() == "By both."
+
+
+@each_kind
+def test_e5_refused_while_another_user_edits_and_after_writes_by_other_code(
+    ada: Person, bo: Person, article: Article, kind: str
+) -> None:
+    path = f"/{kind}/{article.pk}/"
+    mine = ada.open(path)
+    assert not is_held(article)
+    theirs = bo.hold(path)
+    refused(ada.save(path, mine, body="By Ada."), "Bo is editing this now.")
+    assert body() == "On Saturday."
+    bo.give_back(theirs)
+    assert ada.save(path, mine, body="By Ada.").status_code == 302, "that somebody held it is no reason"
+    mine = ada.open(path)
+    Article.objects.update(body="By a command.")
+    refused(ada.save(path, mine, body="By Ada."), "Somebody else has saved this")
+    article.delete()
+    refused(ada.save(path, mine, body="By Ada."), "By Ada.")
+    assert not Article.objects.exists()
+    assert ada.save(path, {}).status_code == ada.save(f"/{kind}/{10**30}/", {}).status_code == 404
+
+
+def test_e12_my_own_save_hands_the_lease_over(ada: Person, bo: Person, article: Article) -> None:
+    path = f"/edit/{article.pk}/"
+    fields = ada.hold(path)
+    EditLeaseRow.rows.update(expires_at=1)  # nobody wanted it meanwhile
+    assert ada.save(path, fields, body="By Ada.").status_code == 302
+    EditLeaseRow.rows.update(expires_at=F("expires_at") + 60_000_000)  # the reserve is five seconds
+    again = ada.open(path)
+    refused(bo.save(path, body="By Bo."))
+    answer = ada.ask("adopt", again[GRANT], previous=fields["distlock_edit_lease"])
+    assert (answer["state"], answer["changed"]) == ("held", None)
+
+
+@pytest.mark.parametrize(("kind", "method"), [("delete", "post"), ("at-once", "post"), ("at-once", "delete")])
+def test_deletion(ada: Person, bo: Person, article: Article, kind: str, method: str) -> None:
+    path, form = f"/{kind}/{article.pk}/", f"/edit/{article.pk}/"
+    fields, send = bo.open(path) if kind == "delete" else {}, getattr(bo.client, method)
+    held = ada.hold(form)
+    refused(send(path, fields))
+    ada.give_back(held)
+    assert bo.client.delete(form).status_code == 405
+    assert "DELETE" not in bo.client.options(form)["Allow"]
+    assert send(path, fields).status_code == 302
+    assert not Article.objects.exists()
+
+
+def test_e7_a_form_of_no_model_with_a_secret_and_a_file(ada: Person, bo: Person, article: Article) -> None:
+    path = f"/publish/{article.pk}/"
+    ada.hold(path)
+    data = {**bo.open(path), "title": "By Bo"}
+    assert CHOICE in refused(bo.client.post(path, data))
+    data |= {"password": "hunter2", "day": "2026-01-02", "picture": SimpleUploadedFile("cat.png", b"cat")}
+    page = refused(bo.client.post(path, data), "By Bo", "as before", "cat.png")
+    assert "hunter2" not in page
+    assert "<button" not in page
+
+
+def test_e7_the_buttons_of_a_refused_save(ada: Person, bo: Person, boss: Person, article: Article) -> None:
+    """A function cannot show its form again: a button that says so would save. To try again keeps the version."""
+    path = f"/function/{article.pk}/"
+    for person, buttons in ((ada, []), (boss, ["overwrite"])):
+        fields = person.open(path)
+        Article.objects.update(body=f"Before {person.tab}.")
+        assert re.findall(r'<button[^>]* value="(\w+)"', refused(person.save(path, fields))) == buttons
+    path = f"/edit/{article.pk}/"
+    mine, theirs = bo.open(path), ada.hold(path)
+    again = hidden(bo.save(path, mine, body="By Bo."))
+    assert again[GRANT] == mine[GRANT]
+    Article.objects.update(body="By a command.")
+    ada.give_back(theirs)
+    refused(bo.save(path, again, body="By Bo.", **{CHOICE: "retry"}))
+
+
+def test_who_is_refused_reads_who_edits(ada: Person, bo: Person, article: Article) -> None:
+    """In an answer of the view's own, in that for programs, and if it is a visitor without an account."""
+    path, nobody = f"/edit/{article.pk}/", Person(None)
+    held = nobody.hold(path)
+    refused(Person(None).save(path), "A visitor without an account is editing this now.")
+    assert nobody.save(path, held).status_code == 302
+    EditLeaseRow.rows.update(expires_at=1)
+    ada.hold(path)
+    answer = bo.save(f"/own/{article.pk}/", {})
+    assert (answer.status_code, answer.content) == (418, b"Ada is editing this now.")
+    answer = bo.client.post(f"/function/{article.pk}/", {}, headers={"Accept": "application/json"})
+    assert (answer.status_code, answer["Content-Type"]) == (423, "application/problem+json")
+    assert answer.json()["holder"] == "Ada"
+
+
+def test_an_async_view(ada: Person, bo: Person, article: Article) -> None:
+    path = f"/async/{article.pk}/"
+    ada.client.raise_request_exception = False
+    assert ada.client.post(path, {"body": "By Ada.", "break": "1"}).status_code == 500
+    assert body() == "On Saturday.", "an error rolls back"
+    assert ada.client.post(path, {"body": "By Ada."}).status_code == 302
+    assert row(article).changed_by == "Ada"
+    ada.hold(f"/edit/{article.pk}/")
+    refused(bo.client.post(path, {"body": "By Bo."}))
+    assert body() == "By Ada."
+
+
+PAGES = ["edit", "publish", "function", "counted", "api", "family/articles/article", "versioned/articles/article"]
+
+
+def test_e10_the_mode_off_costs_no_statement(ada: Person, article: Article, settings: Any) -> None:
+    settings.DISTLOCK_EDITING = {"MODE": "off"}
+    with CaptureQueriesContext(connection) as queries:
+        for page in PAGES:
+            path = f"/{page}/{article.pk}/{'change/' if 'article' in page else ''}"
+            read = ada.client.get(path)
+            assert "distlock" not in read.content.decode()
+            assert "ETag" not in read
+            if page == "api":
+                assert ada.patch(path, **{"If-Match": '"old"'}).status_code == 200
+                continue
+            assert ada.save(path, {}, title="").status_code == 200
+            assert ada.save(path, {}, title=page).status_code == (200 if page == "counted" else 302)
+            assert Article.objects.get().title == page
+        assert "distlock" not in ada.client.get("/family/articles/article/").content.decode()
+        assert ada.client.post(f"/delete/{article.pk}/").status_code == 302
+    assert not [query for query in queries if "editlease" in query["sql"]]
+    assert not Article.objects.exists()
+
+
+@pytest.mark.usefixtures("atomic_requests")
+@pytest.mark.parametrize("kind", ["edit", "function", "api"])
+def test_locks_in_another_database(
+    ada: Person, bo: Person, article: Article, settings: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    settings.DISTLOCK_EDITING = {"DATABASE": "postgres"}
+    monkeypatch.setitem(connections.settings["postgres"], "ATOMIC_REQUESTS", True)
+    path = f"/{kind}/{article.pk}/"
+    try:
+        held = ada.hold(f"/edit/{article.pk}/")
+        for person, status in ((bo, 423 if kind == "api" else 409), (ada, 200 if kind == "api" else 302)):
+            done = person.patch(path) if kind == "api" else person.save(path)
+            assert done.status_code == status
+        assert ada.renew(held)["state"] == "held"
+        assert store.held("default") == []
+    finally:
+        EditLeaseRow.rows.using("postgres").all().delete()
+
+
+@pytest.mark.parametrize("way", ["view", "new", "deleted"])
+@pytest.mark.usefixtures("atomic_requests")
+def test_e6_a_row_of_an_inline_formset_that_was_written_meanwhile(
+    ada: Person, bo: Person, article: Article, sources: list[Source], way: str
+) -> None:
+    """Bo has not touched the row; the formset would write its old text all the same."""
+    path = f"/all/{article.pk}/"
+    fields = controls(bo.client.get(path), "all") | {"body": "By Bo.", "sources-2-name": "by Bo"}
+    if way == "view":
+        address = f"/row/{sources[0].pk}/"
+        assert ada.client.post(address, {**ada.open(address), "name": "by Ada"}).status_code == 302
+    elif way == "new":
+        Source.objects.create(article=article, name="by Ada")
+    else:
+        sources[0].delete()
+    before = names()
+    answer = bo.ask("claim", fields[GRANT][0])
+    assert (answer["state"], bool(answer["changed"])) == ("held", True), "the page learns of it"
+    answer = bo.client.post(path, fields)
+    refused(answer, "By Bo.", ">\nby Bo</textarea>")
+    assert (names(), body()) == (before, "On Saturday.")
+    again = bo.client.post(path, {**controls(answer), CHOICE: "review"})
+    assert again.status_code == 200
+    assert 'value="by Bo"' in again.content.decode()
+    assert bo.client.post(path, controls(again, "all")).status_code == 302
+    assert names() == sorted(["by Bo", "one", "three", *(["by Ada"] if way == "new" else [])])
+
+
+# the page that stays after its save keeps its lease, so that nobody gets in between before its next beat
+
+SCRIPT = {"Sec-Fetch-Mode": "cors", "Sec-Fetch-Dest": "empty"}
+BROWSER = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+
+
+@pytest.mark.parametrize(
+    ("address", "headers", "stays"),
+    [
+        ("/counted/{}/", {}, True),
+        ("/popups/articles/article/{}/change/", {}, True),
+        ("/empty/{}/", BROWSER, True),  # at 204
+        ("/download/{}/", BROWSER, True),
+        ("/edit/{}/", SCRIPT, True),  # fetch() follows the redirect
+        ("/function/{}/", SCRIPT, True),
+        ("/admin/articles/article/{}/change/", SCRIPT, True),
+        ("/edit/{}/", BROWSER, False),
+        ("/quiet/{}/", {}, False),
+        ("/function/{}/", {}, False),
+    ],
+)
+def test_the_lease_of_a_page_after_its_save(
+    ada: Person, bo: Person, article: Article, address: str, headers: dict[str, str], stays: bool
+) -> None:
+    address, form = address.format(article.pk), f"/edit/{article.pk}/"
+    fields, theirs = ada.hold(address if "admin" in address or "popups" in address else form), bo.open(form)
+    sent = {"title": "x", "body": "y", "section": "news", "sources-TOTAL_FORMS": 0, "sources-INITIAL_FORMS": 0}
+    done = ada.client.post(address, {**sent, **fields}, headers=headers)
+    assert done.status_code in (200, 204, 302)
+    assert body() == "y"
+    (lease,) = store.held("default")
+    assert lease.expires_in > 30 if stays else lease.expires_in < 10
+    refused(bo.save(form, theirs))  # it counts, also if it answers without a redirect
+
+
+# the database gives up because of other transactions: once more, then a page; never an error, no message twice
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Make the next saves fail after they have written, and have said so: as at the COMMIT."""
+    left: list[int] = []
+
+    def failing_after(work: Any) -> Any:
+        def failing_work(*args: Any, **kwargs: Any) -> Any:
+            found = work(*args, **kwargs)
+            if left:
+                left.pop()
+                raise OperationalError("database is locked")
+            return found
+
+        return failing_work
+
+    monkeypatch.setattr(site, "HttpResponseRedirect", failing_after(site.HttpResponseRedirect))  # of the function
+    monkeypatch.setattr(site.Cheerful, "form_valid", failing_after(site.Cheerful.form_valid))
+    monkeypatch.setattr(site.Api, "perform_update", failing_after(site.Api.perform_update))
+    return left
+
+
+@pytest.mark.parametrize("kind", ["cheerful", "function"])
+@pytest.mark.usefixtures("atomic_requests")
+def test_e9_once_more_then_a_page(ada: Person, article: Article, failing: list[int], kind: str) -> None:
+    path = f"/{kind}/{article.pk}/"
+    fields = ada.open(path)
+    failing.extend([1, 1])
+    answer = ada.save(path, fields, body="By Ada.")
+    refused(answer, "Others are saving this at the same moment.", "Try again", "By Ada.")
+    assert not list(get_messages(answer.wsgi_request))
+    failing.append(1)  # a file is not saved twice
+    refused(ada.save(path, fields, picture=SimpleUploadedFile("cat.png", b"cat")))
+    failing.extend([1, 1])
+    answer = ada.patch(f"/api/{article.pk}/")
+    assert (answer.status_code, answer.json()["code"]) == (423, "saving")
+    assert body() == "On Saturday."
+    failing.append(1)
+    done = ada.save(path, fields, body="By Ada.")
+    assert done.status_code == 302
+    assert body() == "By Ada."
+    said = [str(message) for message in get_messages(done.wsgi_request)]
+    assert said == (["Saved."] if kind == "cheerful" else [])
