@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from django.db import connections, transaction
 
 from django_distlock.browser import store
-from django_distlock.browser.records import Head, LeaseLost, digest_of
+from django_distlock.browser.records import Head, LeaseLost
 from django_distlock.models import BrowserTicket
-from tests.browserlocks.store.tabs import TTL, Tab, expire, new_id, write
+from tests.browserlocks.store.tabs import TTL, Tab, new_id, write
 from tests.conftest import eventually
 from tests.support.places import after_statement, statements_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def reason(found: object) -> str:
@@ -22,52 +27,28 @@ def tabs_of(alias: str, name: str, count: int) -> list[Tab]:
     return [Tab(alias, name, f"person{number}") for number in range(count)]
 
 
-def tickets(alias: str) -> int:
-    return int(BrowserTicket.rows.using(alias).count())
-
-
 def sweep_all(alias: str, count: int, batch: int = 100) -> None:
     """A fence that is ahead of the clock keeps its row, and SQLite counts milliseconds."""
-    swept = [0]
-
-    def all_gone() -> bool:
-        swept[0] += store.sweep(alias, 0, batch=batch)
-        return swept[0] == count
-
-    eventually(all_gone, "some stay")
-
-
-def test_a_free_name_is_taken_and_others_see_who_has_it(alias: str, name: str) -> None:
-    ada, bob = Tab(alias, name), Tab(alias, name, "bob")
-    held = ada.take(ttl=10)
-    assert (held.name, held.lease, held.principal, held.label) == (name, ada.lease, "user:ada", "Ada")
-    assert 5 < held.expires_in <= 10
-    again = ada.take()  # the answer may have been lost; the same id has the same fence, prolonged
-    assert (held.fence, held.since) == (again.fence, again.since)
-    assert TTL - 5 < again.expires_in <= TTL
-    found = bob.wait()
-    assert found.holder is not None
-    assert (found.holder.label, found.place, found.queued, found.crowded) == ("Ada", 0, True, False)
-    assert store.read(alias, [name, "no such name"])[name].lease == ada.lease
+    swept: list[int] = []
+    eventually(lambda: swept.append(store.sweep(alias, 0, batch=batch)) or sum(swept) == count, "some stay")
 
 
 def test_fences_rise_over_release_expiry_break_and_sweep(alias: str, name: str) -> None:
     """The first one is the clock's, so that it also rises where the row is gone; and JavaScript can count so far."""
     tabs = [Tab(alias, name, lease="the-same-id") for _ in range(5)]
-    for tab, end in zip(tabs, ("release", "expire", "break", "sweep", "last"), strict=True):
+    ends: list[Callable[[], object]] = [
+        tabs[0].release,
+        tabs[1].expire,
+        lambda: store.break_lease(alias, name, tabs[2].fence),
+        lambda: tabs[3].release() and sweep_all(alias, 1),
+        lambda: None,
+    ]
+    for tab, end in zip(tabs, ends, strict=True):
         tab.take()
-        if end in ("release", "sweep"):
-            tab.release()
-        if end == "expire":
-            expire(alias, name)
-        if end == "break":
-            assert store.break_lease(alias, name, tab.fence) is not None
-        if end == "sweep":
-            sweep_all(alias, 1)
+        end()
     fences = [tab.fence for tab in tabs]
     assert fences == sorted(set(fences))
-    assert fences[0] > 1_700_000_000_000_000
-    assert fences[-1] < 2**53
+    assert 1_700_000_000_000_000 < fences[0] < fences[-1] < 2**53
     with transaction.atomic(using=alias):
         assert [tab.lock() is None for tab in tabs] == [True] * 4 + [False]
     tabs[-1].release()
@@ -76,20 +57,18 @@ def test_fences_rise_over_release_expiry_break_and_sweep(alias: str, name: str) 
 
 
 def test_a_lease_with_a_longest_hold_is_renewed_up_to_it(alias: str, name: str) -> None:
-    ada, bob = Tab(alias, name), Tab(alias, name, "bob")
-    assert 4 < ada.take(ttl=60, max_hold=5).expires_in <= 5
-    found = ada.renew(60)
-    assert not isinstance(found, LeaseLost)
-    assert found.expires_in <= 5
-    assert ada.take(ttl=60, max_hold=500).expires_in <= 5  # asked again: no new hold
+    ada = Tab(alias, name)
+    assert ada.take(ttl=600, max_hold=50).expires_in <= 50
+    assert getattr(ada.renew(600), "expires_in", 600) <= 50
+    assert ada.take(ttl=600, max_hold=500).expires_in <= 50  # asked again: no new hold
     write(alias, "UPDATE django_distlock_browserlock SET ends_at = 5, expires_at = 5")
     assert reason(ada.renew()) == "max_hold"
-    bob.take()
+    Tab(alias, name, "bob").take()
     assert reason(ada.renew()) == "max_hold"
 
 
 def test_why_a_lease_is_lost(alias: str, name: str) -> None:
-    ada, bob, eve = Tab(alias, name), Tab(alias, name, "bob"), Tab(alias, name, "eve")
+    ada, bob, eve = (Tab(alias, name, person) for person in ("ada", "bob", "eve"))
     assert reason(ada.renew()) == "expired"  # there is no row
     ada.take()
     ada.release()
@@ -98,68 +77,41 @@ def test_why_a_lease_is_lost(alias: str, name: str) -> None:
     store.break_lease(alias, name, bob.fence)
     assert reason(bob.renew()) == "broken"
     eve.take()
-    expire(alias, name)
+    eve.expire()
     assert reason(eve.renew()) == "expired"  # never prolonged: its tab has aborted by now
     assert not store.read(alias, [name])[name].held
     ada.take()
-    assert reason(eve.renew()) == "expired"
-    assert reason(bob.renew()) == "taken"  # the row remembers one lease
-    stale, ada.fence = ada.fence, ada.fence - 1
+    assert [reason(tab.renew()) for tab in (eve, bob)] == ["expired", "taken"]  # the row remembers one lease
+    ada.fence -= 1
     assert reason(ada.renew()) == "taken"
-    ada.fence = stale
+    ada.fence += 1
     assert not isinstance(ada.renew(), LeaseLost)
 
 
-def test_the_id_of_another_user_opens_nothing(alias: str, name: str) -> None:
-    ada, eve, bob = Tab(alias, name), Tab(alias, name, "eve"), Tab(alias, name, "bob")
-    ada.take()
-    eve.lease, eve.fence = ada.lease, ada.fence
-    assert reason(eve.renew()) == "taken"
-    assert not eve.release()
-    assert eve.lock() is None
-    assert eve.wait().holder is not None
-    eve.leave()
-    bob.wait()
-    eve.lease = bob.lease
-    eve.leave()
-    eve.release()
-    assert store.counts(alias, "user:bob") == (0, 1)
-    assert store.read(alias, [name])[name].lease == ada.lease
-
-
-def test_a_free_name_has_no_name_of_a_person(alias: str, name: str) -> None:
-    """Names are personal data."""
-    ada = Tab(alias, name)
-    ada.take()
-    expire(alias, name)
-    ada.release()
+def test_what_one_user_has_is_listed_and_counted(alias: str) -> None:
+    """A free name has no name of a person: those are personal data."""
+    first, second, waiting = (Tab(alias, name) for name in "abc")
+    Tab(alias, "c", "bob").take()
+    for tab in (first, second, waiting):
+        tab.ask()
+    assert {row.name for row in store.held_by(alias, "user:ada")} == {"a", "b"}
+    assert store.counts(alias, "user:ada") == (2, 1)
+    write(alias, "UPDATE django_distlock_browserlock SET since = 1 WHERE name = 'c'")
+    assert [row.label for row in store.held(alias, limit=1)] == ["Bob"]
+    first.expire()
+    waiting.miss()
+    assert store.counts(alias, "user:ada") == (1, 0)
+    first.release()
     with connections[alias].cursor() as cursor:
-        cursor.execute("SELECT principal, label, holder FROM django_distlock_browserlock")
+        cursor.execute("SELECT principal, label, holder FROM django_distlock_browserlock WHERE name = 'a'")
         assert list(cursor.fetchall()) == [("", "", "")]
 
 
-def test_what_one_user_has_is_listed_and_counted(alias: str) -> None:
-    first, second, waiting = Tab(alias, "a"), Tab(alias, "b"), Tab(alias, "c")
-    Tab(alias, "c", "bob").take()
-    first.take()
-    second.take()
-    waiting.wait()
-    assert {row.name for row in store.held_by(alias, "user:ada")} == {"a", "b"}
-    assert store.counts(alias, "user:ada") == (2, 1)
-    assert {row.name for row in store.held(alias)} == {"a", "b", "c"}
-    write(alias, "UPDATE django_distlock_browserlock SET since = 1 WHERE name = 'c'")
-    assert [row.label for row in store.held(alias, limit=1)] == ["Bob"]
-    expire(alias, "a")
-    waiting.miss()
-    assert store.counts(alias, "user:ada") == (1, 0)
-
-
 def test_sweeping_spares_what_is_held_and_what_was_lately(alias: str) -> None:
-    ada, eve = Tab(alias, "a"), Tab(alias, "a", "eve")
-    ada.take()
-    eve.wait()
+    Tab(alias, "a").take()
+    Tab(alias, "a", "eve").wait()
     for number in range(3):
-        gone, waiting = Tab(alias, f"n{number}"), Tab(alias, f"n{number}", "bob")
+        gone, waiting = tabs_of(alias, f"n{number}", 2)
         gone.take()
         waiting.wait()
         waiting.miss()
@@ -168,7 +120,7 @@ def test_sweeping_spares_what_is_held_and_what_was_lately(alias: str) -> None:
     assert store.sweep(alias, 0, batches=0) == 0
     sweep_all(alias, 3, batch=2)
     assert [row.name for row in store.held(alias)] == ["a"]
-    assert tickets(alias) == 1
+    assert BrowserTicket.rows.using(alias).count() == 1
 
 
 def test_names_and_users_are_compared_exactly(alias: str) -> None:
@@ -181,65 +133,42 @@ def test_names_and_users_are_compared_exactly(alias: str) -> None:
     assert store.heads(alias, names) == {tab.name: Head(tab.holder, None) for tab in tabs}
     for other in ("user:person of abc", "user:person of Abc ", "user:person of Äbc"):
         assert not store.release(alias, tabs[0].lease, principal=other)
-        assert store.lock_for_update(alias, "Abc", tabs[0].lease, tabs[0].fence, other) is None
+        assert store.lock_for_update(alias, *tabs[0].held, other) is None
         assert "Abc" not in {row.name for row in store.held_by(alias, other)}
-
-
-def test_ids_names_and_labels_are_checked() -> None:
-    with pytest.raises(ValueError, match="lease must be"):
-        Tab("default", "a", lease="x'; --").ask()
-    with pytest.raises(ValueError, match="principal"):
-        Tab("default", "a", "p" * 256).ask()
-    for wrong in ("", "n" * 513, "a\0b", "\ud800"):
-        with pytest.raises(ValueError, match="name"):
-            Tab("default", wrong).ask()
-    with pytest.raises(TypeError):
-        digest_of(5)  # type: ignore[arg-type]
 
 
 def test_long_names_and_odd_labels_can_be_stored(alias: str) -> None:
     label, name = "a\0da\ud800" + "ä" * 300, "ä😀" * 256
     store.acquire(alias, name, lease=new_id(), principal="user:1", label=label, ttl=TTL, queue=True, interval=1)
     (row,) = store.held(alias)
-    assert row.name == name
-    assert (row.label[:4], len(row.label)) == ("ada?", 255)
+    assert (row.name, row.label[:4], len(row.label)) == (name, "ada?", 255)
 
 
-# the queue
+@pytest.mark.parametrize(
+    "wrong",
+    [{"lease": "x'; --"}, {"person": "p" * 256}, *({"name": each} for each in ("", "n" * 513, "a\0b", "\ud800"))],
+)
+def test_ids_names_and_principals_are_checked(wrong: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match=r"lease must be|principal|name"):
+        Tab(**{"alias": "default", "name": "a", **wrong}).ask()
 
 
-def test_first_come_first_served(alias: str, name: str) -> None:
-    holder, *waiting = tabs_of(alias, name, 4)
-    newcomer = Tab(alias, name)
-    holder.take()
-    assert [tab.wait().place for tab in waiting] == [0, 1, 2]
-    assert [tab.wait().place for tab in reversed(waiting)] == [2, 1, 0]
-    holder.take()
-    found = newcomer.wait(queue=False)
-    assert (found.place, found.queued) == (3, False)
-    while waiting:
-        holder.release()
-        for later in (*waiting[1:], newcomer):
-            assert later.wait(queue=later is not newcomer).holder is None
-        assert waiting[0].take().fence > holder.fence
-        holder, *waiting = waiting
-    holder.release()
-    newcomer.take(queue=False)
-    assert tickets(alias) == 0
+# the queue; the machine has any order
 
 
 def test_a_waiter_that_stops_asking_is_passed_over_and_comes_back_at_the_end(alias: str, name: str) -> None:
     """If it wakes up, the row decides: by tickets alone it would be the first again, beside the one that is in."""
     holder, sleeper, awake, last = tabs_of(alias, name, 4)
     holder.take()
-    for tab in (sleeper, awake, last):
-        tab.wait()
+    assert [tab.wait().place for tab in (sleeper, awake, last)] == [0, 1, 2]
     sleeper.miss()
     for _ in range(2):  # before it has a ticket again, and with it
         assert [tab.wait().place for tab in (awake, last, sleeper)] == [0, 1, 2]
+    found = Tab(alias, name).wait(queue=False)
+    assert (found.place, found.queued) == (3, False)
     sleeper.miss()
     holder.release()
-    awake.take()
+    assert awake.take().fence > holder.fence
     assert (last.wait().place, sleeper.wait().place) == (0, 1)
     assert sleeper.wait().holder is not None
     awake.release()
@@ -247,26 +176,21 @@ def test_a_waiter_that_stops_asking_is_passed_over_and_comes_back_at_the_end(ali
     last.take()
     last.release()
     sleeper.take()
+    assert not BrowserTicket.rows.using(alias).exists()
 
 
-def test_a_ticket_lives_for_two_intervals_and_a_second(alias: str, name: str) -> None:
-    holder, first, second = tabs_of(alias, name, 3)
-    holder.take()
-    assert first.wait(interval=lambda place: 10 + place).interval == 10
-    found = second.wait(interval=lambda place: 10 + place)
-    assert (found.place, found.interval) == (1, 11)
-    ticket = BrowserTicket.rows.using(alias).get(lease=second.lease)
-    assert round((ticket.alive_until - ticket.arrived) / 1_000_000) == 23
-
-
-def test_a_ticket_is_for_one_name(alias: str) -> None:
+def test_a_ticket_is_for_one_name_and_lives_for_two_intervals(alias: str) -> None:
     """A client that uses an id for a second name gives up its place for the first."""
-    blocker, other, tab = Tab(alias, "a", "bob"), Tab(alias, "b", "eve"), Tab(alias, "a")
-    blocker.take()
-    other.take()
-    tab.wait()
+    for name, person in (("a", "bob"), ("b", "eve")):
+        Tab(alias, name, person).take()
+    Tab(alias, "b", "cy").wait()
+    tab = Tab(alias, "a")
+    assert tab.wait(interval=lambda place: 10 + place).interval == 10
     tab.name = "b"
-    tab.wait()
+    found = tab.wait(interval=lambda place: 10 + place)
+    assert (found.place, found.interval) == (1, 11)
+    ticket = BrowserTicket.rows.using(alias).get(lease=tab.lease)
+    assert round((ticket.alive_until - ticket.arrived) / 1_000_000) == 23  # and a second
     assert store.counts(alias, tab.principal) == (0, 1)
     assert store.names_of(alias, tab.principal, [tab.lease]) == {tab.lease: ("b", False)}
 
@@ -274,11 +198,9 @@ def test_a_ticket_is_for_one_name(alias: str) -> None:
 def test_the_heads_of_many_queues_cost_one_statement(alias: str) -> None:
     names = [f"name{number}" for number in range(4)]
     holders = [Tab(alias, each, "holder") for each in names[:3]]
-    for holder in holders:
-        holder.take()
     waiting = [Tab(alias, each, f"person{number}") for each in names[:2] for number in range(2)]
-    for tab in waiting:
-        tab.wait()
+    for tab in (*holders, *waiting):
+        tab.ask()
     holders[0].release()
     waiting[2].miss()
     found: list[dict[str, Head]] = []
@@ -300,7 +222,10 @@ def test_dead_tickets_are_cleared_away_while_the_name_is_held(alias: str, name: 
         tab.wait()
         tab.miss()
     waiting.wait()
-    assert tickets(alias) <= 51
+    assert BrowserTicket.rows.using(alias).count() <= 51
+
+
+# what others do between two statements
 
 
 def test_a_name_that_is_given_back_while_it_is_asked_for(alias: str, name: str) -> None:
@@ -325,10 +250,5 @@ def test_a_lease_that_is_lost_before_it_is_read_is_none(alias: str, name: str) -
     first, second = tabs_of(alias, name, 2)
     first.take()
     first.release()
-
-    def meanwhile() -> None:
-        expire(alias, name)
-        second.take()
-
-    with after_statement(alias, "UPDATE", meanwhile):
+    with after_statement(alias, "UPDATE", lambda: (first.expire(), second.take())):
         assert first.wait().holder is not None
