@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.contrib.auth import login, logout
@@ -27,9 +27,6 @@ from django_distlock.browser.conf import config
 from django_distlock.models import LockEvent
 from tests.browserlocks.ledger import ledger
 from tests.support.paths import PACKAGE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SCRIPTS = (Path(__file__).parent / "pages", PACKAGE / "static" / "django_distlock")
 HEAD = '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title></head><body>'
@@ -64,10 +61,6 @@ def signed(request: HttpRequest) -> str:
     return lock_grant(query["name"], request, **options)
 
 
-def grant(request: HttpRequest) -> JsonResponse:
-    return JsonResponse({"grant": signed(request)})
-
-
 def page(request: HttpRequest) -> HttpResponse:
     return rendered(request, PAGE, name=request.GET["name"], label=request.GET.get("label", ""))
 
@@ -80,72 +73,38 @@ def write() -> None:
     LockEvent.objects.create(name="guarded", at="2026-01-01T00:00Z")
 
 
-def report(request: HttpRequest, **kwargs: Any) -> JsonResponse:
+def report(request: HttpRequest, **kwargs: Any) -> HttpResponse:
+    if request.method in ("GET", "HEAD"):
+        return HttpResponse("the page")
     write()
     leases = request.distlock_leases  # type: ignore[attr-defined]
     blocks = len(connections[config().database].atomic_blocks)
+    if "X-Fail" in request.headers:
+        raise ZeroDivisionError
     return JsonResponse({"fences": {name: lease.fence for name, lease in leases.items()}, "blocks": blocks})
 
 
-@requires_lock(NAME)
-def plain(request: HttpRequest) -> HttpResponse:
-    if request.method in ("GET", "HEAD"):
-        return HttpResponse("the page")
-    found = report(request)
-    if "X-Fail" in request.headers:
-        raise ZeroDivisionError
-    return found
-
-
-@requires_lock(NAME)
-async def coroutine(request: HttpRequest) -> HttpResponse:
+async def coroutine(request: HttpRequest, **kwargs: Any) -> HttpResponse:
     found = await sync_to_async(report)(request)
     if "X-Stay" in request.headers:
         inside[0].set()
         await asyncio.Event().wait()
-    if "X-Fail" in request.headers:
-        raise ZeroDivisionError
     return found
 
 
-def written_later() -> Iterator[bytes]:
-    write()
-    yield b"done"
-
-
-@requires_lock(NAME)
-def stream(request: HttpRequest) -> StreamingHttpResponse:
-    return StreamingHttpResponse(written_later())
-
-
-@requires_lock(NAME)
-async def async_stream(request: HttpRequest) -> StreamingHttpResponse:
-    return StreamingHttpResponse(written_later())
-
-
-@method_decorator(requires_lock(NAME), name="dispatch")
-class OfClass(View):
-    def get(self, request: HttpRequest) -> HttpResponse:
-        return HttpResponse("the page")
-
-    def post(self, request: HttpRequest) -> HttpResponse:
-        return report(request)
-
-
-class Handler(View):
-    @method_decorator(requires_lock(NAME))
+class Plain(View):
     def post(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
         return report(request)
 
+    get = post
 
-@method_decorator(requires_lock(NAME), name="dispatch")
-class AsyncOfClass(View):
+
+class Async(View):
     async def post(self, request: HttpRequest) -> HttpResponse:
-        return await sync_to_async(report)(request)
+        return await coroutine(request)
 
 
-@method_decorator(requires_lock(NAME), name="dispatch")
-class OfRest(APIView):
+class Rest(APIView):
     authentication_classes = (SessionAuthentication,)
 
     def post(self, request: Any) -> HttpResponse:
@@ -153,8 +112,23 @@ class OfRest(APIView):
         raise ValidationError("after the write")
 
 
+def stream(request: HttpRequest) -> StreamingHttpResponse:
+    return StreamingHttpResponse(write() or b"done" for _ in range(1))
+
+
+async def async_stream(request: HttpRequest) -> StreamingHttpResponse:
+    return stream(request)
+
+
 def done(request: HttpRequest) -> HttpResponse:
     return HttpResponse("Done.")
+
+
+locked = requires_lock(NAME)
+
+
+def locked_class(base: type[View], method: str = "dispatch") -> Any:
+    return method_decorator(locked, name=method)(type("Locked", (base,), {})).as_view()
 
 
 # pages
@@ -216,20 +190,20 @@ def slow(request: HttpRequest) -> HttpResponse:
 
 urlpatterns = [
     path("distlock/", include("django_distlock.browser.urls")),
-    path("grant/", grant),
+    path("grant/", lambda request: JsonResponse({"grant": signed(request)})),
     path("page/", page),
-    path("plain/", plain),
-    path("coroutine/", coroutine),
-    path("of-class/", OfClass.as_view()),
-    path("handler/", Handler.as_view()),
-    path("async-of-class/", AsyncOfClass.as_view()),
-    path("rest/", OfRest.as_view()),
+    path("plain/", locked(report)),
+    path("coroutine/", locked(coroutine)),
+    path("of-class/", locked_class(Plain)),
+    path("handler/", locked_class(Plain, "post")),
+    path("async-of-class/", locked_class(Async)),
+    path("rest/", locked_class(Rest)),
     path("two/", requires_lock(NAME, "till")(report)),
-    path("nested/", requires_lock(NAME)(requires_lock("till")(report))),
+    path("nested/", locked(requires_lock("till")(report))),
     path("piece/<str:name>/", requires_lock("piece:{name}")(report)),
     path("reading/", requires_lock(NAME, methods=["GET"])(done)),
-    path("stream/", stream),
-    path("async-stream/", async_stream),
+    path("stream/", locked(stream)),
+    path("async-stream/", locked(async_stream)),
     path("guarded/", csrf_exempt(requires_lock("cart")(done))),
     path("as/<slug:slug>/", log_in),
     path("out/", log_out),

@@ -58,7 +58,7 @@ class Tab:
     def ask(self, **options: Any) -> BrowserLease | Waiting:
         wish = {"ttl": TTL, "queue": True, "interval": INTERVAL, **options}
         person = {"lease": self.lease, "principal": self.principal, "label": self.person.title()}
-        found = store.acquire(self.alias, self.name, **person, **wish)
+        found = store.acquire(self.alias, self.name, **{**person, **wish})
         self.fence = getattr(found, "fence", self.fence)
         return found
 
