@@ -1,8 +1,4 @@
-"""The external ledger: pages tell it when they enter and leave a section, and it says if two were inside at once.
-
-It knows nothing of locks. A page enters after it has the lock, and awaits the answer to its leaving before it gives
-the lock back, so that two inside at once are two holders at once.
-"""
+"""A ledger that knows nothing of locks: who enters and leaves a section tells it, and it says if two were inside."""
 
 from __future__ import annotations
 
@@ -12,10 +8,9 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Ledger:
-    """One for all requests of the test server."""
+    """One for all requests of the test server. Pages await the answer to their leaving before they give a lock back."""
 
-    #: The number of the test. What pages of an earlier one say on their way out may arrive late, and does not count.
-    test: int = 0
+    test: int = 0  # what pages of an earlier test say on their way out does not count
     inside: dict[str, list[str]] = field(default_factory=dict)  # by room, who is in it
     entered: list[tuple[str, int | None]] = field(default_factory=list)  # who, with which fence, in this order
     overlaps: list[tuple[str, ...]] = field(default_factory=list)
@@ -39,10 +34,6 @@ class Ledger:
         with self._lock:
             if who in self.inside.get(room, []):
                 self.inside[room].remove(who)
-
-    @property
-    def order(self) -> list[str]:
-        return [who for who, _ in self.entered]
 
     def check(self) -> None:
         """No two were inside at once, and fences rose."""

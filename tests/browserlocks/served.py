@@ -6,29 +6,28 @@ import asyncio
 import os
 import socket
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
+from tests.conftest import PATIENCE
 from tests.support.processes import Child
 
 if TYPE_CHECKING:
     from tests.support.child import Link
 
-PATIENCE = 25.0  # seconds
-
 
 class Site:
-    """The server of a URLconf on a database; also after a restart, at the same port."""
+    """The site of this folder on a database; also after a restart, at the same port."""
 
-    def __init__(self, urlconf: str, alias: str = "default", **setting: Any) -> None:
-        self.urlconf, self.alias, self.setting, self.port = urlconf, alias, setting, 0
-        self.start()
+    def __init__(self, alias: str = "default", **setting: Any) -> None:
+        self.alias, self.setting, self.port = alias, setting, 0
 
-    def start(self) -> None:
-        self.child = Child(serve, self.urlconf, self.alias, self.port, self.setting)
+    def __enter__(self) -> Self:
+        self.child = Child(serve, self.alias, self.port, self.setting)
         self.child.__enter__()
         self.port = self.child.hear()
+        return self
 
-    def stop(self) -> None:
+    def __exit__(self, *error: object) -> None:
         self.child.kill()
         self.child.__exit__(None, None, None)
 
@@ -38,7 +37,7 @@ class Site:
         return found
 
 
-def serve(link: Link, urlconf: str, alias: str, port: int, setting: dict[str, Any]) -> None:
+def serve(link: Link, alias: str, port: int, setting: dict[str, Any]) -> None:
     """Serve until the link ends; answer each question with what is open."""
     import uvicorn
     from django.contrib.staticfiles.handlers import ASGIStaticFilesHandler
@@ -49,7 +48,7 @@ def serve(link: Link, urlconf: str, alias: str, port: int, setting: dict[str, An
     connections.settings["default"] = connections.settings[alias]
     listener = socket.create_server(("127.0.0.1", port), backlog=256)
     loops: list[asyncio.AbstractEventLoop] = []
-    with override_settings(ROOT_URLCONF=urlconf, DISTLOCK_BROWSER=setting, ALLOWED_HOSTS=["*"], DEBUG=False):
+    with override_settings(ROOT_URLCONF="tests.browserlocks.site", DISTLOCK_BROWSER=setting, ALLOWED_HOSTS=["*"]):
         application = ASGIStaticFilesHandler(get_asgi_application())
 
         async def noting(scope: Any, receive: Any, send: Any) -> None:

@@ -19,41 +19,44 @@ from django.urls import clear_url_caches, reverse
 from django_distlock import BackendUnavailable
 from django_distlock.browser import checks, listing, store
 from django_distlock.operations.pruning import prune
-from tests.browserlocks.store.tabs import Tab, expire, forget_everything
+from tests.browserlocks.store.tabs import Tab, forget_everything
 from tests.conftest import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ODD = "cart:<b>5</b>\x1b[31m"
+LIST = reverse("admin:django_distlock_heldlock_changelist")
+BREAK = reverse("admin:django_distlock_heldlock_break_browser")
 urlpatterns: list[Any] = []  # a site without addresses
 
 
 @pytest.fixture
 def tab(databases: None) -> Iterator[Tab]:
+    """Ada's, with a lock."""
     forget_everything("default")
-    yield Tab("default", "cart:5")
+    found = Tab("default", "cart:5")
+    found.take()
+    yield found
     forget_everything("default")
+
+
+def fails(*args: Any) -> Any:
+    raise BackendUnavailable("in progress")
 
 
 def test_operators_list_and_end_them(tab: Tab, caplog: pytest.LogCaptureFixture) -> None:
-    tab.take()
-    other = Tab("default", "cart:6", "bob")
-    other.take()
+    Tab("default", "cart:6", "bob").take()
     assert {row.name for row in listing.list_browser_locks()} == {"cart:5", "cart:6"}
     (row,) = listing.list_browser_locks("cart:6")
     assert row.label == "Bob"
-    assert listing.break_browser_lock(row, reason="gone\nhome")
-    assert not listing.break_browser_lock(row)
-    assert [record.getMessage() for record in caplog.records] == [
-        "The browser lock 'cart:6' of Bob was broken: gone\\nhome"
-    ]
-    expire("default", "cart:5")
+    assert [listing.break_browser_lock(row, reason="gone\nhome") for _ in range(2)] == [True, False]
+    assert caplog.messages == ["The browser lock 'cart:6' of Bob was broken: gone\\nhome"]
+    tab.expire()
     assert listing.list_browser_locks() == listing.list_browser_locks("cart:5") == []
 
 
 def test_old_rows_are_pruned(tab: Tab) -> None:
-    tab.take()
     waiting = Tab("default", "cart:5", "bob")
     waiting.wait()
     assert prune(days=0)["browser"] == 0
@@ -63,49 +66,43 @@ def test_old_rows_are_pruned(tab: Tab) -> None:
     eventually(lambda: prune(days=0)["browser"] == 1, "the row stays")
 
 
-class Terminal(StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def run(*arguments: str, kind: type[StringIO] = StringIO) -> str:
-    out = kind()
+def run(*arguments: str, terminal: bool = False) -> str:
+    out = StringIO()
+    out.isatty = lambda: terminal  # type: ignore[method-assign]
     call_command("distlock", "browser", *arguments, stdout=out, stderr=out)
     return out.getvalue()
 
 
 def test_the_subcommand(tab: Tab) -> None:
-    assert json.loads(run()) == []
-    tab.take()
     (found,) = json.loads(run())
-    assert (found["name"], found["held_by"], found["principal"]) == ("cart:5", "Ada", "user:ada")
-    assert found["fence"] == tab.fence
-    with pytest.raises(CommandError, match="Say which lock"):
-        run("--break")
-    with pytest.raises(CommandError, match="add --yes"):
-        run("--break", "cart:5")
+    said = [found[key] for key in ("name", "held_by", "principal", "fence")]
+    assert said == ["cart:5", "Ada", "user:ada", tab.fence]
+    for arguments, message in ((["--break"], "Say which lock"), (["--break", "cart:5"], "add --yes")):
+        with pytest.raises(CommandError, match=message):
+            run(*arguments)
     assert "Ended: cart:5, held by Ada." in run("--break", "cart:5", "--yes", "--reason", "gone home")
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit, match="1"):
         run("--break", "cart:5", "--yes")
-    assert ended.value.code == 1
-    assert "No browser lock is held." in run(kind=Terminal)
+    assert json.loads(run()) == []
+    assert "No browser lock is held." in run(terminal=True)
     Tab("default", ODD, "ada\x1b[31m").take()
-    heading, line = run(kind=Terminal).splitlines()
+    heading, line = run(terminal=True).splitlines()
     assert heading.split() == ["NAME", "HELD", "BY", "PRINCIPAL", "FOR", "ENDS", "IN"]
     assert "\x1b" not in line
 
 
 # the page of held locks
 
-LIST = reverse("admin:django_distlock_heldlock_changelist")
-BREAK = reverse("admin:django_distlock_heldlock_break_browser")
+
+def permit(user: User, *names: str) -> None:
+    user.user_permissions.set(Permission.objects.filter(codename__in=names))
 
 
 @pytest.fixture
 def operator(tab: Tab, settings: Any) -> Iterator[Client]:
     settings.DISTLOCK = {"default": {"BACKEND": "django_distlock.backends.memory.MemoryBackend"}}
     user = User.objects.create(username="operator", password="!", is_staff=True)
-    user.user_permissions.set(Permission.objects.filter(codename__in=["view_heldlock", "break_lock"]))
+    permit(user, "view_heldlock", "break_lock")
     client = Client()
     client.force_login(user)
     yield client
@@ -118,54 +115,43 @@ def text_of(client: Client) -> str:
 
 def test_the_page_shows_who_has_what(operator: Client, tab: Tab, monkeypatch: pytest.MonkeyPatch) -> None:
     """And only who may break locks has a button for it."""
-    assert "distlock-browser" not in text_of(operator)
-    tab.take()
     Tab("default", ODD, "<i>eve</i>").take()
     text = text_of(operator)
     assert "<bdi>cart:5</bdi>" in text
     assert "<bdi>Ada</bdi> <small><bdi>user:ada</bdi></small>" in text
     assert "Break this browser lock" in text
-    for markup in ("<b>5</b>", "<i>Eve"):
-        assert markup not in text
+    assert not [markup for markup in ("<b>5</b>", "<i>Eve") if markup in text]
     assert "\x1b" not in text.replace(f'value="{"cart:&lt;b&gt;5&lt;/b&gt;" + chr(27)}[31m"', "")
-    user = User.objects.get(username="operator")
-    user.user_permissions.set(Permission.objects.filter(codename="view_heldlock"))
+    permit(User.objects.get(username="operator"), "view_heldlock")
     text = text_of(operator)
     assert "<bdi>cart:5</bdi>" in text
     assert "Break this browser lock" not in text
     assert operator.post(BREAK, {"name": "cart:5", "fence": str(tab.fence)}).status_code == 403
-
-    def down(*args: Any) -> None:
-        raise BackendUnavailable("down")
-
-    monkeypatch.setattr(store, "held", down)
-    response = operator.get(LIST)
-    assert response.status_code == 200
-    assert "distlock-browser" not in response.content.decode()
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "held", fails)
+        assert "distlock-browser" not in text_of(operator)
+    forget_everything("default")
+    assert "distlock-browser" not in text_of(operator)
 
 
 def test_breaking_on_the_page(operator: Client, tab: Tab, monkeypatch: pytest.MonkeyPatch) -> None:
-    tab.take()
-    text = text_of(operator)
-    text = text[text.index("distlock-browser") :]
+    text = text_of(operator).partition("distlock-browser")[2]
     sent = dict(re.findall(r'<input type="hidden" name="(name|fence)" value="([^"]*)">', text))
-    sent["reason"] = "gone home"
+
+    def answer(**wrong: str) -> str:
+        return operator.post(BREAK, {**sent, "reason": "gone home", **wrong}, follow=True).content.decode()
+
     assert operator.get(BREAK).status_code == 403
     assert operator.post(BREAK, {**sent, "name": ""}).status_code == 403
     for wrong in ({"fence": "1"}, {"name": "cart:6"}, {"fence": ""}):
-        page = operator.post(BREAK, {**sent, **wrong}, follow=True).content.decode()
-        assert "it was not broken" in page
-        assert store.read("default", ["cart:5"])["cart:5"].held
-
-    def busy(*args: Any) -> None:
-        raise BackendUnavailable("busy")
-
+        assert "it was not broken" in answer(**wrong)
     with monkeypatch.context() as patch:
-        patch.setattr(store, "break_lease", busy)
-        assert "in progress" in operator.post(BREAK, sent, follow=True).content.decode()
-    assert "The browser lock of Ada was broken." in operator.post(BREAK, sent, follow=True).content.decode()
+        patch.setattr(store, "break_lease", fails)
+        assert "in progress" in answer()
+    assert store.read("default", ["cart:5"])["cart:5"].held
+    assert "The browser lock of Ada was broken." in answer()
     assert not store.read("default", ["cart:5"])["cart:5"].held
-    assert "it was not broken" in operator.post(BREAK, sent, follow=True).content.decode()
+    assert "it was not broken" in answer()
 
 
 # checks
@@ -182,10 +168,9 @@ def test_checks_of_the_setting(settings: Any, monkeypatch: pytest.MonkeyPatch) -
     for name in (checks.ADDRESSES, checks.GUARD):  # a project without browser locks
         monkeypatch.delitem(sys.modules, name, raising=False)
     assert ids() == []
-    settings.DISTLOCK_BROWSER = {"TTL": 5}
-    assert ids() == ["distlock.W082"]
-    settings.DISTLOCK_BROWSER = {"TLL": 5}
-    assert ids() == ["distlock.E080"]
+    for setting, found in (({"TTL": 5}, "distlock.W082"), ({"TLL": 5}, "distlock.E080")):
+        settings.DISTLOCK_BROWSER = setting
+        assert ids() == [found]
     assert ids(["default"]) == []
     settings.DISTLOCK_BROWSER = {"DATABASE": "nowhere"}
     assert "distlock.E081" in ids()
@@ -196,15 +181,14 @@ def test_checks_of_the_database(databases: None, settings: Any, monkeypatch: pyt
     settings.DISTLOCK_BROWSER = {"DATABASE": "default"}
     monkeypatch.setitem(sys.modules, checks.ADDRESSES, sys)
     assert ids() == ids(["default"]) == ids(["postgres"]) == ids([]) == []
-    with monkeypatch.context() as patch:
-        patch.setattr(router, "allow_migrate", lambda *args, **hints: False)
-        assert ids() == ["distlock.W081"]
-        assert ids(["default"]) == []
-        assert listing.databases() == []
-    with monkeypatch.context() as patch:
-        patch.setattr(connections["default"], "vendor", "oracle")
-        assert ids() == ["distlock.W080"]
-        assert listing.databases() == []
+    for owner, name, value, found in (
+        (router, "allow_migrate", lambda *args, **hints: False, "distlock.W081"),
+        (connections["default"], "vendor", "oracle", "distlock.W080"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, value)
+            assert ids() == [found]
+            assert listing.databases() == []
     with monkeypatch.context() as patch:
         patch.setattr(connections["default"].introspection, "table_names", lambda cursor: ["django_migrations"])
         assert ids(["default"]) == ["distlock.E082"] * 2

@@ -19,16 +19,22 @@ from django.utils import timezone
 from django_distlock.browser.grants import SALT, lock_grant
 from django_distlock.browser.http.actions import MOST_RENEWED
 from django_distlock.models import BrowserLockRow, BrowserTicket
-from tests.browserlocks.http.people import CSRF, EVENTS, LEASES, RENEW, Person, holder_of, new, refusal
+from tests.browserlocks.people import CSRF, EVENTS, LEASES, RENEW, Person, Tab, holder_of, new, refusal
 
 pytestmark = pytest.mark.usefixtures("crew")
+QUOTA = (429, {"reason": "quota"})
+
+
+def no_grant(detail: str) -> tuple[int, Any]:
+    return 403, {"reason": "grant", "detail": detail}
 
 
 # grants
 
 
-def test_a_forged_grant(ada: Person, grant: str) -> None:
+def test_a_forged_grant(ada: Person) -> None:
     """The answer is the same for a lock that is held and for one that nobody has heard of."""
+    grant = ada.grant()
     head, *signature = grant.split(":")
     forged = [
         *("", "\ud800", head, grant[:-1] + ("A" if grant[-1] != "A" else "B")),
@@ -36,62 +42,61 @@ def test_a_forged_grant(ada: Person, grant: str) -> None:
         signing.dumps(signing.loads(grant, salt=SALT), salt="another"),
         signing.dumps(["n", "s", "u"], salt=SALT),
     ]
-    for take in (False, True):
-        if take:
-            ada.take(grant)
-        for text in forged:
-            assert refusal(ada.acquire(text)) == (403, {"reason": "grant", "detail": "forged"}), text
-        assert BrowserLockRow.rows.exists() is take
+    for held in (False, True):
+        if held:
+            ada.tab().take()
+        assert [refusal(ada.ask(text)) for text in forged] == [no_grant("forged")] * len(forged)
+        assert BrowserLockRow.rows.exists() is held
 
 
-def test_an_expired_grant(ada: Person, bo: Person, grant: str) -> None:
+def test_an_expired_grant(ada: Person, bo: Person) -> None:
     """No lease outlives it."""
-    lease, fence = ada.take(grant)
-    old = signing.dumps({**signing.loads(grant, salt=SALT), "u": 1}, salt=SALT)
-    assert ada.renewed(lease, fence, old) == {"id": lease, "lost": "grant"}
-    bo.take(bo.grant("cart"))
-    assert refusal(ada.acquire(old)) == (403, {"reason": "grant", "detail": "expired"})
+    mine = ada.tab().take()
+    mine.grant = signing.dumps({**signing.loads(mine.grant, salt=SALT), "u": 1}, salt=SALT)
+    assert mine.renew() == {"id": mine.lease, "lost": "grant"}
+    bo.tab().take()
+    assert refusal(mine.ask()) == no_grant("expired")
 
 
-def test_the_grant_of_somebody_else(bo: Person, grant: str) -> None:
-    visitor, other = Person(), Person()
-    for thief, stolen in ((bo, grant), (other, visitor.grant("cart"))):
-        assert refusal(thief.acquire(stolen)) == (403, {"reason": "grant", "detail": "foreign"})
+def test_the_grant_of_somebody_else(ada: Person, bo: Person) -> None:
+    for thief, stolen in ((bo, ada.grant()), (Person(), Person().grant())):
+        assert refusal(thief.ask(stolen)) == no_grant("foreign")
     assert not BrowserLockRow.rows.exists()
-    theirs = bo.grant("other")
-    lease, fence = bo.take(theirs)
-    assert bo.renewed(lease, fence, grant) == {"id": lease, "lost": "logged_out"}
-    assert holder_of("other") == lease  # it ends only leases of its own visitor
+    theirs = bo.tab("other").take()
+    theirs.grant = ada.grant()
+    assert theirs.renew() == {"id": theirs.lease, "lost": "logged_out"}
+    assert holder_of("other") == theirs.lease  # it ends only leases of its own visitor
 
 
-def test_the_grant_of_another_name_does_not_renew(ada: Person, grant: str) -> None:
+def test_the_grant_of_another_name_does_not_renew(ada: Person) -> None:
     """A permission that is asked for a name must be that of the lease."""
-    lease, fence = ada.take(grant)
+    mine = ada.tab().take()
     ends = BrowserLockRow.rows.get(name="cart").expires_at
-    assert "lost" in ada.renewed(lease, fence, ada.grant("another"))
+    mine.grant = ada.grant("another")
+    assert "lost" in mine.renew()
     assert BrowserLockRow.rows.get(name="cart").expires_at == ends
 
 
-def test_a_secret_key_that_was_replaced(ada: Person, grant: str, settings: Any) -> None:
+def test_a_secret_key_that_was_replaced(ada: Person, settings: Any) -> None:
+    mine = ada.tab()
     settings.SECRET_KEY_FALLBACKS = [settings.SECRET_KEY]
     settings.SECRET_KEY = "another"
-    ada.take(grant)
+    mine.take()
 
 
-def test_a_request_that_is_replayed(ada: Person, grant: str) -> None:
+def test_a_request_that_is_replayed(ada: Person) -> None:
     """It gets a new fence, and what had the old one is refused; after a log-out it gets nothing."""
-    lease, fence = ada.take(grant)
-    ada.release(lease)
-    again = ada.acquire(grant, lease)
-    assert again.status_code == 201
-    assert again.json()["fence"] > fence
-    assert "lost" in ada.renewed(lease, fence, grant)
+    mine = ada.tab().take()
+    mine.release()
+    again = Tab(ada, "cart", mine.grant, mine.lease).take()
+    assert again.fence > mine.fence
+    assert "lost" in mine.renew()
     ada.client.logout()
-    assert refusal(ada.acquire(grant)) == (401, {"reason": "logged_out"})
+    assert refusal(mine.ask()) == (401, {"reason": "logged_out"})
 
 
 @pytest.mark.parametrize("error", [None, PermissionDenied, Http404, ObjectDoesNotExist])
-def test_permission_is_asked_at_each_acquire_and_renewal(ada: Person, grant: str, settings: Any, error: Any) -> None:
+def test_permission_is_asked_at_each_acquire_and_renewal(ada: Person, settings: Any, error: Any) -> None:
     """One deleted object must not cost the other leases of the batch."""
 
     def permit(request: Any, name: str) -> bool:
@@ -99,14 +104,13 @@ def test_permission_is_asked_at_each_acquire_and_renewal(ada: Person, grant: str
             raise error
         return name != "cart"
 
-    other = ada.grant("other")
-    leases = [(*ada.take(each), each) for each in (grant, other)]
+    mine, other = ada.tab().take(), ada.tab("other").take()
     settings.DISTLOCK_BROWSER = {"PERMISSION": permit}
-    found = ada.renew(*leases).json()["leases"]
-    assert found[0] == {"id": leases[0][0], "lost": "permission"}
-    assert found[1]["expires_in"] > 0
-    assert holder_of("cart") == ""
-    assert refusal(ada.acquire(grant)) == (403, {"reason": "permission"})
+    first, second = ada.renew(mine, other).json()["leases"]
+    assert first == {"id": mine.lease, "lost": "permission"}
+    assert second["expires_in"] > 0
+    assert holder_of() == ""
+    assert refusal(mine.ask()) == (403, {"reason": "permission"})
 
 
 def test_a_name_or_an_audience_that_cannot_be(rf: Any) -> None:
@@ -122,46 +126,44 @@ def test_a_name_or_an_audience_that_cannot_be(rf: Any) -> None:
 # leases of others
 
 
-def test_the_lease_of_somebody_else(ada: Person, bo: Person, grant: str) -> None:
+def test_the_lease_of_somebody_else(ada: Person, bo: Person) -> None:
     """It is not renewed, taken again or released, and is answered as one that never was."""
-    lease, fence = ada.take(grant)
-    theirs = bo.grant("cart")
+    mine = ada.tab().take()
     answers = set()
-    for asked in (lease, new()):
-        renewed = json.dumps(bo.renewed(asked, fence, theirs)).replace(asked, "*")
-        released, deleted = bo.release(asked), bo.client.delete(f"{LEASES}{asked}/")
-        answers.add((renewed, released.status_code, released.content, deleted.status_code, deleted.content))
-    [(renewed, *statuses)] = answers
+    for lease in (mine.lease, new()):
+        stolen = Tab(bo, "cart", bo.grant(), lease, mine.fence)
+        renewed = json.dumps(stolen.renew()).replace(lease, "*")
+        ends = (bo.release(lease), bo.client.delete(f"{LEASES}{lease}/"))
+        answers.add((renewed, *((end.status_code, end.content) for end in ends)))
+    [(renewed, *ended)] = answers
     assert "lost" in renewed
-    assert statuses == [204, b"", 204, b""]
-    assert bo.acquire(theirs, lease).status_code == 409
-    assert ada.renewed(lease, fence, grant)["expires_in"] > 0
-    waiting = new()
-    assert bo.acquire(theirs, waiting).status_code == 409
-    ada.release(waiting)
-    assert BrowserTicket.rows.filter(lease=waiting).exists()
+    assert ended == [(204, b"")] * 2
+    Tab(bo, "cart", bo.grant(), mine.lease).wait()
+    assert mine.renew()["expires_in"] > 0
+    waiting = bo.tab().wait()
+    ada.release(waiting.lease)
+    assert BrowserTicket.rows.filter(lease=waiting.lease).exists()
 
 
-def test_no_answer_has_a_foreign_id(ada: Person, bo: Person, grant: str) -> None:
-    lease, _ = ada.take(grant)
-    answers = [bo.acquire(bo.grant("cart"), queue=queue) for queue in (True, False)]
+def test_no_answer_has_a_foreign_id(ada: Person, bo: Person) -> None:
+    mine = ada.tab().take()
+    answers = [bo.tab().ask(queue=queue) for queue in (True, False)]
     assert [set(answer.json()) for answer in answers] == [{"holder", "place", "retry_after"}] * 2
-    texts = [answer.content.decode() for answer in answers]
-    texts += [json.dumps(bo.leases()), bo.client.get("/page/?name=cart").content.decode()]
-    assert not [text for text in texts if lease in text]
+    answers += [bo.client.get(path) for path in (LEASES, "/page/?name=cart")]
+    assert not [answer for answer in answers if mine.lease in answer.content.decode()]
 
 
 @pytest.mark.parametrize("another_user", [False, True])
-def test_a_log_out_ends_a_lease_at_the_next_beat(ada: Person, bo: Person, grant: str, another_user: bool) -> None:
-    lease, fence = ada.take(grant)
+def test_a_log_out_ends_a_lease_at_the_next_beat(ada: Person, bo: Person, another_user: bool) -> None:
+    mine = ada.tab().take()
     ada.client.logout()
     if another_user:
         assert bo.user is not None
         ada.client.force_login(bo.user)
-        assert ada.leases() == []
-    assert ada.renewed(lease, fence, grant) == {"id": lease, "lost": "logged_out"}
+        assert ada.client.get(LEASES).json() == {"leases": []}
+    assert mine.renew() == {"id": mine.lease, "lost": "logged_out"}
     if not another_user:
-        bo.take(bo.grant("cart"))
+        bo.tab().take()
 
 
 # quotas
@@ -170,60 +172,56 @@ def test_a_log_out_ends_a_lease_at_the_next_beat(ada: Person, bo: Person, grant:
 def test_the_quota_of_leases(ada: Person, bo: Person, settings: Any) -> None:
     """It counts names: the client chooses the ids. And the Host header: ALLOWED_HOSTS lets every port through."""
     settings.DISTLOCK_BROWSER = {"MAX_HELD": 2}
-    lease = new()
-    grants = [ada.grant(f"name {number}") for number in range(3)]
-    fence = ada.acquire(grants[0], lease).json()["fence"]
-    assert ada.acquire(grants[1], lease).status_code == 201
-    assert refusal(ada.acquire(grants[2], lease)) == (429, {"reason": "quota"})
-    for host in ("testserver:81", "testserver.", "TESTSERVER"):
-        grant = ada.grant("name 2", host)
-        assert refusal(ada.acquire(grant, headers={"host": host})) == (429, {"reason": "quota"})
-    assert ada.acquire(grants[0], lease).json()["fence"] == fence
-    bo.take(bo.grant("name 2"))
-    ada.release(lease)
-    ada.take(ada.grant("one more"))
+    mine = ada.tab("name 0").take()
+    Tab(ada, "name 1", ada.grant("name 1"), mine.lease).take()
+    for host in ("testserver", "testserver:81", "testserver.", "TESTSERVER"):
+        assert refusal(ada.tab("name 2", host=host).ask(headers={"host": host})) == QUOTA
+    mine.take()
+    bo.tab("name 2").take()
+    mine.release()
+    ada.tab("one more").take()
 
 
 def test_the_quota_of_places(ada: Person, bo: Person, settings: Any) -> None:
     settings.DISTLOCK_BROWSER = {"MAX_WAITING": 2}
     for number in range(3):
-        bo.take(bo.grant(f"name {number}"))
-    waiting = [new(), new()]
-    for number, lease in enumerate(waiting):
-        assert ada.acquire(ada.grant(f"name {number}"), lease).status_code == 409
-    assert refusal(ada.acquire(ada.grant("name 2"))) == (429, {"reason": "quota"})
-    assert ada.acquire(ada.grant("name 2"), queue=False).status_code == 409
-    assert ada.acquire(ada.grant("name 0"), waiting[0]).status_code == 409
-    ada.release(waiting[0])
-    assert ada.acquire(ada.grant("name 2")).status_code == 409
+        bo.tab(f"name {number}").take()
+    waiting = [ada.tab(f"name {number}").wait() for number in range(2)]
+    last = ada.tab("name 2")
+    assert refusal(last.ask()) == QUOTA
+    last.wait(queue=False)
+    waiting[0].wait()
+    waiting[0].release()
+    last.wait()
 
 
 # bodies
 
 
-def test_a_body_that_is_too_large(ada: Person, grant: str, settings: Any) -> None:
+def test_a_body_that_is_too_large(ada: Person, settings: Any) -> None:
     """A long form is refused before it is read: Django's CSRF check would store its files first."""
     settings.DISTLOCK_BROWSER = {"MAX_BODY": 2000}
-    too_large = (413, {"reason": "too_large"})
-    for path in (LEASES, RENEW, f"{LEASES}{new()}/release/"):
-        assert refusal(ada.post(path, {"grant": grant, "id": new(), "more": "x" * 2000})) == too_large
-    strict = Client(enforce_csrf_checks=True)
-    assert refusal(strict.post(f"{LEASES}{new()}/release/", {"file": "x" * 3000})) == too_large
+    release = f"{LEASES}{new()}/release/"
+    body = {"grant": ada.grant(), "id": new(), "more": "x" * 2000}
+    responses = [ada.post(path, body) for path in (LEASES, RENEW, release)]
+    responses.append(Client(enforce_csrf_checks=True).post(release, {"file": "x" * 3000}))
+    assert [refusal(response) for response in responses] == [(413, {"reason": "too_large"})] * 4
     assert not BrowserLockRow.rows.exists()
 
 
-def test_a_batch_has_each_lease_once_and_a_limit(ada: Person, grant: str, settings: Any) -> None:
+def test_a_batch_has_each_lease_once_and_a_limit(ada: Person, settings: Any) -> None:
     """One id has one answer: it must not be that of another name."""
     settings.DISTLOCK_BROWSER = {"MAX_BODY": 10**7}
-    lease, fence = ada.take(grant)
-    other = ada.grant("other")
-    there = ada.acquire(other, lease).json()["fence"]
-    response = ada.renew((lease, fence, grant), (lease, there, other))
-    assert (response.status_code, response.json()["reason"]) == (400, "request")
-    assert ada.renew(*[(new(), 1, grant)] * (MOST_RENEWED + 1)).status_code == 400
+    mine = ada.tab().take()
+    there = Tab(ada, "other", ada.grant("other"), mine.lease).take()
+    many = [Tab(ada, "cart", mine.grant) for _ in range(MOST_RENEWED + 1)]
+    for batch in ([mine, there], many):
+        response = ada.renew(*batch)
+        assert (response.status_code, response.json()["reason"]) == (400, "request")
 
 
-# CSRF
+# CSRF; the headers are those that browsers and django-cors-headers send
+APP = "https://app.example"
 
 
 @pytest.fixture
@@ -236,59 +234,45 @@ def token_of(person: Person) -> str:
     return token
 
 
-def test_nothing_is_done_without_a_token(ada: Person, strict: Person, grant: str) -> None:
-    lease, _ = ada.take(grant)
-    response = strict.release(lease)
-    assert response.status_code == 403
-    assert response.json()["detail"].startswith("CSRF")
-    assert strict.client.delete(f"{LEASES}{lease}/").status_code == 403
-    assert strict.acquire(grant).status_code == 403
-    assert strict.renew((new(), 1, grant)).status_code == 403
-    assert holder_of("cart") == lease
+def test_nothing_is_done_without_a_token(ada: Person, strict: Person) -> None:
+    mine = ada.tab().take()
+    refused = [strict.release(mine.lease), strict.client.delete(f"{LEASES}{mine.lease}/")]
+    refused += [strict.ask(mine.grant), strict.renew(mine)]
+    assert [response.status_code for response in refused] == [403] * 4
+    assert refused[0].json()["detail"].startswith("CSRF")
+    assert holder_of() == mine.lease
 
 
 @pytest.mark.parametrize("use_sessions", [False, True])
-def test_a_token(ada: Person, strict: Person, settings: Any, use_sessions: bool) -> None:
+def test_a_token(strict: Person, settings: Any, use_sessions: bool) -> None:
     """In the header, or in the form of a beacon; a form is no body of an acquire, because the check has read it."""
     settings.CSRF_USE_SESSIONS = use_sessions
     token = token_of(strict)
-    for multipart in (False, True):
-        lease = new()
-        assert strict.acquire(strict.grant("cart"), lease, headers={"X-CSRFToken": token}).status_code == 201
-        form: dict[str, Any] = {"data": {"csrfmiddlewaretoken": token}}
-        if not multipart:
-            form = {"data": f"csrfmiddlewaretoken={token}", "content_type": "application/x-www-form-urlencoded"}
-        assert strict.release(lease, **form).status_code == 204
-        assert holder_of("cart") == ""
+    urlencoded = {"data": f"csrfmiddlewaretoken={token}", "content_type": "application/x-www-form-urlencoded"}
+    for form in (urlencoded, {"data": {"csrfmiddlewaretoken": token}}):
+        mine = strict.tab().take(headers={"X-CSRFToken": token})
+        assert strict.release(mine.lease, **form).status_code == 204
+        assert holder_of() == ""
     for path in (LEASES, RENEW):
         response = strict.client.post(path, {"csrfmiddlewaretoken": token, "id": new()})
         assert (response.status_code, response.json()["reason"]) == (400, "request")
 
 
-# another origin; the headers are those that browsers and django-cors-headers send
-APP = "https://app.example"
-
-
-def ask(person: Person, grant: str, origin: str) -> Any:
-    return person.acquire(grant, headers={"X-CSRFToken": token_of(person), "Origin": origin})
-
-
 def test_another_origin_needs_a_grant_that_names_it(strict: Person, settings: Any) -> None:
-    grant = strict.grant("cart", audience=APP)
-    assert ask(strict, grant, APP).status_code == 403  # by the CSRF check
-    settings.CSRF_TRUSTED_ORIGINS = [APP, "https://other.example"]
-    for other in (strict.grant("cart"), strict.grant("cart", audience="https://other.example")):
-        assert refusal(ask(strict, other, APP)) == (403, {"reason": "grant", "detail": "audience"})
-    response = ask(strict, grant, APP)
-    assert response.status_code == 201
     headers = {"X-CSRFToken": token_of(strict), "Origin": APP}
-    renewed = strict.renew((response.json()["id"], response.json()["fence"], grant), headers=headers)
-    assert renewed.json()["leases"][0]["expires_in"] > 0
+    mine = strict.tab(audience=APP)
+    assert mine.ask(headers=headers).status_code == 403  # by the CSRF check
+    settings.CSRF_TRUSTED_ORIGINS = [APP, "https://other.example"]
+    for other in (strict.tab(), strict.tab(audience="https://other.example")):
+        assert refusal(other.ask(headers=headers)) == no_grant("audience")
+    mine.take(headers=headers)
+    assert strict.renew(mine, headers=headers).json()["leases"][0]["expires_in"] > 0
 
 
 def test_a_grant_for_another_origin_is_not_one_for_this_site(strict: Person) -> None:
-    assert refusal(ask(strict, strict.grant("cart", audience=APP), "http://testserver"))[0] == 403
-    assert ask(strict, strict.grant("cart"), "http://testserver").status_code == 201
+    headers = {"X-CSRFToken": token_of(strict), "Origin": "http://testserver"}
+    assert strict.tab(audience=APP).ask(headers=headers).status_code == 403
+    strict.tab().take(headers=headers)
 
 
 def test_a_preflight_gets_no_leave(strict: Person) -> None:
@@ -309,55 +293,46 @@ def test_names_and_labels_are_data_and_never_markup(ada: Person, bo: Person, set
     settings.DISTLOCK_BROWSER = {"LABEL": lambda user: evil + "x" * 10_000}
     page = ada.client.get("/page/", {"name": evil.replace("\x1b", ""), "label": evil}).content.decode()
     assert "<script>" not in page
-    ada.take(ada.grant(evil))
-    refused, listed = bo.acquire(bo.grant(evil)), ada.client.get(LEASES)
+    ada.tab(evil).take()
+    refused, listed = bo.tab(evil).ask(), ada.client.get(LEASES)
     for response in (refused, listed):
-        assert response["Content-Type"] == "application/json"
-        assert response["X-Content-Type-Options"] == "nosniff"
+        assert (response["Content-Type"], response["X-Content-Type-Options"]) == ("application/json", "nosniff")
     label = refused.json()["holder"]
     assert label.isprintable()
     assert len(label) < 256
     assert listed.json()["leases"][0]["name"] == evil
 
 
-def test_two_tenants_of_one_project_are_told_apart_by_host(ada: Person, settings: Any) -> None:
+def test_two_tenants_of_one_project_are_told_apart_by_host(ada: Person) -> None:
     """User 5 here is not user 5 there."""
-    settings.ALLOWED_HOSTS = ["one.example", "two.example"]
-    grants = {host: ada.grant("cart", host) for host in settings.ALLOWED_HOSTS}
     here, there = {"host": "one.example"}, {"host": "two.example"}
-    lease = new()
-    foreign = ada.acquire(grants["one.example"], headers=there)
-    assert refusal(foreign) == (403, {"reason": "grant", "detail": "foreign"})
-    assert ada.acquire(grants["one.example"], lease, headers=here).status_code == 201
-    assert ada.acquire(grants["two.example"], lease, headers=there).status_code == 409
+    mine = ada.tab(**here)
+    assert refusal(mine.ask(headers=there)) == no_grant("foreign")
+    mine.take(headers=here)
+    Tab(ada, "cart", ada.grant(**there), mine.lease).wait(headers=there)
     assert ada.client.get(LEASES, headers=there).json() == {"leases": []}
-    ada.release(lease, headers=there)
-    assert holder_of("cart") == lease
+    ada.release(mine.lease, headers=there)
+    assert holder_of() == mine.lease
 
 
-def test_no_beat_writes_the_session(ada: Person, grant: str, settings: Any) -> None:
+def test_no_beat_writes_the_session(ada: Person, settings: Any) -> None:
     settings.SESSION_SAVE_EVERY_REQUEST = True
+    mine = ada.tab()
     Session.objects.update(expire_date=timezone.now() + timedelta(hours=1))
     before = list(Session.objects.values_list("session_key", "session_data", "expire_date"))
     with CaptureQueriesContext(connection) as queries:
-        lease, fence = ada.take(grant)
-        ada.renewed(lease, fence, grant)
-        ada.acquire(grant)
-        ada.release(lease)
+        mine.take().renew()
+        mine.release()
         response = ada.client.get(LEASES)
     assert not [query for query in queries if "UPDATE" in query["sql"] and "django_session" in query["sql"]]
     assert list(Session.objects.values_list("session_key", "session_data", "expire_date")) == before
     assert "sessionid" not in response.cookies
 
 
-def test_no_cache_keeps_an_answer_or_a_page_with_a_grant(ada: Person, grant: str, settings: Any) -> None:
-    responses = [ada.acquire(grant), ada.client.get(LEASES), ada.client.get(CSRF), ada.client.get(EVENTS)]
-    responses += [ada.release(new()), ada.acquire("forged"), ada.client.put(LEASES)]
+def test_no_cache_keeps_an_answer_or_a_page_with_a_grant(ada: Person, settings: Any) -> None:
+    responses = [ada.tab().ask(), ada.release(new()), ada.ask("forged"), ada.client.put(LEASES)]
+    responses += [ada.client.get(path) for path in (LEASES, CSRF, EVENTS)]
     assert {response["Cache-Control"] for response in responses} == {"no-store"}
-    cache = "django.middleware.cache"
-    settings.MIDDLEWARE = [
-        f"{cache}.UpdateCacheMiddleware",
-        *settings.MIDDLEWARE,
-        f"{cache}.FetchFromCacheMiddleware",
-    ]
+    before, after = (f"django.middleware.cache.{name}CacheMiddleware" for name in ("Update", "FetchFrom"))
+    settings.MIDDLEWARE = [before, *settings.MIDDLEWARE, after]
     assert not [page for page in (ada.client.get("/page/?name=cart") for _ in range(2)) if page.has_header("Age")]

@@ -1,23 +1,23 @@
-"""One server and two profiles of each browser, Ada's and Bo's, at the site of this folder."""
+"""One server and two profiles of each browser, Ada's and Bo's."""
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 from django.conf import settings
 from django.db import connections
 from django.test import override_settings
-from django.urls import clear_url_caches
 from pytest_django.live_server_helper import LiveServer
 
-from tests.browserlocks.http.people import holder_of, make_person, remove_people
+from tests.browserlocks import site
 from tests.browserlocks.ledger import ledger
+from tests.browserlocks.people import holder_of
 from tests.support.browsers import Profile, Tab, browser, in_browsers
 from tests.support.wire import wire
-
-from . import site
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,47 +41,52 @@ class Room(Tab):
     def wait(self, who: str) -> Room:
         """Begin a section, and have a place in the queue of the server: a later request comes after it."""
         self.take(who)
-        pending = "locks.query().then(({pending}) => arguments[0](pending.some(({place}) => place !== null)))"
-        self.until(lambda: self.state(who) == "waiting" and self.ask(pending), lambda: f"{who}: {self.about(who)}")
+        self.until(lambda: self.state(who) == "waiting" and self.has_a_place(), lambda: f"{who}: {self.about(who)}")
         return self
+
+    def has_a_place(self) -> bool:
+        pending = "locks.query().then(({pending}) => arguments[0](pending.some(({place}) => place !== null)))"
+        return bool(self.ask(pending))
 
     def finish(self, who: str) -> None:
         self.run("finish(arguments[0])", who)
 
     def state(self, who: str) -> str:
-        return str(self.run("return sections[arguments[0]]?.state", who))
+        return str(self.about(who).get("state"))
 
-    def until_state(self, who: str, state: str, patience: float = 20) -> None:
+    def about(self, who: str) -> Any:
+        names = "{state, end, message, heldAt, lostAt}"
+        return self.run(f"const {names} = sections[arguments[0]] ?? {{}}; return {names}", who)
+
+    def until_state(self, who: str, state: str) -> None:
         self.until(
             lambda: self.state(who) == state,
-            lambda: (  # the ledger of a server in another process is not this one
-                f"{who} is not {state!r} but {self.about(who)!r}; entered have {ledger.order}, "
-                f"and the cart has {holder_of('cart')!r}"
+            lambda: (
+                f"{who} is not {state!r} but {self.about(who)!r}; entered have {ledger.entered}, {holder_of()} has it"
             ),
-            patience,
         )
 
     def until_end(self, who: str, end: str) -> None:
-        self.until(
-            lambda: self.run("return sections[arguments[0]]?.end", who) == end,
-            lambda: f"{who} has not {end!r} but {self.about(who)!r}",
-        )
-
-    def about(self, who: str) -> Any:
-        return self.run("const {state, end, message} = sections[arguments[0]] ?? {}; return {state, end, message}", who)
+        self.until(lambda: self.about(who).get("end") == end, lambda: f"{who} has not {end!r} but {self.about(who)!r}")
 
     def ask(self, script: str, *arguments: Any) -> Any:
         """A script that calls its last argument with its answer."""
         self._front()
         return self.profile.execute_async_script(script, *arguments)
 
-    def ready(self) -> None:
+    def ready(self) -> Room:
         self.until(lambda: self.run("return window.ready === true"), "the script does not run")
+        return self
 
     def leave(self) -> None:
         """By a link, so that "back" leads here again."""
         self.run("document.querySelector('a').click()")
         self.until(lambda: self.text("p") == "Elsewhere", "it has not gone")
+
+    def back_again(self) -> bool:
+        """Go back to the room. Was the page kept in memory?"""
+        self.back()
+        return bool(self.ready().run("return window.persisted"))
 
 
 class Person:
@@ -103,9 +108,7 @@ class Person:
         return tab
 
     def room(self, query: str = "", name: str = "cart") -> Room:
-        tab = self.open(f"/room/?name={name}&{query}")
-        tab.ready()
-        return tab
+        return self.open(f"/room/?name={name}&{query}").ready()
 
     def close_tabs(self) -> None:
         for tab in self.tabs:
@@ -134,41 +137,30 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="package")
 def people(request: pytest.FixtureRequest, server: str) -> Iterator[list[Person]]:
-    with ExitStack() as stack:
+    # GTK's MiniBrowser honours the headers of isolation and hides the shared memory all the same; Safari shows it
+    with ExitStack() as stack, mock.patch.dict(os.environ, JSC_useSharedArrayBuffer="1"):
         yield [Person(stack.enter_context(browser(request.param)), server, slug) for slug in ("ada", "bo")]
 
 
 @pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
-    """The browser."""
-    return str(request.node.callspec.params["people"])
-
-
-@pytest.fixture
-def crew(databases: None, settings: Any) -> Iterator[None]:
-    settings.ROOT_URLCONF = "tests.browserlocks.pages.site"
+def here(people: list[Person], crew: Any, settings: Any) -> Iterator[list[Person]]:
+    """Both are logged in."""
     settings.DISTLOCK_BROWSER = {"TTL": TTL}
-    clear_url_caches()
-    remove_people()
-    make_person("ada")
-    make_person("bo")
-    yield
+    for person in people:
+        person.log_in()
+    yield people
+    for person in people:
+        person.close_tabs()
     wire.clear()
     ledger.clear()
     site.posts.clear()
-    remove_people()
-    clear_url_caches()
 
 
 @pytest.fixture
-def ada(people: list[Person], crew: None) -> Iterator[Person]:
-    people[0].log_in()
-    yield people[0]
-    people[0].close_tabs()
+def ada(here: list[Person]) -> Person:
+    return here[0]
 
 
 @pytest.fixture
-def bo(people: list[Person], crew: None) -> Iterator[Person]:
-    people[1].log_in()
-    yield people[1]
-    people[1].close_tabs()
+def bo(here: list[Person]) -> Person:
+    return here[1]

@@ -32,20 +32,21 @@ def demo(server: str) -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def at_the_demo(demo: str, ada: Person, bo: Person) -> Iterator[None]:
+def at_the_demo(demo: str, here: list[Person]) -> Iterator[None]:
     """Whoever is logged in is so here, too: cookies do not depend on ports."""
-    before = ada.url
-    ada.url = bo.url = demo
+    before = here[0].url
+    for person in here:
+        person.url = demo
     yield
-    ada.url = bo.url = before
-    for person in (ada, bo):
+    for person in here:
+        person.url = before
         person.close_tabs()
     for model in (Move, Piece):
         model.objects.all().delete()
 
 
-def answered(tab: Room, text: str, where: str = "#answer", patience: float = 20) -> None:
-    tab.until(lambda: text in tab.text(where), lambda: f"{text!r} is not in {tab.text(where)!r}", patience)
+def answered(tab: Room, text: str, where: str = "#answer") -> None:
+    tab.until(lambda: text in tab.text(where), lambda: f"{text!r} is not in {tab.text(where)!r}")
 
 
 def test_a_piece_is_in_one_hand_at_a_time(ada: Person, bo: Person) -> None:
@@ -58,12 +59,9 @@ def test_a_piece_is_in_one_hand_at_a_time(ada: Person, bo: Person) -> None:
     answered(theirs, "Ada", f"{QUEEN} .holder")
     theirs.click(QUEEN)
     answered(theirs, "Ada has it")
-    theirs.type(PAWN, ENTER)
-    answered(theirs, "in your hand")
-    theirs.type(PAWN, LEFT)
-    answered(theirs, "Pawn to")
-    theirs.type(PAWN, ENTER)
-    answered(theirs, "Pawn is on")
+    for key, text in ((ENTER, "in your hand"), (LEFT, "Pawn to"), (ENTER, "Pawn is on")):
+        theirs.type(PAWN, key)
+        answered(theirs, text)
     mine.click(QUEEN)
     theirs.until(lambda: not theirs.text(f"{QUEEN} .holder"), "the queen was not put down")
     theirs.click(QUEEN)

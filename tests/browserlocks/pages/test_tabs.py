@@ -17,28 +17,27 @@ pytestmark = pytest.mark.tier2
 TAB = {"scope": "browser"}
 
 
-@pytest.fixture(params=["web-locks", "records"])
-def guarantee(request: pytest.FixtureRequest, crew: None) -> str:
+@pytest.fixture(params=["browser", "best-effort"])
+def guarantee(request: pytest.FixtureRequest) -> str:
     """With Web Locks, and as in a browser or a context without them."""
-    if request.param == "records":
+    if request.param == "best-effort":
         wire.head = '<script>Object.defineProperty(navigator, "locks", { value: undefined })</script>'
-        return "best-effort"
-    return "browser"
+    return str(request.param)
 
 
 def test_tabs_take_turns_and_the_lock_says_how_strong_it_is(ada: Person, bo: Person, guarantee: str) -> None:
     one, two = ada.room().hold("one", **TAB), ada.room()
-    facts = (
-        "const {fence, guarantee, name, headers} = sections.one.lock; return [fence ?? null, guarantee, name, headers]"
+    said = one.run(
+        "const {fence, guarantee, name, headers} = sections.one.lock; return [fence, guarantee, name, headers]"
     )
-    assert one.run(facts) == [None, guarantee, "cart", {}]
+    assert said == [None, guarantee, "cart", {}]
     # a tab that was duplicated has the same sessionStorage
     stored = one.run("return Object.entries(sessionStorage)")
     two.run("for (const [key, value] of arguments[0]) sessionStorage.setItem(key, value)", stored)
     two.take("two", **TAB)
-    two.take("try", scope="browser", ifAvailable=True)
+    two.take("try", ifAvailable=True, **TAB)
     two.until_state("try", "null")
-    two.take("late", scope="browser", timeout=200)
+    two.take("late", timeout=200, **TAB)
     two.until_end("late", "LockTimeoutError: timeout")
     assert two.state("two") == "waiting"
     ada.room(name="shelf").hold("another name", **TAB)
@@ -62,9 +61,7 @@ def test_a_tab_that_comes_back_knows_that_it_has_lost(ada: Person, guarantee: st
     one.take("waiting", **TAB)
     one.leave()
     two = ada.room().hold("two", **TAB)
-    one.back()
-    one.ready()
-    if one.run("return window.persisted"):
+    if one.back_again():
         one.until_end("one", "LockLostError: page")
         assert one.state("waiting") == "waiting"
         two.finish("two")
@@ -80,7 +77,7 @@ def test_what_was_taken_away_is_lost(ada: Person, guarantee: str) -> None:
     one.until_state("one", "lost: stolen" if guarantee == "browser" else "lost: taken")
 
 
-@pytest.mark.parametrize("guarantee", ["records"], indirect=True)
+@pytest.mark.parametrize("guarantee", ["best-effort"], indirect=True)
 def test_a_crashed_tab_does_not_block_for_ever(ada: Person, guarantee: str) -> None:
     """No storage event and no pagehide: its record stays as it is."""
     one = ada.room()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from django.db import connections
 
 from tests.browserlocks.store.tabs import forget_everything, new_id
 from tests.support.places import ALIASES, EVERYWHERE, Place, isolate
@@ -14,23 +13,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+@pytest.fixture(params=EVERYWHERE, ids=str)
+def place(request: pytest.FixtureRequest, databases: None) -> Iterator[Place]:
+    """Each database and level of isolation in turn, without locks."""
+    found: Place = request.param
+    isolate(found)
+    forget_everything(found.alias)
+    yield found
+    forget_everything(found.alias)
+
+
 @pytest.fixture(params=list(ALIASES))
 def alias(request: pytest.FixtureRequest, databases: None) -> Iterator[str]:
     """Each database in turn, without locks."""
     forget_everything(request.param)
     yield request.param
     forget_everything(request.param)
-
-
-@pytest.fixture(params=EVERYWHERE, ids=str)
-def place(request: pytest.FixtureRequest, databases: None) -> Iterator[Place]:
-    """Each database and level of isolation in turn."""
-    found: Place = request.param
-    isolate(found)
-    forget_everything(found.alias)
-    yield found
-    forget_everything(found.alias)
-    connections[found.alias].close()
 
 
 @pytest.fixture

@@ -14,10 +14,8 @@ from django_distlock.browser.records import BrowserLease, digest_of, holder_of
 if TYPE_CHECKING:
     from django_distlock.browser.records import LeaseLost, Waiting
 
-
 TTL = 600.0
-# Tickets that outlive a test.
-INTERVAL = 300.0
+INTERVAL = 300.0  # the tickets outlive a test
 
 
 def new_id() -> str:
@@ -32,11 +30,6 @@ def write(alias: str, text: str, *parameters: Any) -> None:
 def forget_everything(alias: str) -> None:
     write(alias, "DELETE FROM django_distlock_browserlock")
     write(alias, "DELETE FROM django_distlock_browserticket")
-
-
-def expire(alias: str, name: str) -> None:
-    """The lease of a name runs out."""
-    write(alias, "UPDATE django_distlock_browserlock SET expires_at = 1 WHERE digest = %s", digest_of(name))
 
 
 @dataclass
@@ -57,12 +50,16 @@ class Tab:
     def holder(self) -> str:
         return holder_of(self.lease, self.principal)
 
+    @property
+    def held(self) -> tuple[str, str, int]:
+        """As a batch of renewals has it."""
+        return self.name, self.lease, self.fence
+
     def ask(self, **options: Any) -> BrowserLease | Waiting:
         wish = {"ttl": TTL, "queue": True, "interval": INTERVAL, **options}
         person = {"lease": self.lease, "principal": self.principal, "label": self.person.title()}
-        found = store.acquire(self.alias, self.name, **person, **wish)
-        if isinstance(found, BrowserLease):
-            self.fence = found.fence
+        found = store.acquire(self.alias, self.name, **{**person, **wish})
+        self.fence = getattr(found, "fence", self.fence)
         return found
 
     def take(self, **options: Any) -> BrowserLease:
@@ -76,8 +73,7 @@ class Tab:
         return found
 
     def renew(self, ttl: float = TTL) -> BrowserLease | LeaseLost:
-        leases = [(self.name, self.lease, self.fence)]
-        return store.renew(self.alias, leases, principal=self.principal, ttl=ttl)[self.lease]
+        return store.renew(self.alias, [self.held], principal=self.principal, ttl=ttl)[self.lease]
 
     def release(self) -> bool:
         return store.release(self.alias, self.lease, principal=self.principal)
@@ -86,13 +82,14 @@ class Tab:
         store.leave(self.alias, self.lease, principal=self.principal)
 
     def lock(self) -> BrowserLease | None:
-        return store.lock_for_update(self.alias, self.name, self.lease, self.fence, self.principal)
+        return store.lock_for_update(self.alias, *self.held, self.principal)
+
+    def expire(self) -> None:
+        """The lease of the name runs out, whoever has it."""
+        text = "UPDATE django_distlock_browserlock SET expires_at = 1 WHERE digest = %s"
+        write(self.alias, text, digest_of(self.name))
 
     def miss(self) -> None:
         """Its ticket dies: it has not asked for too long."""
-        write(
-            self.alias,
-            "UPDATE django_distlock_browserticket SET alive_until = 1 WHERE lease = %s AND principal = %s",
-            self.lease,
-            self.principal,
-        )
+        text = "UPDATE django_distlock_browserticket SET alive_until = 1 WHERE lease = %s AND principal = %s"
+        write(self.alias, text, self.lease, self.principal)

@@ -4,18 +4,16 @@ const { WorkerMutex, checkWorkerScript } = await import("/distlock-worker.js");
 class Hand {
   constructor() {
     this.worker = new Worker("/hand.js", { type: "module" });
-    this.asked = 0;
-    this.answers = new Map();
+    this.answers = [];
     this.worker.onmessage = ({ data: { number, value, error } }) => {
-      const { resolve, reject } = this.answers.get(number);
+      const { resolve, reject } = this.answers[number];
       error ? reject(new Error(error)) : resolve(value);
     };
   }
 
   ask(command, rest = {}) {
-    const number = (this.asked += 1);
     return new Promise((resolve, reject) => {
-      this.answers.set(number, { resolve, reject });
+      const number = this.answers.push({ resolve, reject }) - 1;
       this.worker.postMessage({ number, command, ...rest });
     });
   }
@@ -34,16 +32,15 @@ const table = {
     table.hands.push(hand);
     return hand;
   },
-  clear: (options) => {
-    for (const hand of table.hands.splice(0)) hand.worker.terminate();
-    table.mutex?.close();
-    table.memory.fill(0);
-    table.mutex = WorkerMutex.create(options);
-  },
+  begin: (options) => (table.mutex = WorkerMutex.create(options)),
   /* How many wait: the first word of each member's 64 bytes is its ticket, and 0 once it waits no longer. */
   waiting: () => new Int32Array(table.mutex.shared).filter((word, at) => at >= 16 && at % 16 === 0 && word).length,
+  /* Until the condition is true. */
+  until: async (condition) => {
+    while (!condition()) await table.sleep(1);
+  },
   /* The answers of all hands. */
   all: (command, rest) => Promise.all(table.hands.map((hand) => hand.ask(command, rest))),
 };
-table.clear();
+table.begin();
 window.table = table;

@@ -1,19 +1,12 @@
 /* A worker of the tests: it does what the page says and answers with what came of it. */
 import { WorkerMutex } from "/distlock-worker.js";
 
-const WORK = 20; // steps between reading the counter and writing it
 let mutex;
 let memory; // counter, hands inside, overlaps, -, -, beats, place, -, promised, settle
 
-const work = () => {
-  let sum = 0;
-  for (let step = 0; step < WORK; step += 1) sum += step;
-  return sum;
-};
-
 const naive = () => {
   const seen = memory[0];
-  work();
+  for (let step = 0, sum = 0; step < 20; step += 1) sum += step;
   memory[0] = seen + 1;
 };
 
@@ -40,11 +33,12 @@ const commands = {
   unlock: () => mutex.unlock(),
   tryLock: ({ timeout }) => mutex.tryLock(timeout),
   lock: ({ timeout }) => mutex.lock(timeout),
+  /* What the mutex says of the one before, and how many others are inside. */
   section: ({ timeout }) => {
     mutex.lock(timeout);
-    const { abandoned } = mutex;
+    const found = [mutex.abandoned, Atomics.load(memory, 1)];
     mutex.unlock();
-    return abandoned;
+    return found;
   },
   /* As which one, counted from 0, this hand came in. */
   place: () => mutex.withLock(() => Atomics.add(memory, 6, 1)),
@@ -61,12 +55,6 @@ const commands = {
     Atomics.add(memory, 1, 1);
     while (performance.now() < end);
     Atomics.sub(memory, 1, 1);
-  },
-  inside: ({ timeout }) => {
-    mutex.lock(timeout);
-    const others = Atomics.load(memory, 1);
-    mutex.unlock();
-    return others;
   },
   /* A promise that is settled when the page says so. */
   promise: () =>

@@ -1,1 +1,0 @@
-"""The mutex of workers."""
