@@ -9,13 +9,12 @@ from django.http import HttpResponse
 
 from django_distlock.idempotency.storage import storage_of
 from tests.conftest import eventually
-from tests.idempotency.actors import Browser, Running, Sender, by_task, die, hidden_fields
-from tests.idempotency.conftest import expire, sql, states
 from tests.idempotency.views import BRIEF
+from tests.idempotency.world import Browser, Running, Sender, by_task, die, expire, hidden_fields, sql, states
 from tests.transactions import rows
 
 if TYPE_CHECKING:
-    from tests.idempotency.views import Stage
+    from tests.idempotency.world import Stage
 
 
 @pytest.mark.parametrize("shape", ["plain", "hold", "decorated"])

@@ -16,14 +16,12 @@ from django.urls import path
 
 from django_distlock.idempotency.csrf import keep_form
 from tests.idempotency import views
-from tests.idempotency.actors import Browser, hidden_fields
-from tests.idempotency.conftest import MIDDLEWARE, serve
-from tests.idempotency.views import redirect
+from tests.idempotency.world import MIDDLEWARE, Browser, hidden_fields, redirect, serve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.idempotency.views import Stage
+    from tests.idempotency.world import Stage
 
 urlpatterns = [*views.urlpatterns, path("in/", LoginView.as_view()), path("out/", LogoutView.as_view())]
 ORIGIN = "http://testserver"

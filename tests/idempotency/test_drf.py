@@ -17,12 +17,11 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
 from django_distlock.idempotency.drf import IdempotentMixin
-from tests.idempotency.actors import at_once, die
-from tests.idempotency.conftest import MIDDLEWARE, on_servers, serve, states
 from tests.idempotency.views import act, stage
+from tests.idempotency.world import MIDDLEWARE, at_once, die, on_servers, serve, states
 
 if TYPE_CHECKING:
-    from tests.idempotency.views import Stage
+    from tests.idempotency.world import Stage
 
 allowed = {"yes": True}
 

@@ -11,13 +11,12 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse, JsonResponse
 
 from django_distlock.idempotency.storage import storage_of
-from tests.idempotency.actors import Sender
-from tests.idempotency.conftest import change, expire, sql, states
 from tests.idempotency.test_storages import storage
+from tests.idempotency.world import Sender, change, expire, sql, states
 from tests.support.findings import findings
 
 if TYPE_CHECKING:
-    from tests.idempotency.views import Stage
+    from tests.idempotency.world import Stage
 
 __all__ = ["storage"]  # a fixture
 

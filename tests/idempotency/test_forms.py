@@ -11,13 +11,10 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.http import HttpResponse
 
 from django_distlock.idempotency.http.responses import is_secret
-from tests.idempotency.actors import hidden_fields
-from tests.idempotency.conftest import states
-from tests.idempotency.views import page, redirect
+from tests.idempotency.world import hidden_fields, page, redirect, states
 
 if TYPE_CHECKING:
-    from tests.idempotency.actors import Browser
-    from tests.idempotency.views import Stage
+    from tests.idempotency.world import Browser, Stage
 
 BOTH = pytest.mark.parametrize("shape", ["form", "atomic_form"])
 SECRET = """

@@ -17,11 +17,11 @@ with warnings.catch_warnings():
     from ninja.security import HttpBearer
 
 from django_distlock.idempotency import idempotent
-from tests.idempotency.conftest import change, serve, states
 from tests.idempotency.views import aact, act, stage
+from tests.idempotency.world import change, serve, states
 
 if TYPE_CHECKING:
-    from tests.idempotency.views import Stage
+    from tests.idempotency.world import Stage
 
 GOOD = "good"
 valid = {GOOD}

@@ -16,14 +16,24 @@ from django.utils import translation
 from django.views.decorators.clickjacking import xframe_options_exempt
 
 from django_distlock.idempotency.decisions import accepts
-from tests.idempotency.actors import Browser, Sender, at_once, by_task
-from tests.idempotency.conftest import MIDDLEWARE, change, on_servers, serve, sql, states
 from tests.idempotency.views import act, show
+from tests.idempotency.world import (
+    MIDDLEWARE,
+    Browser,
+    Sender,
+    at_once,
+    by_task,
+    change,
+    on_servers,
+    serve,
+    sql,
+    states,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.idempotency.views import Stage
+    from tests.idempotency.world import Stage
 
 BOTH = pytest.mark.parametrize("shape", ["plain", "atomic"])
 POLICIES = {

@@ -15,14 +15,13 @@ from django.views import View
 from django_distlock.idempotency import decisions, forget_user
 from django_distlock.idempotency.options import is_exempt
 from django_distlock.manager.site_key import site_key
-from tests.idempotency.actors import Browser, Sender
-from tests.idempotency.conftest import change, every_database, sql, states
+from tests.idempotency.world import Browser, Sender, change, every_database, sql, states
 from tests.support.findings import findings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.idempotency.views import Stage
+    from tests.idempotency.world import Stage
 
 BAD = ["", " ", "a b", '"a b"', "é", "a,b", '"a","b"', '"a', 'a"b', "\x00", "x" * 256, '"' + "x" * 256 + '"']
 

@@ -16,15 +16,26 @@ from django_distlock.idempotency.storage import purge
 from django_distlock.idempotency.storage.cache import PREFIX, CacheStorage
 from django_distlock.idempotency.storage.database import DatabaseStorage
 from django_distlock.idempotency.storage.portable import PortableStorage
-from tests.idempotency.actors import Browser, Sender, at_once, die
-from tests.idempotency.conftest import LOCKS, change, every_database, expire, forget_everything, sql, states
+from tests.idempotency.world import (
+    LOCKS,
+    Browser,
+    Sender,
+    at_once,
+    change,
+    die,
+    every_database,
+    expire,
+    forget_everything,
+    sql,
+    states,
+)
 from tests.support.findings import findings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from django_distlock.idempotency.storage import Storage
-    from tests.idempotency.views import Stage
+    from tests.idempotency.world import Stage
 
 ANSWER = StoredResponse(
     status=201, headers=(("Location", "/é/"),), body=b"\x00\xff", messages=((20, "Säved", "x", True),)

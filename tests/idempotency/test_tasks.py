@@ -15,11 +15,10 @@ from django.utils.decorators import async_only_middleware
 from django_distlock.idempotency import idempotent
 from django_distlock.idempotency.storage.database import DatabaseStorage
 from tests.conftest import PATIENCE, eventually
-from tests.idempotency.actors import CROWD, Sender, client_leaves, nothing_is_renewed
-from tests.idempotency.conftest import states
+from tests.idempotency.world import CROWD, Sender, client_leaves, nothing_is_renewed, states
 
 if TYPE_CHECKING:
-    from tests.idempotency.views import Stage
+    from tests.idempotency.world import Stage
 
 language: contextvars.ContextVar[str] = contextvars.ContextVar("language", default="none")
 found: dict[str, Any] = {}

@@ -19,12 +19,11 @@ from rest_framework.views import APIView
 from django_distlock.idempotency import idempotent
 from django_distlock.idempotency.conf import config
 from django_distlock.idempotency.drf import IdempotentMixin
-from tests.idempotency.actors import Browser, Sender
-from tests.idempotency.conftest import change, serve, states
 from tests.idempotency.views import SHAPES, act, copy_of, stage
+from tests.idempotency.world import Browser, Sender, change, serve, states
 
 if TYPE_CHECKING:
-    from tests.idempotency.views import Stage
+    from tests.idempotency.world import Stage
 
 GOOD = "good"
 FACES = pytest.mark.parametrize("shape", ["plain", "atomic", "async_decorated"])
@@ -52,16 +51,16 @@ def test_a_view_that_checks_tokens_by_hand(site: Stage, shape: str) -> None:
     """A success acts once, as before; a refused client may try again, and gets no other client's answer. The view can
     vouch for its refusal, by the user whom it has found, or by ``keep()``."""
     site.answer = checks_by_hand
-    good, invented = Sender("key", who=GOOD), Sender("key", who="invented")
+    good, invented = Sender("key", who=f"Bearer {GOOD}"), Sender("key", who="invented")
     assert [invented.post(shape).status_code for _ in range(2)] == [401, 401]
     first, second = good.post(shape), good.post(shape)
     assert (first.content, second.content) == (b"right", b"right")
     assert second["Idempotency-Replayed"] == "true"
     assert invented.post(shape).status_code == 401
     site.during = lambda request: setattr(request, "user", User(pk=7))
-    kept = [Sender("by-user", who=GOOD).post(shape, {"wrong": 1}) for _ in range(2)]
+    kept = [Sender("by-user", who=f"Bearer {GOOD}").post(shape, {"wrong": 1}) for _ in range(2)]
     site.during = lambda request: request.idempotency.keep()
-    kept += [Sender("by-word", who=GOOD).post(shape, {"wrong": 1}) for _ in range(2)]
+    kept += [Sender("by-word", who=f"Bearer {GOOD}").post(shape, {"wrong": 1}) for _ in range(2)]
     assert [answer.status_code for answer in kept] == [402] * 4
     assert ["Idempotency-Replayed" in answer for answer in kept] == [False, True, False, True]
 

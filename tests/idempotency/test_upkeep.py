@@ -17,15 +17,14 @@ from django_distlock.idempotency.storage.database import DatabaseStorage
 from django_distlock.idempotency.upkeep import sweeper
 from tests.conftest import eventually
 from tests.engines.statements import counted
-from tests.idempotency.actors import Sender
-from tests.idempotency.conftest import LOCKS, MIDDLEWARE, change, on_servers, sql
 from tests.idempotency.test_storages import claim_of
+from tests.idempotency.world import LOCKS, MIDDLEWARE, Sender, change, on_servers, sql
 from tests.support.profiled import profiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.idempotency.views import Stage
+    from tests.idempotency.world import Stage
 
 FORM = "application/x-www-form-urlencoded"
 NOT_OURS = ("BEGIN", "COMMIT", "ROLLBACK", "distlock_written", "COUNT(*)", "count(")

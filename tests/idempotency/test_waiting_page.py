@@ -12,12 +12,11 @@ import pytest
 from django.test import RequestFactory
 from django.urls import re_path
 
-from tests.idempotency.actors import Browser, Running, hidden_fields, refresh_of
-from tests.idempotency.conftest import change, serve, sql, states
 from tests.idempotency.views import copy_of, show
+from tests.idempotency.world import Browser, Running, change, hidden_fields, refresh_of, serve, sql, states
 
 if TYPE_CHECKING:
-    from tests.idempotency.views import Stage
+    from tests.idempotency.world import Stage
 
 # A catch-all route, as sites with pages of a CMS have.
 urlpatterns = [re_path(r"^(?P<page>.*)order/$", copy_of(show))]
