@@ -143,6 +143,8 @@ VIEWS = {
     "basic_decorated": DecoratedBasic.as_view(),
     "basic_function": function_basic,
     "hidden": hidden(own()),
+    "hidden_required": hidden(own(required=True)),
+    "hidden_atomic": hidden(own(atomic=True)),
     "overridden": Checked.as_view(),
     "itself": copy_of(checks_itself),
     "itself_decorated": own(checks_itself),
@@ -190,11 +192,12 @@ def test_under_asgi_they_are_asked_in_the_same_order(site: Stage, key: str) -> N
     assert site.effects == 1
 
 
-@pytest.mark.parametrize("shape", ["hidden", "overridden"])
+@pytest.mark.parametrize("shape", ["hidden", "hidden_required", "hidden_atomic", "overridden"])
 def test_what_hides_the_decorator_is_told_at_once(site: Stage, user: Sender, shape: str, caplog: Any) -> None:
     """Naive code takes such a view for one that has none, and answers before what stands above has been asked."""
     assert user.post(shape).status_code == 500
-    assert "did not see the options" in caplog.text
+    assert "did not see" in caplog.text
+    assert "Put @idempotent on top" in caplog.text
     assert (site.effects, states(site.alias)) == (0, [])
 
 

@@ -131,8 +131,6 @@ SHAPES: dict[str, Any] = {
     "webhook": csrf_exempt(own(key=from_body)),
     "async_webhook": csrf_exempt(idempotent(key=from_body)(aact)),
     "exempt_of_csrf": csrf_exempt(copy_of(act)),
-    "hidden": hidden(own(atomic=True)),
-    "hidden_plain": hidden(own(required=True)),
     "dispatch": dispatched(ClassBased),
     "async_dispatch": dispatched(AsyncClassBased),
     "handler": OnHandler.as_view(),

@@ -54,10 +54,6 @@ def redirect(request: HttpRequest) -> HttpResponse:
     return HttpResponseRedirect("/made/1/")
 
 
-def page(request: HttpRequest) -> HttpResponse:
-    return HttpResponse("the form with its errors")
-
-
 stage = Stage()
 
 
