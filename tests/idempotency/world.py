@@ -207,7 +207,7 @@ class Died(BaseException):
 def fails(error: BaseException | type[BaseException]) -> Any:
     """What a view does whose work ends so."""
 
-    def during(request: Any) -> None:
+    def during(*args: Any) -> None:
         raise error
 
     return during
