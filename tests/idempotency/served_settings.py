@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 from testproject.settings import *  # noqa: F403
+from tests.idempotency import MIDDLEWARE as SITE
 
-MIDDLEWARE = [
-    "tests.idempotency.served.Outside",
-    "django.contrib.sessions.middleware.SessionMiddleware",
-    "django.middleware.locale.LocaleMiddleware",
-    "django.middleware.csrf.CsrfViewMiddleware",
-    "django.contrib.auth.middleware.AuthenticationMiddleware",
-    "django.contrib.messages.middleware.MessageMiddleware",
-    "django_distlock.idempotency.IdempotencyMiddleware",
-    "tests.idempotency.served.Inside",
-]
+MIDDLEWARE = ["tests.idempotency.served.outside", *SITE, "tests.idempotency.served.inside"]
 ROOT_URLCONF = "tests.idempotency.served"
 # The credential of the requests stands for one that something above the view has checked.
 DISTLOCK_IDEMPOTENCY = {**globals().get("DISTLOCK_IDEMPOTENCY", {}), "REPLAY_TO_CREDENTIALS": True}

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import base64
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from asgiref.sync import iscoroutinefunction
 from django.contrib.auth.models import User
 from django.http import HttpResponse
-from django.test import Client
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
@@ -24,14 +23,20 @@ from rest_framework.views import APIView
 
 from django_distlock.idempotency import idempotent
 from django_distlock.idempotency.drf import IdempotentMixin
-from tests.idempotency.actors import Running, Sender, by_task, hidden_fields, refresh_of
-from tests.idempotency.conftest import change, serve, states
-from tests.idempotency.views import aact, act, copy_of, hidden, redirect, show
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.idempotency.views import Stage
+from django_distlock.idempotency.http.forms import issue
+from tests.idempotency.views import aact, act, copy_of, hidden, own, show
+from tests.idempotency.world import (
+    Browser,
+    Running,
+    Sender,
+    Stage,
+    by_task,
+    change,
+    redirect,
+    refresh_of,
+    serve,
+    states,
+)
 
 allowed = {"yes": True}
 
@@ -61,50 +66,6 @@ def finds_the_user(view: Any) -> Any:
     return above
 
 
-class Handler(View):
-    @method_decorator([asks, idempotent])
-    def post(self, request: Any) -> Any:
-        return act(request)
-
-    def get(self, request: Any) -> Any:
-        return HttpResponse("an empty form")
-
-
-class Basic(APIView):
-    authentication_classes: ClassVar[Any] = (BasicAuthentication,)
-    permission_classes: ClassVar[Any] = (IsAuthenticated,)
-
-    def post(self, request: Any) -> Any:
-        act(request._request)
-        return Response({"secret": "of carol"}, status=201)
-
-
-class MixedBasic(IdempotentMixin, Basic):
-    pass
-
-
-@api_view(["POST"])
-@authentication_classes([BasicAuthentication])
-@permission_classes([IsAuthenticated])
-@idempotent
-def function_basic(request: Any) -> Any:
-    act(request._request)
-    return Response({"secret": "of carol"}, status=201)
-
-
-class Checked(Handler):
-    """Asks in a method that overrides the decorated one."""
-
-    def post(self, request: Any) -> Any:
-        return super().post(request) if allowed["yes"] else HttpResponse("no", status=403)
-
-
-class DecoratedBasic(Basic):
-    @method_decorator(idempotent)
-    def post(self, request: Any) -> Any:
-        return super().post(request)
-
-
 def tries_again(view: Any) -> Any:
     """A decorator that calls its view once more if that is busy or fails."""
 
@@ -122,38 +83,79 @@ def tries_again(view: Any) -> Any:
     return above
 
 
+class Handler(View):
+    @method_decorator([asks, idempotent])
+    def post(self, request: Any) -> Any:
+        return act(request)
+
+    def get(self, request: Any) -> Any:
+        return HttpResponse("an empty form")
+
+
+class Checked(Handler):
+    """Asks in a method that overrides the decorated one."""
+
+    def post(self, request: Any) -> Any:
+        return super().post(request) if allowed["yes"] else HttpResponse("no", status=403)
+
+
+class Basic(APIView):
+    authentication_classes: ClassVar[Any] = (BasicAuthentication,)
+    permission_classes: ClassVar[Any] = (IsAuthenticated,)
+
+    def post(self, request: Any) -> Any:
+        act(request._request)
+        return Response({"secret": "of carol"}, status=201)
+
+
+class MixedBasic(IdempotentMixin, Basic):
+    pass
+
+
+class DecoratedBasic(Basic):
+    post = method_decorator(idempotent)(Basic.post)
+
+
+@api_view(["POST"])
+@authentication_classes([BasicAuthentication])
+@permission_classes([IsAuthenticated])
+@idempotent
+def function_basic(request: Any) -> Any:
+    return Basic.post(None, request)  # type: ignore[arg-type]
+
+
 def checks_itself(request: Any) -> Any:
-    if not allowed["yes"]:
-        return HttpResponse(status=401)
-    return act(request)
+    return act(request) if allowed["yes"] else HttpResponse(status=401)
 
 
-urlpatterns = [
-    path("plain/", asks(idempotent(copy_of(act)))),
-    path("atomic/", asks(idempotent(atomic=True)(copy_of(act)))),
-    path("async/", asks(idempotent(aact))),
-    path("partial/", partial(asks(idempotent(copy_of(act))))),
-    path("handler/", Handler.as_view()),
-    path("form/", asks(idempotent(copy_of(show)))),
-    path("atomic_form/", asks(idempotent(atomic=True)(copy_of(show)))),
-    path("post_only/", require_POST(idempotent(copy_of(act)))),
-    path("found/", finds_the_user(idempotent(copy_of(act)))),
-    path("basic/", Basic.as_view()),
-    path("mixed/", MixedBasic.as_view()),
-    path("basic_decorated/", DecoratedBasic.as_view()),
-    path("basic_function/", function_basic),
-    path("hidden/", hidden(idempotent(copy_of(act)))),
-    path("overridden/", Checked.as_view()),
-    path("itself/", copy_of(checks_itself)),
-    path("itself_decorated/", idempotent(copy_of(checks_itself))),
-    path("itself_atomic/", idempotent(atomic=True)(copy_of(checks_itself))),
-    path("itself_said/", idempotent(replay_to_credentials=True)(copy_of(checks_itself))),
-    path("again/", tries_again(idempotent(copy_of(act)))),
-    path("again_atomic/", tries_again(idempotent(atomic=True)(copy_of(act)))),
-    path("open/", copy_of(act)),
-    path("nobody/", idempotent(anonymous=True)(copy_of(act))),
-]
-SHAPES = pytest.mark.parametrize("shape", ["plain", "atomic", "async", "handler", "partial"])
+VIEWS = {
+    "plain": asks(own()),
+    "atomic": asks(own(atomic=True)),
+    "async": asks(idempotent(aact)),
+    "partial": partial(asks(own())),
+    "handler": Handler.as_view(),
+    "form": asks(own(show)),
+    "atomic_form": asks(own(show, atomic=True)),
+    "post_only": require_POST(own()),
+    "found": finds_the_user(own()),
+    "basic": Basic.as_view(),
+    "mixed": MixedBasic.as_view(),
+    "basic_decorated": DecoratedBasic.as_view(),
+    "basic_function": function_basic,
+    "hidden": hidden(own()),
+    "hidden_required": hidden(own(required=True)),
+    "hidden_atomic": hidden(own(atomic=True)),
+    "overridden": Checked.as_view(),
+    "itself": copy_of(checks_itself),
+    "itself_decorated": own(checks_itself),
+    "itself_atomic": own(checks_itself, atomic=True),
+    "itself_said": own(checks_itself, replay_to_credentials=True),
+    "again": tries_again(own()),
+    "again_atomic": tries_again(own(atomic=True)),
+    "open": copy_of(act),
+    "nobody": own(anonymous=True),
+}
+urlpatterns = [path(f"{name}/", view) for name, view in VIEWS.items()]
 
 
 @pytest.fixture(autouse=True)
@@ -166,10 +168,9 @@ def here(site: Stage, settings: Any) -> None:
 # -- decorators above
 
 
-@SHAPES
+@pytest.mark.parametrize("shape", ["plain", "atomic", "async", "handler", "partial"])
 def test_decorators_above_are_asked_before_a_replay(site: Stage, user: Sender, shape: str) -> None:
-    """Naive code answers in the middleware: whose permission was taken away still gets the stored answer, or is told
-    that the data differ. And it keeps the redirect to the log-in, or a 404, as the view's own answer."""
+    """Naive code answers in the middleware: whose permission was taken away still gets the stored answer."""
     allowed["yes"] = False
     assert user.post(shape).status_code == 403
     assert states(site.alias) == []
@@ -184,35 +185,37 @@ def test_decorators_above_are_asked_before_a_replay(site: Stage, user: Sender, s
     assert site.effects == 1
 
 
-@pytest.mark.parametrize("shape", ["hidden", "overridden"])
+def test_under_asgi_they_are_asked_in_the_same_order(site: Stage, key: str) -> None:
+    assert [by_task("async", key).status_code for _ in range(2)] == [201, 409]
+    allowed["yes"] = False
+    assert by_task("async", key).status_code == 403
+    assert site.effects == 1
+
+
+@pytest.mark.parametrize("shape", ["hidden", "hidden_required", "hidden_atomic", "overridden"])
 def test_what_hides_the_decorator_is_told_at_once(site: Stage, user: Sender, shape: str, caplog: Any) -> None:
-    """Without options too: naive code takes such a view for one that has none, and answers before what stands above
-    has been asked."""
+    """Naive code takes such a view for one that has none, and answers before what stands above has been asked."""
     assert user.post(shape).status_code == 500
-    assert "did not see the options" in caplog.text
+    assert "did not see" in caplog.text
+    assert "Put @idempotent on top" in caplog.text
     assert (site.effects, states(site.alias)) == (0, [])
 
 
 def waiting(site: Stage, page: str, shape: str) -> Any:
     """Asks for the outcome of a form that was sent twice, by the address of the waiting page."""
-    from django_distlock.idempotency.http.forms import issue
-
-    client, other = Client(), Client()
-    opened = client.get(f"/{page}/")
-    fields = hidden_fields(opened.content.decode().split("<form")[1])
-    if page != shape:
-        fields = {"_idempotency_key": issue(opened.wsgi_request, [f"/{shape}/"])}
-    other.cookies.update(client.cookies)
-    with Running(site, lambda: client.post(f"/{shape}/", fields)):
-        url = refresh_of(other.post(f"/{shape}/", fields))
-    return lambda where=shape: other.get(url.replace(f"/{shape}/", f"/{where}/"))
+    site.answer = redirect
+    first = Browser()
+    fields = first.open(page)
+    fields["_idempotency_key"] = issue(first.client.get(f"/{page}/").wsgi_request, [f"/{shape}/"])
+    other = Browser(first)
+    with Running(site, lambda: first.send(fields, shape)):
+        url = refresh_of(other.send(fields, shape))
+    return lambda where=shape: other.client.get(url.replace(f"/{shape}/", f"/{where}/"))
 
 
 @pytest.mark.parametrize(("alias", "shape"), [("default", "form"), ("postgres", "atomic_form")])
 def test_the_waiting_page_asks_them_too(site: Stage, shape: str) -> None:
-    """Its GET would replay what the POST may not. At another address other decorators are asked, or none: naive code
-    gives there what is refused here."""
-    site.answer = redirect
+    """Its GET would replay what the POST may not, and at another address other decorators are asked, or none."""
     tab = waiting(site, shape, shape)
     allowed["yes"] = False
     assert tab().status_code == 403
@@ -226,7 +229,6 @@ def test_the_waiting_page_asks_them_too(site: Stage, shape: str) -> None:
 def test_the_waiting_page_where_its_get_passes_them_not(site: Stage, shape: str) -> None:
     """Decorators of ``post()`` are not asked by a GET, and ``require_POST`` refuses it: it is saved, and no more is
     said. Naive code shows an empty form, or 405."""
-    site.answer = redirect
     seen = waiting(site, "form", shape)()
     assert seen.status_code == 200
     assert "Already saved" in seen.content.decode()
@@ -255,42 +257,30 @@ def test_a_decorator_above_that_calls_the_view_again(site: Stage, user: Sender, 
 # -- credentials that only the view checks
 
 
-@pytest.fixture
-def carol(site: Stage) -> Iterator[Any]:
-    user = User.objects.create_user("carol", password="of-carol")
-    yield user
-    user.delete()
-
-
-def basic(shape: str, key: str = "key") -> Any:
-    who = base64.b64encode(b"carol:of-carol").decode()
-    client = Client(raise_request_exception=False)
-    headers = {"Authorization": f"Basic {who}", "Idempotency-Key": key}
-    return client.post(f"/{shape}/", {"a": 1}, content_type="application/json", headers=headers)
-
-
 @pytest.mark.parametrize("shape", ["basic", "mixed", "basic_decorated", "basic_function"])
-def test_a_user_who_was_deactivated_gets_no_stored_answer(site: Stage, carol: Any, shape: str) -> None:
+def test_a_user_who_was_deactivated_gets_no_stored_answer(site: Stage, key: str, shape: str) -> None:
     """Naive code, in front of the framework, takes a credential for good that was good once."""
-    first = basic(shape)
-    assert (first.status_code, first.json()) == (201, {"secret": "of carol"})
-    again = basic(shape)
-    if shape == "basic":  # nothing has checked it: it learns that the request was done, and nothing else
-        assert (again.status_code, again.json()["code"]) == (409, "already_completed")
-    else:  # the framework has, right now
-        assert (again.status_code, again["Idempotency-Replayed"]) == (201, "true")
-    carol.is_active = False
-    carol.save()
-    refused = basic(shape)
-    assert refused.status_code in (401, 409)
-    assert "secret" not in refused.content.decode()
-    assert site.effects == 1
+    carol = User.objects.create_user("carol", password="of-carol")
+    try:
+        basic = Sender(key, who="Basic " + base64.b64encode(b"carol:of-carol").decode())
+        first, again = basic.post(shape), basic.post(shape)
+        assert (first.status_code, first.json()) == (201, {"secret": "of carol"})
+        if shape == "basic":  # nothing has checked it: it learns that the request was done, and nothing else
+            assert (again.status_code, again.json()["code"]) == (409, "already_completed")
+        else:  # the framework has, right now
+            assert (again.status_code, again["Idempotency-Replayed"]) == (201, "true")
+        User.objects.update(is_active=False)
+        refused = basic.post(shape)
+        assert refused.status_code in (401, 409)
+        assert "secret" not in refused.content.decode()
+        assert site.effects == 1
+    finally:
+        carol.delete()
 
 
 @pytest.mark.parametrize("shape", ["itself", "itself_decorated", "itself_atomic"])
-def test_a_credential_that_only_the_view_checks(site: Stage, key: str, shape: str) -> None:
+def test_a_credential_that_only_the_view_checks(site: Stage, sender: Sender, shape: str) -> None:
     """It acts once, and the answer is given once."""
-    sender = Sender(key)
     site.answer = lambda request: HttpResponse("secret", status=201, headers={"Location": "/secret/"})
     assert sender.post(shape).content == b"secret"
     for yes in (True, False):
@@ -307,10 +297,3 @@ def test_unless_view_or_site_said_so_or_the_user_is_known(site: Stage, sender: S
         change(settings, REPLAY_TO_CREDENTIALS=shape == "itself")
         assert sender.post(shape).status_code == 201
         assert sender.post(shape)["Idempotency-Replayed"] == "true", shape
-
-
-def test_under_asgi_they_are_asked_in_the_same_order(site: Stage, key: str) -> None:
-    assert [by_task("async", key).status_code for _ in range(2)] == [201, 409]
-    allowed["yes"] = False
-    assert by_task("async", key).status_code == 403
-    assert site.effects == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
@@ -18,14 +18,9 @@ from rest_framework.permissions import BasePermission
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from django_distlock.idempotency import idempotent
 from django_distlock.idempotency.drf import IdempotentMixin
-from tests.idempotency.conftest import change, serve, states
-from tests.idempotency.views import aact, act, copy_of
-
-if TYPE_CHECKING:
-    from tests.idempotency.actors import Sender
-    from tests.idempotency.views import Stage
+from tests.idempotency.views import aact, act, copy_of, own
+from tests.idempotency.world import Sender, Stage, change, serve, states
 
 
 class Framework(APIView):
@@ -50,67 +45,61 @@ class Mixed(IdempotentMixin, Framework):
 urlpatterns = [
     path("exempt/", csrf_exempt(copy_of(act))),
     path("parsed/", copy_of(act)),
-    path("atomic/", csrf_exempt(idempotent(atomic=True)(copy_of(act)))),
+    path("atomic/", csrf_exempt(own(atomic=True))),
     path("async/", csrf_exempt(aact)),
     path("framework/", Framework.as_view()),
     path("mixed/", Mixed.as_view()),
-    path("own/", csrf_exempt(idempotent(fingerprint=lambda r: r.headers["Content-Digest"])(copy_of(act)))),
-    path("wrong/", csrf_exempt(idempotent(fingerprint=lambda r: 7)(copy_of(act)))),  # type: ignore[arg-type,return-value]
+    path("digest/", csrf_exempt(own(fingerprint=lambda r: r.headers["Content-Digest"]))),
+    path("wrong/", csrf_exempt(own(fingerprint=lambda r: 7))),
     re_path(r"^orders/\d+/pay/$", csrf_exempt(copy_of(act))),
     re_path("", csrf_exempt(copy_of(act))),
 ]
 SHAPES = pytest.mark.parametrize("shape", ["exempt", "atomic", "async", "framework", "mixed"])
 FACES = pytest.mark.parametrize("shape", ["exempt", "atomic", "async"])
+MULTIPART = "multipart/form-data; boundary="
+URLENCODED = "application/x-www-form-urlencoded"
 
 
 @pytest.fixture(autouse=True)
 def here(site: Stage, settings: Any) -> None:
     serve(settings, __name__)
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 1000
 
 
-def post(shape: str, body: Any, key: str, kind: str | None = None, **headers: str) -> Any:
-    """A form as multipart, or the bytes as they are."""
-    client = Client(raise_request_exception=False)
-    more = {} if kind is None else {"content_type": kind}
-    known = {"Authorization": "a", "Idempotency-Key": key}
-    return client.post(f"/{shape}/", body, headers=known | headers, **more)
+def post(shape: str, body: Any, key: str, kind: str, **headers: str) -> Any:
+    return Sender(key).post(shape, body, content_type=kind, headers=headers)
 
 
-def send_form(shape: str, key: str, boundary: str, amount: str, photo: bytes = b"p" * 100, **part: str) -> Any:
-    name, kind = part.get("name", "a.png"), part.get("kind", "image/png")
-    lines = [
-        f'--{boundary}\r\nContent-Disposition: form-data; name="amount"\r\n\r\n{amount}',
-        f'--{boundary}\r\nContent-Disposition: form-data; name="photo"; filename="{name}"\r\nContent-Type: {kind}\r\n',
-    ]
-    body = "\r\n".join(lines).encode() + b"\r\n" + photo + f"\r\n--{boundary}--\r\n".encode()
-    return post(shape, body, key, f"multipart/form-data; boundary={boundary}")
+def part(name: str, value: str, more: str = "", kind: str = "") -> str:
+    return f'--xx\r\nContent-Disposition: form-data; name="{name}"{more}{kind}\r\n\r\n{value}\r\n'
+
+
+def send_form(shape: str, key: str, amount: str, photo: str = "p" * 100, file: str = "a", kind: str = "png") -> Any:
+    parts = (part("amount", amount), part("photo", photo, f'; filename="{file}"', f"\r\nContent-Type: image/{kind}"))
+    return post(shape, "".join(parts) + "--xx--\r\n", key, MULTIPART + "xx")
 
 
 @SHAPES
 def test_a_multipart_form_that_nothing_has_parsed(site: Stage, key: str, shape: str) -> None:
     """Naive code compares its length: amount=100 and amount=900 are the same, and so are two photos of a size."""
-    assert send_form(shape, key, "xx", "100").status_code == 201
-    others = [
-        send_form(shape, key, "xx", "900"),
-        send_form(shape, key, "xx", "100", b"q" * 100),
-        send_form(shape, key, "xx", "100", name="b.png"),
-        send_form(shape, key, "xx", "100", kind="image/gif"),
-    ]
-    assert [other.status_code for other in others] == [422] * 4
-    again = send_form(shape, key, "yyyy", "100")
-    assert (again.status_code, again["Idempotency-Replayed"]) == (201, "true"), "a boundary is no data"
+    assert send_form(shape, key, "100").status_code == 201
+    assert send_form(shape, key, "900").status_code == 422
+    for other in ({"photo": "q" * 100}, {"file": "b"}, {"kind": "gif"}):
+        assert send_form(shape, key, "100", **other).status_code == 422, other
+    assert send_form(shape, key, "100")["Idempotency-Replayed"] == "true"
     assert site.effects == 1
 
 
 @FACES
-def test_files_in_any_order(site: Stage, key: str, shape: str) -> None:
-    """The order of fields is no data; the charset of a file is."""
-    part = '--xx\r\nContent-Disposition: form-data; name="{}"; filename="f"\r\nContent-Type: text/plain{}\r\n\r\nf\r\n'
-    end = '--xx\r\nContent-Disposition: form-data; name="amount"\r\n\r\n1\r\n--xx--\r\n'
-    one, two, other = part.format("one", ""), part.format("two", ""), part.format("two", "; charset=utf-16")
-    sent = [post(shape, body + end, key, "multipart/form-data; boundary=xx") for body in (one + two, two + one)]
-    assert [(s.status_code, s.get("Idempotency-Replayed")) for s in sent] == [(201, None), (201, "true")]
-    assert post(shape, one + other + end, key, "multipart/form-data; boundary=xx").status_code == 422
+def test_order_and_boundary_are_no_data(site: Stage, key: str, shape: str) -> None:
+    """The charset of a file is."""
+    one, two = (part(name, "f", '; filename="f"', "\r\nContent-Type: text/plain") for name in ("one", "two"))
+    end = part("amount", "1") + "--xx--\r\n"
+    other = two.replace("text/plain", "text/plain; charset=utf-16")
+    bodies = [one + two + end, two + one + end, (one + two + end).replace("--xx", "--yyyy"), one + other + end]
+    sent = [post(shape, body, key, MULTIPART + body.partition("\r\n")[0][2:]) for body in bodies]
+    assert [answer.status_code for answer in sent] == [201, 201, 201, 422]
+    assert site.effects == 1
 
 
 def test_a_form_that_is_parsed_before(site: Stage, sender: Sender) -> None:
@@ -119,19 +108,19 @@ def test_a_form_that_is_parsed_before(site: Stage, sender: Sender) -> None:
         return int(sender.client.post("/parsed/", data, headers={"Idempotency-Key": sender.key or ""}).status_code)
 
     assert [send(b"one"), send(b"one"), send(b"two"), send(b"one", "text/html")] == [201, 201, 422, 422]
-    broken = {"content_type": "multipart/form-data", "headers": {"Idempotency-Key": "broken"}}
-    assert sender.client.post("/parsed/", b"--x\r\n", **broken).status_code == 400
+    assert post("parsed", b"--x\r\n", "broken", "multipart/form-data").status_code == 400
 
 
 @pytest.mark.parametrize("alias", ["postgres"])
 def test_another_address_is_another_request(site: Stage, key: str) -> None:
-    """Of values of one name the view gets the last; and a pattern may match addresses without naming their parts.
-    PostgreSQL stores no NUL, and the address is not to be stored."""
-    for first, second in (
-        ("exempt/?amount=100&amount=900", "exempt/?amount=900&amount=100"),
-        ("orders/1/pay/", "orders/2/pay/"),
-        ("anything/a%00b/", "anything/b/"),
-    ):
+    """Of values of one name the view gets the last; a pattern may match addresses without naming their parts; and
+    PostgreSQL stores no NUL."""
+    pairs = {
+        "exempt/?amount=1&amount=9": "exempt/?amount=9&amount=1",
+        "orders/1/pay/": "orders/2/pay/",
+        "any/a%00b/": "any/b/",
+    }
+    for first, second in pairs.items():
         known = {"Authorization": "a", "Idempotency-Key": key + first[:3]}
         sent = [Client().post(f"/{each}", {}, "application/json", headers=known) for each in (first, first, second)]
         assert [answer.status_code for answer in sent] == [201, 201, 422]
@@ -170,9 +159,7 @@ def test_the_same_bytes_of_another_type(site: Stage, key: str, shape: str) -> No
 @pytest.mark.parametrize("shape", ["exempt", "atomic"])
 def test_the_view_reads_its_body_as_it_came(site: Stage, key: str, settings: Any, shape: str) -> None:
     """Also the form of a view without CSRF, which is not to be broken by who looks for a key."""
-    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 100
     settings.DATA_UPLOAD_MAX_NUMBER_FIELDS = 10
-    read: list[Any] = []
     body = b"line\n" * 1000
     ways = [
         lambda request: request.read(),
@@ -180,13 +167,14 @@ def test_the_view_reads_its_body_as_it_came(site: Stage, key: str, settings: Any
         lambda request: b"".join(iter(lambda: request.read(7), b"")),
         lambda request: request.readline() + request.read(),
     ]
+    read: list[Any] = []
     for number, way in enumerate(ways):
         site.during = lambda request, way=way: read.append(way(request))
         assert post(shape, body, f"{key}{number}", "text/plain").status_code == 201
     assert read == [body] * len(ways)
-    for form in ("a=" + "x" * 200, "&".join(f"f{n}=1" for n in range(20))):
+    for form in ("a=" + "x" * 2000, "&".join(f"f{n}=1" for n in range(20))):
         site.during = lambda request: read.append(request.read())
-        assert Client().post("/exempt/", form, content_type="application/x-www-form-urlencoded").status_code == 201
+        assert Client().post("/exempt/", form, content_type=URLENCODED).status_code == 201
         assert read[-1] == form.encode()
 
 
@@ -200,22 +188,8 @@ def test_the_view_parses_the_form_itself(site: Stage, key: str, shape: str) -> N
         got.append((request.POST["amount"], request.FILES["photo"].read()))
 
     site.during = during
-    assert send_form(shape, key, "xx", "100").status_code == 201
+    assert send_form(shape, key, "100").status_code == 201
     assert got == [("100", b"p" * 100)]
-
-
-def test_a_body_that_something_else_has_read(site: Stage, key: str, settings: Any) -> None:
-    settings.MIDDLEWARE = [f"{__name__}.reading", *settings.MIDDLEWARE]
-    refused = post("exempt", b"some text", key, "text/plain")
-    assert (refused.status_code, refused.json()["code"]) == (400, "body_unread")
-    assert "fingerprint" in refused.json()["detail"]
-    assert post("wrong", b"x", key, "text/plain").status_code == 500, "a fingerprint that is no text"
-    assert not site.runs
-    statuses = [
-        post("own", b"some text", key, "text/plain", **{"Content-Digest": f"sha-256=:{digest}=:"}).status_code
-        for digest in ("abc", "abc", "xyz")
-    ]
-    assert statuses == [201, 201, 422]
 
 
 def reading(get_response: Any) -> Any:
@@ -226,28 +200,34 @@ def reading(get_response: Any) -> Any:
     return middleware
 
 
+def test_a_body_that_something_else_has_read(site: Stage, key: str, settings: Any) -> None:
+    settings.MIDDLEWARE = [f"{__name__}.reading", *settings.MIDDLEWARE]
+    refused = post("exempt", b"some text", key, "text/plain")
+    assert (refused.status_code, refused.json()["code"]) == (400, "body_unread")
+    assert "fingerprint" in refused.json()["detail"]
+    assert post("wrong", b"x", key, "text/plain").status_code == 500, "a fingerprint that is no text"
+    assert not site.runs
+    digests = [{"Content-Digest": f"sha-256=:{digest}=:"} for digest in ("abc", "abc", "xyz")]
+    sent = [post("digest", b"some text", key, "text/plain", **digest) for digest in digests]
+    assert [answer.status_code for answer in sent] == [201, 201, 422]
+
+
 class Gone(io.BytesIO):
     def read(self, *args: Any) -> bytes:
         raise OSError("the client has gone")
 
 
-@pytest.mark.parametrize(
-    ("shape", "kind"),
-    [
-        ("exempt", "text/plain"),
-        ("exempt", "multipart/form-data; boundary=xx"),
-        ("parsed", "application/x-www-form-urlencoded"),
-    ],
-)
+BROKEN_OFF = [("exempt", "text/plain"), ("exempt", MULTIPART + "xx"), ("parsed", URLENCODED)]
+
+
+@pytest.mark.parametrize(("shape", "kind"), BROKEN_OFF)
 def test_a_client_that_goes_in_the_midst_of_its_body(
-    site: Stage, key: str, settings: Any, shape: str, kind: str
+    site: Stage, sender: Sender, settings: Any, shape: str, kind: str
 ) -> None:
     """No error of the server, and no claim: the client sends it again."""
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10
-    headers = {"Authorization": "Bearer a", "Idempotency-Key": key}
-    client = Client(raise_request_exception=False)
-    more: Any = {"wsgi.input": Gone(), "CONTENT_LENGTH": "100"}
-    assert client.generic("POST", f"/{shape}/", b"", kind, headers=headers, **more).status_code == 400
+    more: Any = {"wsgi.input": Gone(), "CONTENT_LENGTH": "100", "content_type": kind}
+    assert sender.post(shape, b"", **more).status_code == 400
     assert (site.runs, states(site.alias)) == ([], [])
 
 
@@ -261,36 +241,36 @@ def test_phases_of_other_data_are_forgotten_where_the_body_is_a_stream(site: Sta
 
     site.during, site.answer = pay, lambda request: HttpResponse(status=500)
     for amount in ("100", "100", "900"):
-        send_form("exempt", key, "xx", amount)
+        send_form("exempt", key, amount)
     assert done == [False, True, False]
 
 
-@pytest.mark.parametrize("kind", ["application/json", "application/x-www-form-urlencoded"])
-def test_a_large_body_of_unsaid_length_is_left_to_the_view(site: Stage, key: str, settings: Any, kind: str) -> None:
-    """In chunks, under ASGI: Django has it in a file. Naive code takes no length for none, and reads it into memory."""
+async def send_in_chunks(body: bytes, kind: str) -> int:
+    """Under ASGI, of no length that is said."""
+    sent: list[Any] = []
+    parts = iter([{"type": "http.request", "body": body}])
+    known = {"authorization": "a", "idempotency-key": "chunks", "content-type": kind, "host": "testserver"}
+    scope: Any = {"type": "http", "method": "POST", "path": "/exempt/", "query_string": b""}
+    scope["headers"] = [(name.encode(), value.encode()) for name, value in known.items()]
+
+    async def receive() -> Any:
+        for part in parts:
+            return part
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await ASGIHandler()(scope, receive, send)
+    return int(sent[0]["status"])
+
+
+@pytest.mark.parametrize("kind", ["application/json", URLENCODED])
+def test_a_large_body_of_unsaid_length_is_left_to_the_view(site: Stage, settings: Any, kind: str) -> None:
+    """Django has it in a file. Naive code takes no length for none, and reads it into memory."""
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 100
     read: list[bool] = []
     site.during = lambda request: read.append(hasattr(request, "_body"))
-    known = {"authorization": "a", "idempotency-key": key, "content-type": kind, "host": "testserver"}
-    scope = {"type": "http", "method": "POST", "path": "/exempt/", "query_string": b""}
-    scope["headers"] = [(name.encode(), value.encode()) for name, value in known.items()]
-
-    async def send_in_chunks(body: bytes) -> int:
-        sent: list[Any] = []
-        parts = iter([{"type": "http.request", "body": body}])
-        hold = asyncio.Event()
-
-        async def receive() -> Any:
-            for part in parts:
-                return part
-            await hold.wait()
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        await ASGIHandler()(dict(scope), receive, send)
-        return int(sent[0]["status"])
-
     bodies = [b"x" * 200, b"x" * 200, b"x" * 201, b"x" * 99]
-    assert [asyncio.run(send_in_chunks(body)) for body in bodies] == [201, 201, 422, 422]
+    assert [asyncio.run(send_in_chunks(body, kind)) for body in bodies] == [201, 201, 422, 422]
     assert read == [False]

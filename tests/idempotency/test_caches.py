@@ -13,14 +13,13 @@ from django.db import connection
 from django_distlock.idempotency import signals
 from tests.conftest import PATIENCE, eventually
 from tests.idempotency import late_caches
-from tests.idempotency.actors import Running, Sender
-from tests.idempotency.conftest import change
+from tests.idempotency.world import Running, Sender, change
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.idempotency.late_caches import Gate
-    from tests.idempotency.views import Stage
+    from tests.idempotency.world import Stage
 
 TABLE = "distlock_test_cache"
 # The others count time, or lock, in another way; their cases are the same.

@@ -12,14 +12,13 @@ from django.db import connections
 from django.test import Client
 
 from django_distlock.idempotency import conf
-from tests.idempotency.actors import Running, Sender
-from tests.idempotency.conftest import MIDDLEWARE, serve, sql, states
+from tests.idempotency.world import MIDDLEWARE, Running, Sender, serve, sql, states
 from tests.support.findings import findings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.idempotency.views import Stage
+    from tests.idempotency.world import Stage
 
 
 def ids() -> set[str | None]:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from html import unescape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,22 +16,18 @@ from django.contrib.auth.models import User
 from django.contrib.auth.views import LoginView, LogoutView
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.http import HttpRequest, HttpResponse
-from django.test import Client
 from django.urls import path
 
 from django_distlock.idempotency.csrf import keep_form
-from tests.idempotency import views
-from tests.idempotency.actors import Browser, hidden_fields
-from tests.idempotency.conftest import MIDDLEWARE, serve
-from tests.idempotency.views import redirect
+from tests.idempotency import MIDDLEWARE, views
+from tests.idempotency.world import Browser, Stage, hidden_fields, redirect, serve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.idempotency.views import Stage
-
 urlpatterns = [*views.urlpatterns, path("in/", LoginView.as_view()), path("out/", LogoutView.as_view())]
-ORIGIN = "http://testserver"
+OURS = "django_distlock.idempotency.csrf.csrf_failure"
+TYPED = {"note": "what I typed"}
 # Where it makes no difference whether the secret is in a cookie or in the session.
 COOKIE = pytest.mark.parametrize("person", [False], ids=["cookie"], indirect=True)
 
@@ -34,8 +35,8 @@ COOKIE = pytest.mark.parametrize("person", [False], ids=["cookie"], indirect=Tru
 class Person(Browser):
     """A browser with a form open in one tab, and a log-in in another."""
 
-    def __init__(self) -> None:
-        self.client = Client(enforce_csrf_checks=True, headers={"Origin": ORIGIN})
+    def typed(self, shape: str = "form") -> dict[str, Any]:
+        return self.open(shape) | TYPED
 
     def log_in(self, name: str = "smith") -> None:
         data = self.open() | {"username": name, "password": "pass"}
@@ -51,11 +52,11 @@ def person(request: pytest.FixtureRequest, site: Stage, settings: Any) -> Iterat
     settings.CSRF_USE_SESSIONS = request.param
     settings.X_FRAME_OPTIONS = "SAMEORIGIN"
     settings.LOGOUT_REDIRECT_URL = "/form/"
-    settings.CSRF_FAILURE_VIEW = "django_distlock.idempotency.csrf.csrf_failure"
+    settings.CSRF_FAILURE_VIEW = OURS
     settings.MIDDLEWARE = [*MIDDLEWARE, "django.middleware.clickjacking.XFrameOptionsMiddleware"]
     site.answer = redirect
     users = [User.objects.create_user(name, password="pass") for name in ("smith", "miller")]
-    yield Person()
+    yield Person(Origin="http://testserver")
     for user in users:
         user.delete()
 
@@ -68,15 +69,12 @@ def saves_what_was_typed(person: Person, site: Stage, response: Any) -> None:
     html = response.content.decode()
     assert response.status_code == 403
     assert "Not saved yet" in html
-    assert response["X-Frame-Options"] == "DENY"
-    assert response["Cache-Control"] == "no-store"
+    assert (response["X-Frame-Options"], response["Cache-Control"]) == ("DENY", "no-store")
     assert 'action="/form/"' in html
     assert site.effects == 0
-    again = hidden_fields(html)
-    assert again["note"] == "what I typed"
-    assert person.send(again).status_code == 302
+    assert person.send(hidden_fields(html)).status_code == 302
     assert site.effects == 1
-    assert site.runs[-1].POST["note"] == "what I typed"
+    assert site.runs[-1].POST["note"] == TYPED["note"]
 
 
 @pytest.mark.parametrize("before", ["nobody", "the same user"])
@@ -84,7 +82,7 @@ def test_a_log_in_in_another_tab(person: Person, site: Stage, before: str) -> No
     """Naive code lets Django's page answer, and the text is gone. The same user: the session has ended in between."""
     if before != "nobody":
         person.log_in()
-    fields = person.open() | {"note": "what I typed"}
+    fields = person.typed()
     if before != "nobody":
         del person.client.cookies["sessionid"]
     person.log_in()
@@ -94,7 +92,7 @@ def test_a_log_in_in_another_tab(person: Person, site: Stage, before: str) -> No
 def test_it_is_not_saved_twice(person: Person, site: Stage) -> None:
     """The first press was saved and its answer got lost; the key is still good, so the page sends it again."""
     person.log_in()
-    fields = person.open() | {"note": "what I typed"}
+    fields = person.typed()
     assert person.send(fields).status_code == 302
     person.log_in()
     again = hidden_fields(person.send(fields).content.decode())
@@ -103,24 +101,15 @@ def test_it_is_not_saved_twice(person: Person, site: Stage) -> None:
     assert site.effects == 1
 
 
-@COOKIE
-def test_a_cookie_that_is_gone(person: Person, site: Stage) -> None:
-    person.log_in()
-    fields = person.open() | {"note": "what I typed"}
-    del person.client.cookies["csrftoken"]
-    saves_what_was_typed(person, site, person.send(fields))
-
-
 def test_another_site_sees_djangos_page(person: Person, site: Stage, settings: Any) -> None:
     """Also one that may send forms, and one that does not say where it comes from: it could have a visitor press a
     button under data of its choice."""
     settings.CSRF_TRUSTED_ORIGINS = ["http://other.example"]
-    fields = person.open() | {"note": "what I typed"}
+    fields = person.typed()
     person.log_in()
     for origin in ("https://evil.example", "null", "http://testserver.evil.example", "http://other.example", None):
-        victim = Client(enforce_csrf_checks=True, headers={} if origin is None else {"Origin": origin})
-        victim.cookies.update(person.client.cookies)
-        assert is_djangos(victim.post("/form/", fields)), origin
+        victim = Browser(person, **({} if origin is None else {"Origin": origin}))
+        assert is_djangos(victim.send(fields)), origin
     assert site.effects == 0
 
 
@@ -130,33 +119,30 @@ def test_a_key_that_is_not_the_visitors_own(person: Person, site: Stage, whose: 
     """A form that an attacker has put into a page of this site has the attacker's key."""
     if whose == "another user":
         person.log_in("miller")
-    fields: dict[str, Any] = person.open("named/a" if whose == "another page" else "form") | {"note": "not mine"}
+    fields = person.typed("named/a" if whose == "another page" else "form")
     others = {
-        "another browser": Person().open()["_idempotency_key"],
+        "another browser": Browser().open()["_idempotency_key"],
         "nobody": "x" * 22 + "." + "y" * 43 + "." + "z" * 43,
         "two": [fields["_idempotency_key"], "another"],
+        "none": [],
     }
-    if whose in others:
-        fields["_idempotency_key"] = others[whose]
-    elif whose == "none":
-        del fields["_idempotency_key"]
-    elif whose == "another user":
+    fields["_idempotency_key"] = others.get(whose, fields["_idempotency_key"])
+    if whose == "another user":
         person.log_out()
     person.log_in()
     response = person.send(fields)
     assert is_djangos(response)
-    assert b"not mine" not in response.content
+    assert TYPED["note"].encode() not in response.content
     assert site.effects == 0
 
 
 @COOKIE
 def test_the_failure_page_lets_nothing_pass(person: Person, site: Stage) -> None:
     """What the page sends is checked like any other form: without its token it is refused again."""
-    fields = person.open() | {"note": "what I typed"}
+    fields = person.typed()
     person.log_in()
     again = hidden_fields(person.send(fields).content.decode())
-    again["csrfmiddlewaretoken"] = fields["csrfmiddlewaretoken"]
-    assert person.send(again).status_code == 403
+    assert person.send(again | {"csrfmiddlewaretoken": fields["csrfmiddlewaretoken"]}).status_code == 403
     del again["csrfmiddlewaretoken"]
     assert is_djangos(person.send(again))
     assert site.effects == 0
@@ -165,28 +151,26 @@ def test_the_failure_page_lets_nothing_pass(person: Person, site: Stage) -> None
 @COOKIE
 def test_secrets_and_files_are_not_kept_and_the_rest_is_text(person: Person, site: Stage) -> None:
     """The rest can be read, and copied."""
-    fields = person.open() | {"note": "what I typed"}
-    typed = "<script>alert(1)</script>\"'"
+    fields = person.typed()
     person.log_in()
     for more in ({"new_pass": "hunter2"}, {"photo": SimpleUploadedFile("a.txt", b"hunter2")}):
         html = person.send(fields | more).content.decode()
         assert "<form" not in html
         assert "hunter2" not in html
-        assert "what I typed" in html
-    html = person.send(fields | {"note": typed, "<b>": "name"}).content.decode()
+        assert TYPED["note"] in html
+    html = person.send(fields | {"note": "<script>alert(1)</script>\"'", "<b>": "name"}).content.decode()
     assert "<script" not in html
     assert "<b>" not in html
-    again = {name: unescape(value) for name, value in hidden_fields(html).items()}
-    assert again["note"] == typed
+    assert unescape(hidden_fields(html)["note"]) == "<script>alert(1)</script>\"'"
 
 
 @COOKIE
 def test_the_button_leads_to_no_other_site(person: Person, site: Stage) -> None:
     """Two slashes would be another host."""
-    page = person.client.get("/", PATH_INFO="//evil.example/form/").content.decode()
-    fields = hidden_fields(page.split("<form")[1])
+    evil = {"PATH_INFO": "//evil.example/form/"}
+    fields = hidden_fields(person.client.get("/", **evil).content.decode().split("<form")[1])
     person.log_in()
-    html = person.client.post("/", fields, PATH_INFO="//evil.example/form/").content.decode()
+    html = person.client.post("/", fields, **evil).content.decode()
     assert "Not saved yet" in html
     assert 'action="//' not in html
 
@@ -196,37 +180,102 @@ def test_the_button_leads_to_no_other_site(person: Person, site: Stage) -> None:
 def test_a_sign_up_that_logs_in_is_not_called_unsaved(person: Person, site: Stage, again: str) -> None:
     """Its first press came before the log-in. Naive code says "not saved", and a button saves it twice."""
     site.during = lambda request: login(request, User.objects.get(username="smith"))
-    fields = person.open() | {"note": "what I typed"}
+    fields = person.typed()
     assert person.send(fields).status_code == 302
     page = person.send(fields | {"note": again})
     assert (page.status_code, page["X-Frame-Options"]) == (403, "DENY")
     assert "Already saved" in page.content.decode()
-    assert ("with other data" in page.content.decode()) == (again != "what I typed")
+    assert ("with other data" in page.content.decode()) == (again != TYPED["note"])
     assert site.effects == 1
 
 
 def test_a_log_out_asks_too(person: Person, site: Stage, settings: Any) -> None:
     """Django lets that pass, and the middleware asks; unless the CSRF secret was in the session, which has ended."""
     person.log_in()
-    fields = person.open() | {"note": "what I typed"}
+    fields = person.typed()
     person.log_out()
     response = person.send(fields)
     if settings.CSRF_USE_SESSIONS:
         assert is_djangos(response)
     else:
         assert response.status_code == 409
-        assert hidden_fields(response.content.decode())["note"] == "what I typed"
-
-
-@COOKIE
-def test_a_failure_view_of_your_own(person: Person, site: Stage, settings: Any) -> None:
-    settings.CSRF_FAILURE_VIEW = "tests.idempotency.test_csrf.own_failure"
-    fields = person.open() | {"note": "what I typed"}
-    person.log_in()
-    saves_what_was_typed(person, site, person.send(fields))
-    del fields["_idempotency_key"]
-    assert person.send(fields).content == b"CSRF token from POST incorrect."
+        assert hidden_fields(response.content.decode())["note"] == TYPED["note"]
 
 
 def own_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
     return keep_form(request, reason) or HttpResponse(reason, status=403)
+
+
+@COOKIE
+def test_a_failure_view_of_your_own_and_a_cookie_that_is_gone(person: Person, site: Stage, settings: Any) -> None:
+    settings.CSRF_FAILURE_VIEW = f"{__name__}.own_failure"
+    person.log_in()
+    fields = person.typed()
+    assert person.send(fields | {"_idempotency_key": "", "csrfmiddlewaretoken": ""}).content == b"CSRF token missing."
+    del person.client.cookies["csrftoken"]
+    saves_what_was_typed(person, site, person.send(fields))
+
+
+# -- what a log-in writes to the session: a site that has no forms with keys does not pay for their pages
+
+SITE = """
+import json, sys
+import django
+from django.conf import settings
+from django.http import HttpResponse
+
+uses, failure_view = sys.argv[1:]
+settings.configure(
+    SECRET_KEY="x" * 50,
+    ALLOWED_HOSTS=["testserver"],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+    INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django.contrib.sessions", "django_distlock"],
+    MIDDLEWARE=[
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.middleware.csrf.CsrfViewMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        *(["django_distlock.idempotency.IdempotencyMiddleware"] if uses == "middleware" else []),
+    ],
+    ROOT_URLCONF="__main__",
+    LOGIN_REDIRECT_URL="/",
+    **({} if failure_view == "of Django" else {"CSRF_FAILURE_VIEW": failure_view}),
+)
+django.setup()
+
+from django.contrib.auth.models import User
+from django.contrib.auth.views import LoginView
+from django.core.management import call_command
+from django.test import Client
+from django.urls import path
+
+view = lambda request: HttpResponse("ok")
+if uses == "decorator":
+    from django_distlock.idempotency import idempotent
+    view = idempotent(view)
+urlpatterns = [path("in/", LoginView.as_view()), path("act/", view)]
+call_command("migrate", verbosity=0)
+User.objects.create_user("smith", password="pass")
+client = Client()
+client.cookies["csrftoken"] = "c" * 32
+assert client.post("/in/", {"username": "smith", "password": "pass"}).status_code == 302
+noted = [name for name in client.session.keys() if not name.startswith("_auth")]
+print(json.dumps([len(noted), "django_distlock.idempotency" in sys.modules]))
+"""
+OWN = "shop.views.csrf_failure"
+LOG_INS = [
+    ("nothing", "of Django", [0, False]),
+    ("nothing", OWN, [0, True]),
+    ("middleware", "of Django", [0, True]),
+    ("middleware", OWN, [1, True]),
+    ("decorator", OURS, [1, True]),
+]
+
+
+@pytest.mark.parametrize(("uses", "failure_view", "noted"), LOG_INS)
+def test_a_log_in_notes_the_browser_where_forms_have_keys(uses: str, failure_view: str, noted: list[Any]) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
+    command = [sys.executable, "-c", SITE, uses, failure_view]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == noted

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.core.cache import caches
@@ -11,32 +11,24 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse, JsonResponse
 
 from django_distlock.idempotency.storage import storage_of
-from tests.idempotency.actors import Sender
-from tests.idempotency.conftest import change, expire, sql, states
-from tests.idempotency.test_storages import storage
+from tests.idempotency.world import Sender, Stage, change, expire, sql, states
 from tests.support.findings import findings
 
-if TYPE_CHECKING:
-    from tests.idempotency.views import Stage
-
-__all__ = ["storage"]  # a fixture
-
 SECRET = "Smith-4-Privet-Drive"
+FIRST, SECOND = "the first key of this site", "the second key of this site"
 
 
-@pytest.fixture
-def encrypted(settings: Any) -> None:
-    settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "the first key of this site", []
-    settings.DISTLOCK_IDEMPOTENCY = {**getattr(settings, "DISTLOCK_IDEMPOTENCY", {}), "ENCRYPT": True}
+@pytest.fixture(autouse=True)
+def encrypted(site: Stage, settings: Any) -> None:
+    """Personal data is in the body, in a header and in the result of a phase."""
+    settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = FIRST, []
+    change(settings, ENCRYPT=True)
+    site.during = charge
+    site.answer = lambda request: JsonResponse({"address": SECRET}, status=201, headers={"Location": f"/{SECRET}/"})
 
 
 def rotate(settings: Any, *fallbacks: str) -> None:
-    settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "the second key of this site", list(fallbacks)
-
-
-def private(request: Any) -> HttpResponse:
-    """An answer with personal data in its body and in a header."""
-    return JsonResponse({"address": SECRET}, status=201, headers={"Location": f"/{SECRET}/"})
+    settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = SECOND, list(fallbacks)
 
 
 def charge(request: Any) -> None:
@@ -51,11 +43,7 @@ def at_rest(alias: str) -> bytes:
 
 
 @pytest.mark.parametrize("shape", ["plain", "atomic"])
-def test_nothing_of_an_answer_can_be_read_in_the_table(
-    site: Stage, sender: Sender, encrypted: None, settings: Any, shape: str
-) -> None:
-    """Body, headers and the results of phases; naive code keeps them in plain text."""
-    site.answer, site.during = private, charge
+def test_nothing_of_an_answer_can_be_read_in_the_table(site: Stage, sender: Sender, settings: Any, shape: str) -> None:
     first, again = sender.post(shape), sender.post(shape)
     assert again["Idempotency-Replayed"] == "true"
     assert (again.content, again["Location"]) == (first.content, first["Location"])
@@ -63,27 +51,31 @@ def test_nothing_of_an_answer_can_be_read_in_the_table(
     assert b"completed" in found
     assert SECRET.encode() not in found
     assert b"charge" not in found
+    rotate(settings, FIRST)
+    assert sender.post(shape)["Idempotency-Replayed"] == "true"
     rotate(settings)
     again = sender.post(shape)  # it is done: never a second run, and never a server error
     assert (again.status_code, again.json()["code"]) == (409, "already_completed")
     assert site.effects == 1
 
 
-def test_keys_are_rotated_by_fallbacks(site: Stage, sender: Sender, encrypted: None, settings: Any) -> None:
-    sender.post()
-    rotate(settings, "the first key of this site")
-    assert sender.post()["Idempotency-Replayed"] == "true"
-    Sender("new").post()
-    rotate(settings)  # the old key is retired
-    assert Sender("new").post()["Idempotency-Replayed"] == "true"
+def test_nothing_of_an_answer_can_be_read_in_a_cache(site: Stage, sender: Sender, settings: Any) -> None:
+    change(settings, STORAGE="cache")
+    assert sender.post().content == sender.post().content
+    assert site.effects == 1
+    cache: Any = caches["default"]
+    kept = cache._cache.values()
+    assert [b"completed" in value for value in kept if b"sealed:" in value] == [True]
+    assert not [value for value in kept if SECRET.encode() in value or b"charge" in value]
+    cache.clear()
 
 
 @pytest.mark.parametrize(("shape", "died"), [("retry", True), ("plain", True), ("plain", False)])
 def test_phases_whose_key_is_retired_are_not_forgotten(
-    site: Stage, sender: Sender, encrypted: None, settings: Any, shape: str, died: bool
+    site: Stage, sender: Sender, settings: Any, shape: str, died: bool
 ) -> None:
-    """The first attempt has charged, and ended there. Without the result of that phase nothing may run again: it would
-    charge twice."""
+    """The first attempt has charged, and ended there. Without the result of that phase a second one would charge
+    twice."""
 
     def charge_and_fail(request: Any) -> None:
         charge(request)
@@ -99,15 +91,14 @@ def test_phases_whose_key_is_retired_are_not_forgotten(
     again = sender.post(shape)
     assert (again.status_code, again.json()["code"]) == (409, "outcome_unknown")
     assert len(site.runs) == 1
-    rotate(settings, "the first key of this site")
+    rotate(settings, FIRST)
     if shape == "retry" or not died:
         assert sender.post(shape).status_code == 201
         assert states(site.alias) == ["completed"]
 
 
-def test_what_stands_in_another_row_cannot_be_read(site: Stage, sender: Sender, encrypted: None) -> None:
+def test_what_stands_in_another_row_or_is_torn_cannot_be_read(site: Stage, sender: Sender) -> None:
     """Write access to the table does not let an attacker give one client's answer to another."""
-    site.answer = private
     sender.post()
     ((facts, body),) = sql(site.alias, "SELECT facts, body FROM {keys}")
     site.answer = lambda request: HttpResponse("harmless", status=201)
@@ -115,14 +106,10 @@ def test_what_stands_in_another_row_cannot_be_read(site: Stage, sender: Sender, 
     sql(site.alias, "UPDATE {keys} SET facts = %s, body = %s", facts, body)
     assert Sender("other").post().status_code == 409
     assert sender.post().status_code == 201
-
-
-def test_what_is_torn_is_a_tombstone(site: Stage, sender: Sender, encrypted: None) -> None:
-    sender.post()
     for torn in ("", "AAAA", "%%%", "é", "A" * 200):
         sql(site.alias, "UPDATE {keys} SET facts = %s", f"sealed:{torn}")
         assert sender.post().status_code == 409
-    assert site.effects == 1
+    assert site.effects == 2
 
 
 def test_it_can_be_switched_on_and_off(site: Stage, sender: Sender, settings: Any) -> None:
@@ -134,9 +121,7 @@ def test_it_can_be_switched_on_and_off(site: Stage, sender: Sender, settings: An
         assert response["Idempotency-Replayed"] == "true"
 
 
-def test_without_the_package(
-    site: Stage, sender: Sender, encrypted: None, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_package(site: Stage, sender: Sender, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A check tells; a request fails before its view has acted; and what was sealed is a tombstone without it."""
     sender.post()
     for name in [name for name in sys.modules if name.partition(".")[0] == "cryptography"]:
@@ -147,27 +132,12 @@ def test_without_the_package(
         storage_of()
     assert Sender("new").post().status_code == 500
     assert site.effects == 1
-    settings.DISTLOCK_IDEMPOTENCY = {"ENCRYPT": False}
+    change(settings, ENCRYPT=False)
     assert sender.post().json()["code"] == "already_completed"
 
 
-def test_nothing_of_an_answer_can_be_read_in_a_cache(
-    site: Stage, sender: Sender, encrypted: None, settings: Any
-) -> None:
-    change(settings, STORAGE="cache")
-    site.answer, site.during = private, charge
-    assert sender.post().content == sender.post().content
-    assert site.effects == 1
-    cache: Any = caches["default"]
-    kept = cache._cache.values()
-    assert [b"completed" in value for value in kept if b"sealed:" in value] == [True]
-    assert not [value for value in kept if SECRET.encode() in value or b"charge" in value]
-    cache.clear()
-
-
-def test_no_two_are_sealed_alike(site: Stage, sender: Sender, encrypted: None) -> None:
+def test_no_two_are_sealed_alike(site: Stage, sender: Sender) -> None:
     """The same answer to the same key, after its lifetime: with one nonce twice both could be read."""
-    site.answer = private
     found = []
     for _ in range(2):
         sender.post()

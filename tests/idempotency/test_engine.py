@@ -96,3 +96,10 @@ def test_the_smallest_and_the_largest() -> None:
     assert decisions.answer_of(200, [], b"xxx", max_body=2).body is None
     with pytest.raises(BadKey, match="longer"):
         decisions.parse_header("x" * 10_000_000)
+
+
+def test_what_a_client_takes() -> None:
+    for header in ("gzip", "GZIP", "deflate, gzip;q=0.1", "*", "br;q=1, *;q=0.5"):
+        assert decisions.accepts(header, "gzip"), header
+    for header in ("", "identity", "gzip;q=0", "gzip; q=0.000", "*;q=0", "gzip;q=0, *", "xgzip"):
+        assert not decisions.accepts(header, "gzip"), header

@@ -1,48 +1,63 @@
-"""What people do: press twice, go back, correct errors, log in between, open two tabs."""
+"""What people do: press twice, go back, correct errors, log in between, open two tabs; and the pages that they see."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import html
+import re
+from typing import Any
+from urllib.parse import urljoin, urlsplit
 
 import pytest
 from django.contrib.auth.models import User
 from django.contrib.messages import get_messages
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.http import HttpResponse
+from django.test import RequestFactory
+from django.urls import re_path
 
 from django_distlock.idempotency.http.responses import is_secret
-from tests.idempotency.actors import hidden_fields
-from tests.idempotency.conftest import states
-from tests.idempotency.views import page, redirect
-
-if TYPE_CHECKING:
-    from tests.idempotency.actors import Browser
-    from tests.idempotency.views import Stage
+from tests.idempotency.views import copy_of, show
+from tests.idempotency.world import (
+    Browser,
+    Running,
+    Stage,
+    change,
+    die,
+    expire,
+    hidden_fields,
+    redirect,
+    refresh_of,
+    serve,
+    states,
+)
 
 BOTH = pytest.mark.parametrize("shape", ["form", "atomic_form"])
 SECRET = """
-password password1 newPassword user-password passwd pwd pwd2 userPwd new_pass pass pass1 passphrase passcode pw
-form-0-pin pin PIN newPIN pin_code otp otp_code totp mfa_code 2fa 2fa_code tan mTAN iban IBAN debit_iban ssn
-social_security_number cc_number cc-number ccnumber cc_exp cc-csc cardnumber card_number credit-card
-creditCardNumber card cvc cvv cvv2 cvc_code security_code securityCode verification_code one_time_code oneTimeCode
-recovery_code api_key apiKey APIKey api-key apikey private_key secret_key access_key client_secret secret secrets
-token access_token authToken tokens credential credentials kennwort passwort neues_passwort mot_de_passe motdepasse
-mdp contraseña contrasena senha clave_secreta wachtwoord parola sort_code account_number routing_number kontonummer
-geheimzahl signature_key
+password password1 newPassword user-password passwd pwd pwd2 userPwd new_pass pass passphrase passcode pw form-0-pin
+PIN newPIN pin_code otp otp_code totp mfa_code 2fa tan mTAN iban debit_iban ssn social_security_number cc_number
+cc-number ccnumber cc-csc cardnumber credit-card creditCardNumber card cvc cvv2 security_code verification_code
+oneTimeCode recovery_code api_key APIKey apikey private_key client_secret secrets access_token authToken credentials
+kennwort passwort mot_de_passe motdepasse mdp contraseña senha clave_secreta wachtwoord parola sort_code account_number
+routing_number kontonummer geheimzahl signature_key
 """
 HARMLESS = """
-name email shipping shipping_address opinion spin spinner pinned pinterest pineapple happiness compass bypass
-passenger passenger_name passport_country passage surpass tangent tank instant botany town photo_option hotplate
-stopwatch urban caribbean cubic arabic mission lesson session_date classname discard wildcard scorecard cardinal
-cardiology secretary secretariat cc bcc code promo_code postal_code zip_code country_code language keyboard monkey
-keyword key description comment quantity access_notes private_note account accounting login_hint pwa depth
-sort_order verified_at tokyo assignment signature_date expiry_date cc_recipients
+name email shipping opinion spin pinned pinterest pineapple happiness compass bypass passenger passport_country passage
+tangent tank instant botany town photo_option stopwatch caribbean cubic arabic mission lesson session_date classname
+discard wildcard scorecard cardinal secretary secretariat cc bcc code promo_code zip_code country_code language keyboard
+monkey keyword key description private_note account accounting login_hint sort_order tokyo assignment expiry_date
 """
+# A catch-all route, as sites with pages of a CMS have.
+urlpatterns = [re_path(r"^(?P<page>.*)order/$", copy_of(show))]
 
 
-@pytest.mark.parametrize(
-    ("alias", "shape"), [("default", "form"), ("default", "atomic_form"), ("postgres", "form"), ("mariadb", "form")]
-)
+def page(request: Any) -> HttpResponse:
+    return HttpResponse("the form with its errors")
+
+
+PRESSED = [("default", "form"), ("default", "atomic_form"), ("postgres", "form"), ("mariadb", "form")]
+
+
+@pytest.mark.parametrize(("alias", "shape"), PRESSED)
 def test_a_button_pressed_twice_acts_once(site: Stage, browser: Browser, shape: str) -> None:
     fields = browser.open(shape) | {"name": "a"}
     first, second = (browser.send(fields, shape, follow=True) for _ in range(2))
@@ -52,9 +67,7 @@ def test_a_button_pressed_twice_acts_once(site: Stage, browser: Browser, shape: 
 
 def test_two_forms_on_a_page_have_a_key_each_for_their_address(site: Stage, browser: Browser) -> None:
     fields = browser.open(form=1)
-    for _ in range(2):
-        assert browser.send(fields, "elsewhere").status_code == 302
-    assert site.effects == 1
+    assert [browser.send(fields, "elsewhere").status_code for _ in range(2)] == [302, 302]
     assert browser.send(browser.open(form=0), "elsewhere").status_code == 409
     assert site.effects == 1
 
@@ -74,27 +87,22 @@ def test_errors_can_be_corrected_and_sent(site: Stage, browser: Browser, shape: 
 
 @BOTH
 def test_back_button_with_changed_data(site: Stage, browser: Browser, shape: str) -> None:
-    """bfcache shows the page as it was left, key included: the page asks, and can submit as new."""
+    """bfcache shows the page as it was left, key included: the page asks, and can submit as new. The pressed button
+    belongs to what is sent."""
     fields = browser.open(shape)
-    browser.send(fields | {"name": "a"}, shape)
+    browser.send(fields | {"name": "a", "save": ""}, shape)
+    assert browser.send(fields | {"name": "a", "publish": ""}, shape).status_code == 422
     asked = browser.send(fields | {"name": "b <&>"}, shape)
     assert asked.status_code == 422
-    html = asked.content.decode()
-    assert "Already saved" in html
-    assert 'href="/made/1/"' in html
+    text = asked.content.decode()
+    assert "Already saved" in text
+    assert 'href="/made/1/"' in text
     assert site.effects == 1
-    again = hidden_fields(html)
+    again = hidden_fields(text)
     assert again["name"] == "b &lt;&amp;&gt;"
     assert again["_idempotency_key"] != fields["_idempotency_key"]
-    assert again["csrfmiddlewaretoken"]
     assert browser.send(again | {"name": "b <&>"}, shape).status_code == 302
     assert site.effects == 2
-
-
-def test_the_pressed_button_belongs_to_what_is_sent(site: Stage, browser: Browser) -> None:
-    fields = browser.open()
-    assert browser.send(fields | {"save": ""}).status_code == 302
-    assert browser.send(fields | {"publish": ""}).status_code == 422
 
 
 def test_the_page_repeats_no_secrets_and_no_files(site: Stage, browser: Browser) -> None:
@@ -106,43 +114,30 @@ def test_the_page_repeats_no_secrets_and_no_files(site: Stage, browser: Browser)
     browser.send(fields | {"name": "a"})
     photo: Any = SimpleUploadedFile("a.txt", b"x")
     for more in ({"password": "hunter2"}, {"api_key": "hunter2"}, {"kennwort": "hunter2"}, {"photo": photo}):
-        html = browser.send(fields | {"name": "b"} | more).content.decode()
-        assert "has not been saved" in html
-        assert "hunter2" not in html
-        assert "<form" not in html
+        text = browser.send(fields | {"name": "b"} | more).content.decode()
+        assert "has not been saved" in text
+        assert "hunter2" not in text
+        assert "<form" not in text
 
 
 @BOTH
 def test_multipart_with_a_csrf_token(site: Stage, browser: Browser, shape: str) -> None:
     """CSRF has parsed the stream: ``request.body`` raises from then on."""
-
-    def read_body(request: Any) -> None:
-        with pytest.raises(Exception, match="cannot access body"):
-            _ = request.body
-        read.append(request.FILES["photo"].read())
-
     read: list[bytes] = []
-    site.during = read_body
+    site.during = lambda request: read.append(request.FILES["photo"].read())
     fields = browser.open(shape)
-
-    def send(content: bytes) -> Any:
-        return browser.send(fields | {"photo": SimpleUploadedFile("a.txt", content)}, shape)
-
-    assert [send(b"one").status_code for _ in range(2)] == [302, 302]
-    assert send(b"two").status_code == 422
+    photos = [{"photo": SimpleUploadedFile("a.txt", content)} for content in (b"one", b"one", b"two")]
+    assert [browser.send(fields | photo, shape).status_code for photo in photos] == [302, 302, 422]
     assert read == [b"one"], "the view does not get the file from its beginning"
 
 
 def test_a_message_is_shown_again_but_not_doubled(site: Stage, browser: Browser) -> None:
     """The first answer never arrived: its cookie of messages did not either."""
     fields = browser.open()
-    lost = browser.send(fields)
-    assert [str(m) for m in get_messages(lost.wsgi_request)] == ["Saved."]
-    waits = browser.send(fields)
-    assert [str(m) for m in get_messages(waits.wsgi_request)] == ["Saved."]
+    lost, waits = browser.send(fields), browser.send(fields)
     del browser.client.cookies["messages"]
-    again = browser.send(fields)
-    assert [(str(m), m.level_tag) for m in get_messages(again.wsgi_request)] == [("Saved.", "success")]
+    for answer in (lost, waits, browser.send(fields)):
+        assert [(str(m), m.level_tag) for m in get_messages(answer.wsgi_request)] == [("Saved.", "success")]
 
 
 @pytest.mark.parametrize("shape", ["form", "cached", "cached_lazily"])
@@ -158,28 +153,22 @@ def test_session_keys_may_change(site: Stage, browser: Browser) -> None:
     """The first answer, with the new session cookie, was lost: the old cookie comes with the retry."""
     site.during = lambda request: request.session.update({"cart": 1}) or request.session.cycle_key()
     fields = browser.open()
-    before = dict(browser.client.cookies)
+    before = Browser(browser)
     browser.send(fields)
-    browser.client.cookies.clear()
-    browser.client.cookies.update(before)
-    assert browser.send(fields)["Idempotency-Replayed"] == "true"
+    assert before.send(fields)["Idempotency-Replayed"] == "true"
     assert site.effects == 1
 
 
 def test_a_log_in_between_page_and_post(site: Stage, browser: Browser) -> None:
     """The key is of the one who opened the page: the new one is asked, nothing is lost and nothing is done."""
     user = User.objects.create(pk=4711, username="somebody")
-    try:
-        fields = browser.open()
-        browser.client.force_login(user)
-        response = browser.send(fields | {"name": "typed"})
-        assert response.status_code == 409
-        assert site.effects == 0
-        again = hidden_fields(response.content.decode())
-        assert browser.send(again | {"name": "typed"}).status_code == 302
-        assert site.effects == 1
-    finally:
-        user.delete()
+    fields = browser.open() | {"name": "typed"}
+    browser.client.force_login(user)
+    response = browser.send(fields)
+    assert (response.status_code, site.effects) == (409, 0)
+    again = browser.send(hidden_fields(response.content.decode()) | {"name": "typed"})
+    assert (again.status_code, site.effects) == (302, 1)
+    user.delete()
 
 
 def test_a_page_may_be_the_last_word(site: Stage, browser: Browser) -> None:
@@ -193,3 +182,115 @@ def test_a_page_may_be_the_last_word(site: Stage, browser: Browser) -> None:
         assert first.content == second.content
         assert first.get("HX-Redirect") == second.get("HX-Redirect")
     assert site.effects == 2
+
+
+# -- the page that waits for the first request
+
+
+@pytest.mark.parametrize(("alias", "shape"), [("postgres", "form"), ("postgres", "atomic_form"), ("mariadb", "form")])
+def test_a_person_waits_on_a_page_that_goes_on_by_itself(site: Stage, browser: Browser, shape: str) -> None:
+    fields = browser.open(shape)
+    twin, stranger = Browser(browser), Browser()
+    stranger.open()
+    with Running(site, lambda: browser.send(fields, shape)):
+        page = twin.send(fields, shape)
+        assert (page.status_code, page["Retry-After"]) == (409, "2")
+        url = refresh_of(page)
+        assert "Still working" in twin.shown(url)
+        assert "Still working" not in stranger.shown(url)
+    done = twin.client.get(url)
+    assert (done.status_code, done["Location"]) == (302, "/made/1/")
+    assert site.effects == 1
+
+
+@pytest.mark.parametrize("alias", ["postgres"])
+def test_the_waiting_page_tells_of_a_failure(site: Stage, browser: Browser) -> None:
+    """The first request broke off: nothing was saved, and the page says so."""
+    fields = browser.open("atomic_form")
+    browser.client.raise_request_exception = False
+    twin = Browser(browser)
+    site.answer = lambda request: 1 / 0
+    with Running(site, lambda: browser.send(fields, "atomic_form")):
+        url = refresh_of(twin.send(fields, "atomic_form"))
+    assert "Not saved" in twin.shown(url)
+
+
+def test_of_a_request_that_died_nobody_says_that_it_was_not_saved(site: Stage, browser: Browser) -> None:
+    fields = browser.open() | {"name": "a <&>"}
+    die(site, lambda: browser.send(fields))
+    url = refresh_of(browser.send(fields))
+    expire(site.alias)
+    assert "Not known whether it was saved" in browser.shown(url)
+    text = browser.send(fields).content.decode()
+    assert "Not known whether it was saved" in text
+    assert "Submit as new" in text
+    assert site.effects == 1
+    assert browser.send(hidden_fields(text) | {"name": "a <&>"}).status_code == 302
+    assert site.effects == 2
+
+
+@pytest.mark.parametrize(("alias", "shape"), [("default", "form"), ("postgres", "atomic_form")])
+def test_changed_data_while_the_first_is_saved(site: Stage, browser: Browser, shape: str, settings: Any) -> None:
+    """Naive code says that the changes are being worked on, and then shows what was saved without them. What still runs
+    is not said to be saved: it may yet end as the form with its errors, and then nothing was."""
+    change(settings, FORM_WAIT=0.05)
+    fields = browser.open(shape)
+    twin = Browser(browser)
+    with Running(site, lambda: browser.send(fields | {"name": "a"}, shape)):
+        changed = twin.send(fields | {"name": "b"}, shape)
+        text = changed.content.decode()
+        assert "Already saved" not in text
+    if shape == "atomic_form":  # the server cannot know yet: the page that reloads will show it
+        text = twin.shown(refresh_of(changed))
+    else:
+        assert changed.status_code == 422
+        assert "Still being saved" in text
+        assert "Submit as new" in text
+    assert "has not been saved" in text
+    assert "Already saved" in browser.send(fields | {"name": "b"}, shape).content.decode()
+    assert (site.effects, states(site.alias)) == (1, ["completed"])
+
+
+# -- addresses
+
+
+@pytest.mark.parametrize("name", ["заказ", "a\nb"])
+def test_the_waiting_page_of_any_address(site: Stage, browser: Browser, name: str) -> None:
+    """A header cannot hold each character of a path."""
+    address = RequestFactory().get(f"/named/{name}/").get_full_path()
+    fields = hidden_fields(browser.shown(address).split("<form")[1])
+    twin = Browser(browser)
+    with Running(site, lambda: browser.client.post(address, fields)):
+        page = twin.client.post(address, fields)
+    assert page.status_code == 409
+    assert twin.client.get(refresh_of(page))["Location"] == "/made/1/"
+
+
+def stays(address: str) -> bool:
+    """Would a browser stay on the site? It takes a backslash for a slash."""
+    return urlsplit(urljoin("http://site.example/", address.replace("\\", "/"))).netloc == "site.example"
+
+
+@pytest.mark.parametrize("path", ["//evil.example/order/", "/\\evil.example/order/"])
+def test_forms_and_pages_stay_on_the_site(site: Stage, browser: Browser, settings: Any, path: str) -> None:
+    """Naive code writes the path as it came into the action: token, key and fields go to another host. And a waiting
+    page leads there, the first or those that it loads."""
+
+    def send(who: Browser, name: str) -> Any:
+        return who.client.post("/", fields | {"name": name}, PATH_INFO=path)  # the client takes two slashes for a host
+
+    serve(settings, __name__)
+    fields = hidden_fields(browser.client.get("/", PATH_INFO=path).content.decode().split("<form")[1])
+    twin = Browser(browser)
+    with Running(site, lambda: send(browser, "a")):
+        waiting = send(twin, "a")
+        for _ in range(2):
+            address = refresh_of(waiting)
+            links = [html.unescape(link) for link in re.findall(r'href="([^"]*)"', waiting.content.decode())]
+            assert all(stays(each) for each in [address, *links]), (address, links)
+            waiting = twin.client.get(address)
+            assert "Still working" in waiting.content.decode()
+    text = send(browser, "b").content.decode()
+    action = html.unescape(re.findall(r'<form method="post" action="([^"]*)"', text)[0])
+    assert stays(action), action
+    assert browser.client.post(action, hidden_fields(text) | {"name": "b"}).status_code == 302

@@ -15,8 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 if TYPE_CHECKING:
-    from tests.idempotency.actors import Browser
-    from tests.idempotency.views import Stage
+    from tests.idempotency.world import Browser, Stage
 
 pytestmark = pytest.mark.tier2
 

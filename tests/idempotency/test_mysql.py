@@ -14,9 +14,8 @@ from django.db import OperationalError, connections, transaction
 from django_distlock.idempotency.storage.database import DatabaseStorage
 from tests.conftest import eventually
 from tests.faults.server import is_mariadb
-from tests.idempotency.actors import Sender
-from tests.idempotency.conftest import change, forget_everything, sql
 from tests.idempotency.test_storages import ANSWER, claim_of, read
+from tests.idempotency.world import Sender, change, forget_everything, sql
 from tests.support.zones import autumn
 from tests.transactions import rows
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from django_distlock.idempotency.records import KeyClaim
-    from tests.idempotency.views import Stage
+    from tests.idempotency.world import Stage
     from tests.support.zones import Autumn
 
 DB = "mariadb"

@@ -2,65 +2,40 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.db import connections
 
 from tests.conftest import PATIENCE
-from tests.idempotency.actors import CROWD, Running, Sender, at_once
-from tests.idempotency.conftest import change, every_database, on_servers
-from tests.transactions import rows
-
-if TYPE_CHECKING:
-    from tests.idempotency.views import Stage
+from tests.idempotency.world import Running, Sender, Stage, at_once, change, every_database, on_servers
 
 
-def in_transaction(monkeypatch: pytest.MonkeyPatch, alias: str, shape: str) -> None:
+@pytest.fixture(autouse=True)
+def in_transaction(monkeypatch: pytest.MonkeyPatch, alias: str, request: pytest.FixtureRequest) -> None:
     """The plain view is as it is, the others under ATOMIC_REQUESTS."""
-    monkeypatch.setitem(connections.settings[alias], "ATOMIC_REQUESTS", shape != "plain")
-
-
-def test_naive_code_acts_several_times(site: Stage, key: str) -> None:
-    """Read, then act, as other packages do: all requests read before the first one has acted."""
-    seen: dict[str, bool] = {}
-    barrier = threading.Barrier(CROWD)
-
-    def naive() -> None:
-        if key not in seen:
-            barrier.wait(PATIENCE)
-            rows.write("default", site.name)
-            seen[key] = True
-
-    at_once(naive)
-    assert site.effects == CROWD
+    shape = getattr(request.node, "callspec", None) and request.node.callspec.params.get("shape")
+    monkeypatch.setitem(connections.settings[alias], "ATOMIC_REQUESTS", shape in ("atomic", "decorated"))
 
 
 @every_database
 @pytest.mark.parametrize("shape", ["plain", "atomic", "decorated"])
-def test_duplicates_at_one_barrier_act_once(site: Stage, key: str, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    in_transaction(monkeypatch, site.alias, shape)
+def test_duplicates_at_one_barrier_act_once(site: Stage, key: str, shape: str) -> None:
     answers = at_once(lambda: Sender(key).post(shape))
-    statuses = {answer.status_code for answer in answers}
-    assert 201 in statuses <= {201, 409}
+    assert 201 in {answer.status_code for answer in answers} <= {201, 409}
     assert all(answer.json() == {"run": 1} for answer in answers if answer.status_code == 201)
     assert (site.effects, len(site.runs)) == (1, 1)
 
 
 @on_servers
 @pytest.mark.parametrize("shape", ["plain", "atomic"])
-def test_in_flight_is_answered_at_once(
-    site: Stage, sender: Sender, key: str, shape: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_flight_is_answered_at_once(site: Stage, sender: Sender, key: str, shape: str) -> None:
     """Naive code: an INSERT of the same key waits for the first one's commit."""
-    in_transaction(monkeypatch, site.alias, shape)
     with Running(site, lambda: Sender(key).post(shape)) as running:
         second = sender.post(shape)
-        assert (second.status_code, second.json()["code"]) == (409, "in_flight")
-        assert second["Retry-After"] == "1"
+        assert (second.status_code, second.json()["code"], second["Retry-After"]) == (409, "in_flight", "1")
         assert running.answer is None, "it waited for the first one"
         if shape == "plain":  # what is in a transaction cannot be compared yet
             assert sender.post(shape, {"other": 1}).status_code == 422
@@ -69,15 +44,13 @@ def test_in_flight_is_answered_at_once(
     assert site.effects == 1
 
 
-@pytest.mark.parametrize(
-    ("alias", "shape"),
-    [
-        ("default", "waiting"),
-        ("default", "async_waiting"),
-        ("postgres", "atomic_waiting"),
-        ("mariadb", "atomic_waiting"),
-    ],
-)
+WAITING = [
+    *(("default", "waiting"), ("default", "async_waiting")),
+    *(("postgres", "atomic_waiting"), ("mariadb", "atomic_waiting")),
+]
+
+
+@pytest.mark.parametrize(("alias", "shape"), WAITING)
 def test_a_duplicate_may_wait_for_the_answer(
     site: Stage, key: str, shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,8 +74,8 @@ def test_a_duplicate_may_wait_for_the_answer(
 
 def test_a_duplicate_waits_no_longer_than_it_was_told(site: Stage, key: str, settings: Any) -> None:
     change(settings, WAIT=0.1)
-    with Running(site, lambda: Sender(key).post("plain")):
+    with Running(site, lambda: Sender(key).post()):
         asked = time.monotonic()
-        assert Sender(key).post("plain").json()["code"] == "in_flight"
+        assert Sender(key).post().json()["code"] == "in_flight"
         assert time.monotonic() - asked >= 0.1
     assert site.effects == 1

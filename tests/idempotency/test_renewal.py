@@ -12,13 +12,12 @@ from django_distlock.idempotency.storage import storage_of
 from tests.conftest import eventually
 from tests.faults.conftest import database_alias
 from tests.faults.proxy import Proxy
-from tests.idempotency.actors import Running, Sender
-from tests.idempotency.conftest import LOCKS, on_servers, sql, states
+from tests.idempotency.world import LOCKS, Running, Sender, on_servers, sql, states
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.idempotency.views import Stage
+    from tests.idempotency.world import Stage
 
 
 pytestmark = pytest.mark.tier2

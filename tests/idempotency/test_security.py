@@ -1,5 +1,4 @@
-"""Refusals: another user's key, no CSRF token, unknown clients, invented keys, keys that are too long; and what is
-stored of a client."""
+"""Whose key it is: of another user, of nobody, invented, of another tenant; and what is stored of a client."""
 
 from __future__ import annotations
 
@@ -8,22 +7,24 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.contrib.auth import views as auth
 from django.contrib.auth.models import User
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpResponse, HttpResponseRedirect
 from django.test import Client
-from django.urls import resolve
+from django.urls import path, resolve
 from django.views import View
 
 from django_distlock.idempotency import decisions, forget_user
+from django_distlock.idempotency.conf import config
 from django_distlock.idempotency.options import is_exempt
 from django_distlock.manager.site_key import site_key
-from tests.idempotency.actors import Browser, Sender
-from tests.idempotency.conftest import change, every_database, sql, states
+from tests.idempotency.views import SHAPES, own
+from tests.idempotency.world import Browser, Sender, Stage, change, every_database, serve, sql, states
 from tests.support.findings import findings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.idempotency.views import Stage
-
+FACES = pytest.mark.parametrize("shape", ["plain", "atomic", "async_decorated"])
 BAD = ["", " ", "a b", '"a b"', "é", "a,b", '"a","b"', '"a', 'a"b', "\x00", "x" * 256, '"' + "x" * 256 + '"']
 
 
@@ -35,22 +36,28 @@ def test_another_ones_key_is_another_key(site: Stage, key: str, shape: str) -> N
     assert not any(answer.has_header("Idempotency-Replayed") for answer in answers)
 
 
-def test_another_ones_form_key_is_refused(site: Stage, browser: Browser) -> None:
-    other = Browser()
-    fields, their = browser.open(), other.open()
-    browser.send(fields)
-    stolen = other.send(their | {"_idempotency_key": fields["_idempotency_key"]})
-    assert stolen.status_code == 409
-    assert site.effects == 1
-    assert "Location" not in stolen
+@pytest.mark.parametrize("shape", ["plain", "atomic"])
+def test_bad_and_good_keys(site: Stage, shape: str) -> None:
+    for value in BAD:
+        response = Sender().post(shape, key=value)
+        assert (response.status_code, response.json()["code"]) == (400, "bad_key"), value
+    assert site.effects == 0
+    good = ["a", "~" * 255, '"\\"quoted\\""', '"14593813892047"']
+    for value in good:
+        assert [Sender().post(shape, key=value).status_code for _ in range(2)] == [201, 201]
+    assert Sender().post(shape, key="14593813892047")["Idempotency-Replayed"] == "true", "bare and quoted are one key"
+    assert site.effects == len(good)
 
 
-def test_invented_form_keys_are_refused_and_store_nothing(site: Stage, browser: Browser) -> None:
-    fields = browser.open()
+def test_form_keys_of_others_and_invented_ones_are_refused(site: Stage, browser: Browser) -> None:
+    fields, other = browser.open(), Browser()
     values: list[Any] = ["x", "a.b.c", "." * 1025, "é.x.y", "a" * 22 + "." + "b" * 43 + "." + "c" * 43]
     for value in [*values, [fields["_idempotency_key"], browser.open()["_idempotency_key"]]]:
         assert browser.send(fields | {"_idempotency_key": value}).status_code == 400, value
     assert (site.effects, states(site.alias)) == (0, [])
+    browser.send(fields)
+    stolen = other.send(other.open() | {"_idempotency_key": fields["_idempotency_key"]})
+    assert (stolen.status_code, "Location" in stolen, site.effects) == (409, False, 1)
 
 
 @pytest.mark.parametrize("shape", ["form", "atomic_form"])
@@ -59,52 +66,15 @@ def test_without_a_csrf_token_nothing_is_answered(site: Stage, browser: Browser,
     browser.send(fields, shape)
     del fields["csrfmiddlewaretoken"]
     response = browser.send(fields, shape)
-    assert response.status_code == 403
-    assert "Idempotency-Replayed" not in response
+    assert (response.status_code, "Idempotency-Replayed" in response) == (403, False)
 
 
 def test_header_keys_of_nobody_are_ignored_unless_they_are_allowed(site: Stage, key: str) -> None:
-    client = Client()
+    sent = [Client().post("/plain/", headers={"Idempotency-Key": key}).status_code for _ in range(2)]
+    assert (sent, site.effects, states(site.alias)) == ([201, 201], 2, [])
     for _ in range(2):
-        client.post("/plain/", headers={"Idempotency-Key": key})
-    assert (site.effects, states(site.alias)) == (2, [])
-    for _ in range(2):
-        assert client.post("/anonymous/", headers={"Idempotency-Key": key}).status_code == 201
+        assert Client().post("/anonymous/", headers={"Idempotency-Key": key}).status_code == 201
     assert site.effects == 3
-
-
-@pytest.mark.parametrize("shape", ["plain", "atomic"])
-def test_bad_keys(site: Stage, shape: str) -> None:
-    for value in BAD:
-        response = Sender().post(shape, key=value)
-        assert (response.status_code, response.json()["code"]) == (400, "bad_key"), value
-    assert site.effects == 0
-
-
-def test_good_keys(site: Stage, key: str) -> None:
-    good = ["a", "~" * 255, '"\\"quoted\\""', '"14593813892047"', key]
-    for value in good:
-        assert [Sender().post(key=value).status_code for _ in range(2)] == [201, 201]
-    assert site.effects == len(good)
-    assert Sender().post(key=f'"{key}"')["Idempotency-Replayed"] == "true", "bare and quoted are one key"
-
-
-def test_neither_key_nor_credential_is_stored(site: Stage, key: str) -> None:
-    Sender(key, who="canary-credential").post(data={"password": "canary-password"})
-    text = repr(sql(site.alias, "SELECT * FROM {keys}"))
-    assert key not in text
-    assert "canary" not in text
-
-
-def test_no_credential_can_be_tried_on_a_dump(site: Stage, key: str) -> None:
-    """Naive code keys the hash in the list by the site key, which is in the same database: passwords are tried fast."""
-    labels = []
-    for word in ("a", "b", "a"):
-        Sender(f"{key}{len(labels)}", who=word).post()
-        labels.append(sql(site.alias, "SELECT principal FROM {keys}")[0][0])
-        sql(site.alias, "DELETE FROM {keys}")  # two of one millisecond have no order
-    assert labels[0] == labels[2] != labels[1], "who looks can tell them apart"
-    assert decisions.keyed(site_key.load(), "mark", "testserver", "credential:Bearer a")[:12] not in labels[0]
 
 
 def test_views_that_are_left_alone(site: Stage, sender: Sender) -> None:
@@ -118,20 +88,170 @@ def test_views_that_are_left_alone(site: Stage, sender: Sender) -> None:
         assert is_exempt(view.as_view(), "POST")
         assert is_exempt(type("Derived", (view,), {}).as_view(), "POST")
     assert not is_exempt(View.as_view(), "POST")
-    for name in ("login", "logout", "password_change"):
-        assert is_exempt(resolve(f"/admin/{name}/", "testproject.urls").func, "POST")
-    assert not is_exempt(resolve("/admin/auth/user/add/", "testproject.urls").func, "POST")
+    found = {name: resolve(f"/admin/{name}/", "testproject.urls").func for name in ("login", "logout", "auth/user/add")}
+    assert [is_exempt(view, "POST") for view in found.values()] == [True, True, False]
 
 
-@pytest.mark.parametrize("shape", ["hidden", "hidden_plain"])
-def test_options_that_the_middleware_cannot_see(site: Stage, sender: Sender, shape: str, caplog: Any) -> None:
-    """Middleware and decorator would both handle the request, each in its own way: an error names the cure."""
-    assert sender.post(shape).status_code == 500
-    assert "Put @idempotent on top" in caplog.text
-    assert site.effects == 0
+# -- credentials that nothing has checked, which any client can invent
 
 
-# -- how many keys of one principal may live, and how those of one user are deleted
+def checks_by_hand(request: Any) -> HttpResponse:
+    """What a view without a framework does: a wrong token is refused, a wrong order too."""
+    if request.headers.get("Authorization") != "good":
+        return HttpResponse("who?", status=401)
+    return HttpResponse("wrong", status=402) if b"wrong" in request.body else HttpResponse("right", status=201)
+
+
+@FACES
+def test_refusals_of_a_made_up_token_fill_no_table(site: Stage, shape: str) -> None:
+    """Views refuse a method, a type or a body before they authenticate. Naive code stores each refusal for a day."""
+    for status in (400, 401, 403, 404, 405, 415, 422):
+        site.answer = lambda request, status=status: HttpResponse("no" * 1000, status=status)
+        for number in range(2):
+            assert Sender(f"key{number}", who=f"invented{number}").post(shape).status_code == status
+    assert states(site.alias) == []
+
+
+@FACES
+def test_a_view_that_checks_tokens_by_hand(site: Stage, shape: str) -> None:
+    """A refused client may try again, and gets no other client's answer. The view can vouch for its refusal, by the
+    user whom it has found, or by ``keep()``."""
+    site.answer = checks_by_hand
+    good, invented = Sender("key", who="good"), Sender("key", who="invented")
+    assert [invented.post(shape).status_code for _ in range(2)] == [401, 401]
+    first, second = good.post(shape), good.post(shape)
+    assert (first.content, second.content) == (b"right", b"right")
+    assert second["Idempotency-Replayed"] == "true"
+    assert invented.post(shape).status_code == 401
+    site.during = lambda request: setattr(request, "user", User(pk=7))
+    kept = [good.post(shape, {"wrong": 1}, key="by-user") for _ in range(2)]
+    site.during = lambda request: request.idempotency.keep()
+    kept += [good.post(shape, {"wrong": 1}, key="by-word") for _ in range(2)]
+    assert [answer.status_code for answer in kept] == [402] * 4
+    assert ["Idempotency-Replayed" in answer for answer in kept] == [False, True, False, True]
+
+
+def test_credentials_may_count_for_nothing(site: Stage, settings: Any) -> None:
+    """For a site with public views: only clients that were authenticated before the view have keys in the header."""
+    change(settings, CREDENTIALS=False)
+    for shape in ("plain", "atomic", "async"):
+        assert Sender("key").post(shape).status_code == 201
+    assert states(site.alias) == []
+    assert Sender("key").post("anonymous").status_code == 201
+    assert states(site.alias) == ["completed"]
+
+
+def test_a_forged_webhook_does_not_use_up_the_number_of_the_real_one(site: Stage) -> None:
+    def send(body: str) -> Any:
+        return Client().post("/webhook/", body, content_type="text/plain", headers={"X-Event": "1"})
+
+    site.answer = lambda request: HttpResponse("bad signature", status=400)
+    assert send("forged").status_code == 400
+    site.answer = lambda request: HttpResponse("ok")
+    assert [send("real").get("Idempotency-Replayed") for _ in range(2)] == [None, "true"]
+
+
+def test_the_way_to_the_log_in_is_a_refusal(site: Stage, settings: Any) -> None:
+    """``login_required`` answers 302. Naive code keeps one for each made-up token. Of a form, which may end there ("you
+    may log in now"), it is kept."""
+    settings.LOGIN_URL = "/accounts/login/"
+    site.answer = lambda request: HttpResponseRedirect("/accounts/login/?next=/plain/")
+    assert Sender("key").post().status_code == 302
+    assert states(site.alias) == []
+    browser = Browser()
+    fields = browser.open()
+    assert [browser.send(fields).has_header("Idempotency-Replayed") for _ in range(2)] == [False, True]
+    settings.LOGIN_URL = "no-such-view"
+    site.answer = lambda request: HttpResponseRedirect("/made/1/")
+    assert Sender("key").post().status_code == 302
+    assert states(site.alias) == ["completed"] * 2
+
+
+def test_a_credential_that_names_a_user_or_a_browser_is_neither(site: Stage, user: Sender) -> None:
+    """Naive code hashes what it knows a user by, and what a stranger writes, in the same way."""
+    somebody, client, browser = User.objects.get(), Client(), Client()
+    client.force_login(somebody)
+    browser.cookies["csrftoken"] = "s" * 32
+    browser.get("/form/")
+    known = {"Idempotency-Key": "key"}
+    answers = [one.post("/anonymous/", {"a": 1}, headers=known) for one in (client, browser)]
+    guesses = [f"auth.user:{somebody.pk}", f"user:auth.user:{somebody.pk}", "csrf:" + "s" * 32]
+    answers += [Client().post("/anonymous/", {"a": 1}, headers=known | {"Authorization": who}) for who in guesses]
+    assert [answer.json()["run"] for answer in answers] == [1, 2, 3, 4, 5]
+
+
+# -- one project, several hosts: the key of one is not the key of another
+
+
+def schema(request: Any) -> str:
+    """What django-tenants and its like write on each request."""
+    return str(request.headers.get("X-Schema", "public"))
+
+
+urlpatterns = [
+    *(path(f"{shape}/", SHAPES[shape]) for shape in ("plain", "atomic", "async", "form")),
+    path("by_schema/", own(scope=schema)),
+    path("wrong/", own(scope=lambda request: 7)),
+]
+
+
+@pytest.fixture
+def hosts(site: Stage, settings: Any) -> Stage:
+    serve(settings, __name__)
+    settings.ALLOWED_HOSTS = [".example", "testserver"]
+    return site
+
+
+def runs(sender: Sender, shape: str, hosts: list[str], **headers: str) -> list[int]:
+    return [sender.post(shape, headers={"Host": host, **headers}).json()["run"] for host in hosts]
+
+
+@pytest.mark.parametrize("shape", ["plain", "atomic", "async"])
+def test_the_answer_of_one_host_is_not_given_at_another(hosts: Stage, sender: Sender, shape: str) -> None:
+    """Naive code gives tenant A's answer on tenant B, and B's order is not made."""
+    names = ["a.example", "b.example", "a.example", "b.example:8000", "A.EXAMPLE"]
+    assert runs(sender, shape, names) == [1, 2, 1, 3, 1]
+    assert sender.post(shape, headers={"Host": "evil.test"}).status_code == 400
+
+
+def test_a_form_key_of_one_host_acts_at_the_other_too(hosts: Stage, browser: Browser) -> None:
+    fields = browser.open()
+    sent = [browser.send(fields, headers={"Host": host}) for host in ("a.example", "b.example") for _ in range(2)]
+    assert [answer.status_code for answer in sent] == [302] * 4
+    assert hosts.effects == 2
+
+
+def test_a_view_names_its_tenant(hosts: Stage, sender: Sender, settings: Any, caplog: Any) -> None:
+    """In place of the host: several hosts of one tenant, or several tenants at one host; or all views do."""
+    assert runs(sender, "by_schema", ["a.example", "b.example"], **{"X-Schema": "one"}) == [1, 1]
+    assert runs(sender, "by_schema", ["a.example"], **{"X-Schema": "two"}) == [2]
+    for number, given in ((3, schema), (4, f"{__name__}.schema")):
+        change(settings, SCOPE=given)
+        sender.key = f"key{number}"
+        assert runs(sender, "plain", ["a.example", "b.example"]) == [number, number]
+    assert sender.post("wrong", headers={"Host": "a.example"}).status_code == 500
+    assert "scope must return a str" in caplog.text
+    for wrong in ("no.such.function", 7):
+        settings.DISTLOCK_IDEMPOTENCY = {"SCOPE": wrong}
+        with pytest.raises(ImproperlyConfigured, match="SCOPE"):
+            config()
+
+
+# -- what is stored of a client, and how much
+
+
+def test_no_credential_can_be_tried_on_a_dump(site: Stage, key: str) -> None:
+    """Naive code keys the hash in the list by the site key, which is in the same database: passwords are tried fast."""
+    labels = []
+    for number, word in enumerate(("canary-a", "b", "canary-a")):
+        Sender(f"{key}{number}", who=word).post(data={"password": "canary"})
+        text = repr(sql(site.alias, "SELECT * FROM {keys}"))
+        assert "canary" not in text
+        assert key not in text
+        labels.append(sql(site.alias, "SELECT principal FROM {keys}")[0][0])
+        sql(site.alias, "DELETE FROM {keys}")  # two of one millisecond have no order
+    assert labels[0] == labels[2] != labels[1], "who looks can tell them apart"
+    assert decisions.keyed(site_key.load(), "mark", "testserver", "credential:canary-a")[:12] not in labels[0]
 
 
 @pytest.fixture
@@ -157,11 +277,9 @@ def test_a_principal_has_a_quota(site: Stage, three: None, shape: str) -> None:
 
 def test_people_are_told_on_a_page_and_webhooks_have_no_quota(site: Stage, three: None, browser: Browser) -> None:
     """The ids of webhooks come from one sender, who may have many."""
-    for _ in range(3):
-        assert browser.send(browser.open()).status_code == 302
-    refused = browser.send(browser.open())
-    assert refused.status_code == 429
-    assert "Too many requests" in refused.content.decode()
+    sent = [browser.send(browser.open()) for _ in range(4)]
+    assert [answer.status_code for answer in sent] == [302, 302, 302, 429]
+    assert "Too many requests" in sent[-1].content.decode()
     sent = [Sender().post("webhook", headers={"X-Event": str(number)}) for number in range(5)]
     assert {answer.status_code for answer in sent} == {302}
 

@@ -12,19 +12,29 @@ from django.db import connections, transaction
 
 from django_distlock import BackendUnavailable
 from django_distlock.idempotency.records import KeyClaim, Record, StoredResponse
-from django_distlock.idempotency.storage import purge
+from django_distlock.idempotency.storage import Storage, purge
 from django_distlock.idempotency.storage.cache import PREFIX, CacheStorage
 from django_distlock.idempotency.storage.database import DatabaseStorage
 from django_distlock.idempotency.storage.portable import PortableStorage
-from tests.idempotency.actors import Browser, Sender, at_once, die
-from tests.idempotency.conftest import LOCKS, change, every_database, expire, forget_everything, sql, states
+from tests.idempotency.world import (
+    LOCKS,
+    Browser,
+    Sender,
+    Stage,
+    at_once,
+    change,
+    die,
+    every_database,
+    expire,
+    fails,
+    forget_everything,
+    sql,
+    states,
+)
 from tests.support.findings import findings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from django_distlock.idempotency.storage import Storage
-    from tests.idempotency.views import Stage
 
 ANSWER = StoredResponse(
     status=201, headers=(("Location", "/é/"),), body=b"\x00\xff", messages=((20, "Säved", "x", True),)
@@ -76,13 +86,17 @@ def expired(storage: Storage, claim: KeyClaim) -> Record:
     return let_expire(storage, claim)
 
 
+def eight_at_once(act: Any) -> list[Any]:
+    owners = iter([f"owner{number}" for number in range(8)])
+    return at_once(lambda: act(next(owners)))
+
+
 def test_the_first_claim_wins(storage: Storage, key: str) -> None:
     assert storage.claim(claim_of(key)) is None
     found = storage.claim(claim_of(key, "other"))
     assert found is not None
     assert (found.state, found.owner, found.expired, found.phases) == ("claimed", "me", False, {})
-    owners = iter([f"owner{number}" for number in range(8)])
-    assert at_once(lambda: storage.claim(claim_of(key[::-1], next(owners)))).count(None) == 1
+    assert eight_at_once(lambda owner: storage.claim(claim_of(key[::-1], owner))).count(None) == 1
 
 
 def test_an_answer_comes_back_as_it_was(storage: Storage, key: str) -> None:
@@ -103,8 +117,7 @@ def test_who_has_lost_the_claim_writes_nothing(storage: Storage, key: str) -> No
     """One of many has taken over."""
     mine = claim_of(key)
     found = expired(storage, mine)
-    owners = iter([f"owner{number}" for number in range(8)])
-    assert at_once(lambda: storage.take_over(found, claim_of(key, next(owners)))).count(True) == 1
+    assert eight_at_once(lambda owner: storage.take_over(found, claim_of(key, owner))).count(True) == 1
     other = claim_of(key, read(storage, mine).owner)
     assert not storage.take_over(found, claim_of(key, "third"))
     assert not storage.complete(mine, ANSWER)
@@ -112,6 +125,10 @@ def test_who_has_lost_the_claim_writes_nothing(storage: Storage, key: str) -> No
     assert not storage.renew(mine)
     assert not storage.save_phases(mine, "{}")
     assert storage.complete(other, ANSWER)
+    if isinstance(storage, CacheStorage):  # it has forgotten who won
+        caches[storage.alias].delete_many([f"{PREFIX}alive:me", f"{PREFIX}alive:{other.owner}"])
+    assert not storage.take_over(found, claim_of(key, "third"))
+    assert read(storage, other).answer == ANSWER
 
 
 def test_release_frees_and_failure_keeps_the_phases(storage: Storage, key: str) -> None:
@@ -132,56 +149,32 @@ def test_release_frees_and_failure_keeps_the_phases(storage: Storage, key: str) 
     assert read(storage, other).phases == {"charge": 8}
 
 
-def test_what_ran_out_can_be_held(storage: Storage, key: str) -> None:
-    claim = claim_of(key)
-    assert storage.hold(expired(storage, claim), 60)
-    found = read(storage, claim)
-    assert (found.state, found.expired) == ("unknown", False)
-    # its process was only slow
-    assert storage.complete(claim, ANSWER)
-    assert read(storage, claim).state == "completed"
-
-
-def test_what_has_been_renewed_is_not_taken_over(storage: Storage, key: str) -> None:
+def test_what_has_been_renewed_is_not_taken_over_and_what_ran_out_can_be_held(storage: Storage, key: str) -> None:
     claim = claim_of(key)
     found = expired(storage, claim)
     assert storage.renew(claim)
     assert not read(storage, claim).expired
     assert not storage.take_over(found, claim_of(key, "other"))
     assert not storage.hold(found, 60)
-    assert storage.complete(claim, ANSWER)
+    assert storage.hold(let_expire(storage, claim), 60)
+    held = read(storage, claim)
+    assert (held.state, held.expired) == ("unknown", False)
+    assert storage.complete(claim, ANSWER), "its process was only slow"
     assert not storage.take_over(found, claim_of(key, "other"))
     assert not storage.hold(found, 60)
     assert read(storage, claim).answer == ANSWER
 
 
-def test_who_comes_late_takes_over_nothing(storage: Storage, key: str) -> None:
-    """It has read a claim that ran out, and slept. Another one has taken over and answered since, and the cache has
-    forgotten who won."""
-    other = claim_of(key, "other")
-    found = expired(storage, claim_of(key))
-    assert storage.take_over(found, other)
-    assert storage.complete(other, ANSWER)
-    if isinstance(storage, CacheStorage):
-        for owner in ("me", "other"):
-            caches[storage.alias].delete(f"{PREFIX}alive:{owner}")
-    assert not storage.take_over(found, claim_of(key, "third"))
-    assert read(storage, other).answer == ANSWER
-
-
-def test_a_torn_entry_counts_as_unknown(key: str) -> None:
+def test_torn_entries_are_unknown_and_a_cache_that_keeps_nothing_an_error(key: str, settings: Any) -> None:
+    """The latter as django-redis with IGNORE_EXCEPTIONS and a server that is down."""
     storage, claim = CacheStorage("default"), claim_of(key)
     for text in ("", "no json", "[]", '{"scope": 1}', "\x80\x04K\x01.", "null"):
         caches["default"].set(f"{PREFIX}{claim.scope}", text)
         assert read(storage, claim).state == "unknown", text
     caches["default"].clear()
-
-
-def test_a_cache_that_keeps_nothing_is_an_error(key: str, settings: Any) -> None:
-    """As django-redis with IGNORE_EXCEPTIONS and a server that is down."""
     settings.CACHES = {"default": {"BACKEND": "tests.idempotency.late_caches.SilentCache"}}
     with pytest.raises(BackendUnavailable):
-        CacheStorage("default").claim(claim_of(key))
+        storage.claim(claim)
 
 
 @pytest.mark.parametrize("kind", [DatabaseStorage, PortableStorage])
@@ -194,23 +187,17 @@ def test_purge_in_batches(alias: str, kind: type[DatabaseStorage], databases: No
     sql(alias, "UPDATE {keys} SET lives_until = 1 WHERE scope < '21'")
     sql(alias, "UPDATE {keys} SET expires_at = 1 WHERE scope < '20'")
     try:
-        assert storage.purge(batch=7, batches=1) == 7
-        assert storage.purge(batch=7) == 13
-        assert storage.purge() == 0
+        assert [storage.purge(batch=7, batches=1), storage.purge(batch=7), storage.purge(), purge()] == [7, 13, 0, 0]
         assert storage.read("20".ljust(64, "0")) is not None
-        assert purge() == 0
     finally:
         forget_everything(alias)
 
 
 def test_the_winner_is_seen_in_a_snapshot_that_is_older(key: str, databases: None, tables: None) -> None:
-    """REPEATABLE READ on MariaDB: naive code reads from its snapshot, and finds nothing to answer with.
-
-    MariaDB stands in for the databases of this storage, and its own setting is off for it: with the setting on, the
-    server ends the transaction instead. See test_mysql.py for the storage that MariaDB has.
-    """
+    """REPEATABLE READ: naive code reads from its snapshot, and finds nothing to answer with."""
     storage = PortableStorage("mariadb")
     sql("mariadb", "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    # MariaDB stands in for other databases; with this setting the server ends the transaction: see test_mysql.py
     if sql("mariadb", "SHOW VARIABLES LIKE 'innodb_snapshot_isolation'"):
         sql("mariadb", "SET SESSION innodb_snapshot_isolation = OFF")
     try:
@@ -225,25 +212,20 @@ def test_the_winner_is_seen_in_a_snapshot_that_is_older(key: str, databases: Non
         forget_everything("mariadb")
 
 
-# -- databases of other vendors (Oracle, SQL Server, CockroachDB, ...): portable statements
-
-
 @every_database
 def test_a_site_on_a_database_that_is_not_known(
     site: Stage, sender: Sender, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stand-in is a server whose vendor the library does not know: PostgreSQL, MariaDB and SQLite under another
-    name, as a backend that is derived from one of Django's has it. Naive code sends SQLite's statements: each request
-    with a key is answered 503."""
+    """Oracle, CockroachDB, ...: the stand-in is a server whose vendor is unknown. Naive code sends SQLite's
+    statements: each request with a key is answered 503."""
     monkeypatch.setattr(type(connections[site.alias]), "vendor", "unheard_of")
     assert [message.id for message in findings()] == []
     for shape in ("plain", "atomic", "async"):
-        first, again, other = sender.post(shape), sender.post(shape), sender.post(shape, {"name": "other"})
-        assert (first.status_code, again.status_code, other.status_code) == (201, 201, 422)
-        assert again["Idempotency-Replayed"] == "true"
+        sent = [sender.post(shape, data) for data in (None, None, {"name": "other"})]
+        assert [answer.status_code for answer in sent] == [201, 201, 422]
         found = {answer.status_code for answer in at_once(lambda shape=shape: Sender("crowd").post(shape), 4)}
         assert found <= {201, 409}
-        site.during = lambda request: 1 / 0
+        site.during = fails(ValueError)
         assert sender.post(shape, key="error").status_code == 500
         site.during = lambda request: None
         assert sender.post(shape, key="error").status_code == 201
@@ -256,5 +238,4 @@ def test_a_site_on_a_database_that_is_not_known(
         expire(site.alias)
         assert sender.post(shape, key="died").json().get("code") == code
     change(settings, MAX_KEYS=2)
-    quota = [Sender(f"k{number}", who="b").post().status_code for number in range(3)]
-    assert quota == [201, 201, 429]
+    assert [Sender(f"k{number}", who="b").post().status_code for number in range(3)] == [201, 201, 429]

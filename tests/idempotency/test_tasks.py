@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.http import HttpResponse
@@ -15,11 +15,7 @@ from django.utils.decorators import async_only_middleware
 from django_distlock.idempotency import idempotent
 from django_distlock.idempotency.storage.database import DatabaseStorage
 from tests.conftest import PATIENCE, eventually
-from tests.idempotency.actors import CROWD, Sender, client_leaves, nothing_is_renewed
-from tests.idempotency.conftest import states
-
-if TYPE_CHECKING:
-    from tests.idempotency.views import Stage
+from tests.idempotency.world import CROWD, Sender, Stage, client_leaves, nothing_is_renewed, states
 
 language: contextvars.ContextVar[str] = contextvars.ContextVar("language", default="none")
 found: dict[str, Any] = {}
@@ -39,9 +35,9 @@ def outer(get_response: Any) -> Any:
 
 
 @pytest.fixture
-def under_a_middleware(site: Stage, settings: Any) -> None:
+def traced(site: Stage, settings: Any) -> None:
     found.clear()
-    settings.MIDDLEWARE = ["tests.idempotency.test_tasks.outer", *settings.MIDDLEWARE]
+    settings.MIDDLEWARE = [f"{__name__}.outer", *settings.MIDDLEWARE]
 
     async def during(request: Any) -> None:
         found["view"] = asyncio.current_task()
@@ -50,32 +46,35 @@ def under_a_middleware(site: Stage, settings: Any) -> None:
     site.during = during
 
 
-def sent_by_task(method: str, shape: str, **sent: Any) -> Any:
-    client = AsyncClient(headers={"Authorization": "Bearer a"})
-    return asyncio.run(getattr(client, method)(f"/{shape}/", **sent))
+def post(shape: str, key: str | None = None, method: str = "post", **sent: Any) -> Any:
+    """The coroutine of a request; its key is that of the header, or what a webhook finds."""
+    headers = {"Authorization": "Bearer a"}
+    if key is not None:
+        headers["X-Event" if "webhook" in shape else "Idempotency-Key"] = key
+    return getattr(AsyncClient(), method)(f"/{shape}/", headers=headers, **sent)
 
 
-FORM: dict[str, Any] = {"data": {"a": 1}}
+FORM: dict[str, Any] = {"data": {"name": "x"}}
 JSON = {**FORM, "content_type": "application/json"}
 
 
 @pytest.mark.parametrize(
-    ("shape", "method", "sent", "middleware"),
+    ("shape", "method", "middleware"),
     [
-        ("async", "get", {}, True),
-        ("async", "post", JSON, True),
-        ("async_decorated", "post", JSON, True),
-        ("async_decorated", "post", JSON, False),
+        ("async", "get", True),
+        ("async", "post", True),
+        ("async_decorated", "post", True),
+        ("async_decorated", "post", 0),
     ],
 )
-@pytest.mark.usefixtures("under_a_middleware")
 def test_a_request_without_a_key_stays_in_its_task(
-    site: Stage, settings: Any, shape: str, method: str, sent: Any, middleware: bool
+    site: Stage, traced: None, settings: Any, shape: str, method: str, middleware: bool
 ) -> None:
     """A second task costs time, and middleware above would not see the ContextVars that the view sets."""
     if not middleware:
         settings.MIDDLEWARE = [path for path in settings.MIDDLEWARE if "Idempotency" not in path]
-    assert sent_by_task(method, shape, **sent).status_code == 201
+    sent = JSON if method == "post" else {}
+    assert asyncio.run(post(shape, None, method, **sent)).status_code == 201
     assert found["view"] is found["task"]
     assert found["seen"] == "of the view"
 
@@ -84,27 +83,26 @@ def test_a_request_without_a_key_stays_in_its_task(
     ("shape", "sent", "fails"),
     [("async", JSON, False), ("async", FORM, True), ("async_decorated", FORM, False), ("async_webhook", JSON, False)],
 )
-@pytest.mark.usefixtures("under_a_middleware")
 def test_context_variables_reach_the_middleware_above(
-    site: Stage, key: str, shape: str, sent: Any, fails: bool
+    site: Stage, traced: None, key: str, shape: str, sent: Any, fails: bool
 ) -> None:
     """Also of a request with a key, which is carried out in a task of its own."""
-    if fails:
-        site.answer = lambda request: HttpResponse(status=500)
-    response = sent_by_task("post", shape, **sent, headers={"Idempotency-Key": key, "X-Event": key})
-    assert response.status_code == (500 if fails else 201)
+    site.answer = lambda request: HttpResponse(status=500 if fails else 201)
+    assert asyncio.run(post(shape, key, **sent)).status_code == (500 if fails else 201)
     assert found["seen"] == "of the view"
 
 
 @pytest.mark.parametrize("shape", ["async", "plain"])
 def test_duplicate_tasks_act_once(site: Stage, key: str, shape: str) -> None:
-    headers = {"Authorization": "Bearer a", "Idempotency-Key": key}
-
     async def race() -> list[Any]:
-        return await asyncio.gather(*(AsyncClient().post(f"/{shape}/", **JSON, headers=headers) for _ in range(CROWD)))
+        return await asyncio.gather(*(post(shape, key, **JSON) for _ in range(CROWD)))
 
     assert {answer.status_code for answer in asyncio.run(race())} <= {201, 409}
     assert site.effects == 1
+
+
+async def leave(request: Any, begun: threading.Event, go_on: Any) -> None:
+    await client_leaves(asyncio.ensure_future(request), begun, go_on)
 
 
 @pytest.mark.parametrize("shape", ["async", "async_decorated", "plain", "atomic", "webhook", "async_webhook"])
@@ -117,16 +115,10 @@ def test_a_client_that_goes_leaves_the_answer_behind(site: Stage, key: str, send
         return asyncio.to_thread(go_on.wait, PATIENCE) if shape.startswith("async") else go_on.wait(PATIENCE)
 
     site.during = pause
-    headers = {"Authorization": "Bearer a", **({"X-Event": key} if "webhook" in shape else {"Idempotency-Key": key})}
-
-    async def leave() -> None:
-        post = AsyncClient().post(f"/{shape}/", {"name": "x"}, content_type="application/json", headers=headers)
-        await client_leaves(asyncio.ensure_future(post), acted, go_on.set)
-
-    asyncio.run(leave())
+    asyncio.run(leave(post(shape, key, **JSON), acted, go_on.set))
     eventually(lambda: states(site.alias) == ["completed"], "the answer was not kept")
     site.during = lambda request: None
-    assert sender.post(shape, headers=headers)["Idempotency-Replayed"] == "true"
+    assert sender.post(shape, headers={"X-Event": key})["Idempotency-Replayed"] == "true"
     assert site.effects == 1
 
 
@@ -142,20 +134,13 @@ def test_a_client_that_goes_during_the_claim(site: Stage, key: str, monkeypatch:
         return found
 
     monkeypatch.setattr(DatabaseStorage, "claim", slow)
-    headers = {"Authorization": "Bearer a", "Idempotency-Key": key}
-
-    async def leave() -> None:
-        post = AsyncClient().post("/async/", {}, headers=headers)
-        await client_leaves(asyncio.ensure_future(post), claiming, go_on.set)
-
-    asyncio.run(leave())
-    assert states(site.alias) == ["completed"]
-    assert len(site.runs) == 1
+    asyncio.run(leave(post("async", key, **JSON), claiming, go_on.set))
+    assert (states(site.alias), len(site.runs)) == (["completed"], 1)
 
 
 def test_the_decorator_without_the_middleware(site: Stage, key: str) -> None:
     """A view that raises frees its key; one whose client goes continues, and its answer is kept."""
-    acted, runs = threading.Event(), []
+    acted, go_on, runs = threading.Event(), asyncio.Event(), []
 
     @idempotent(anonymous=True)
     async def view(request: Any) -> HttpResponse:
@@ -169,14 +154,13 @@ def test_the_decorator_without_the_middleware(site: Stage, key: str) -> None:
     def posted() -> Any:
         return view(RequestFactory(headers={"Idempotency-Key": key}).post("/a/"))
 
-    async def leave() -> Any:
+    async def fail_and_leave() -> Any:
         with pytest.raises(RuntimeError, match="boom"):
             await posted()
         assert nothing_is_renewed()
-        await client_leaves(asyncio.ensure_future(posted()), acted, go_on.set)
+        await leave(posted(), acted, go_on.set)
         return await posted()
 
-    go_on = asyncio.Event()
-    assert asyncio.run(leave())["Idempotency-Replayed"] == "true"
+    assert asyncio.run(fail_and_leave())["Idempotency-Replayed"] == "true"
     assert nothing_is_renewed()
     assert (len(runs), states(site.alias)) == (2, ["completed"])

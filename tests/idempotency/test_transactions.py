@@ -11,15 +11,14 @@ from django.http import HttpResponse
 
 from django_distlock.idempotency import signals
 from tests.faults.server import is_mariadb
-from tests.idempotency.actors import Running, Sender, at_once
-from tests.idempotency.conftest import every_database, expire, on_servers, sql
 from tests.idempotency.views import SHAPES
+from tests.idempotency.world import Running, Sender, at_once, every_database, expire, on_servers, sql
 from tests.transactions import rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.idempotency.views import Stage
+    from tests.idempotency.world import Stage
 
 
 @pytest.mark.parametrize("strict", [False, True])

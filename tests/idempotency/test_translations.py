@@ -16,8 +16,8 @@ from django_distlock import LockNotAcquired
 from django_distlock.idempotency import decisions
 from django_distlock.idempotency.http import responses
 from django_distlock.middleware import LockBusyMiddleware
-from tests.idempotency.conftest import MIDDLEWARE, serve
 from tests.idempotency.views import show
+from tests.idempotency.world import MIDDLEWARE, serve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from django.http import HttpRequest
 
-    from tests.idempotency.actors import Browser
+    from tests.idempotency.world import Browser
 
 LANGUAGES = ["de", "fr", "es", "pt", "fa"]
 

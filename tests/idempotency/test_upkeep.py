@@ -1,11 +1,12 @@
-"""What keys cost, counted where Django sends statements and, on the servers, by the servers themselves; and what has
-outlived its lifetime is deleted as requests go by."""
+"""What keys cost, counted where Django sends statements and by the servers themselves; and what has outlived its
+lifetime is deleted as requests go by."""
 
 from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,15 +18,13 @@ from django_distlock.idempotency.storage.database import DatabaseStorage
 from django_distlock.idempotency.upkeep import sweeper
 from tests.conftest import eventually
 from tests.engines.statements import counted
-from tests.idempotency.actors import Sender
-from tests.idempotency.conftest import LOCKS, MIDDLEWARE, change, on_servers, sql
+from tests.idempotency import MIDDLEWARE
 from tests.idempotency.test_storages import claim_of
+from tests.idempotency.world import LOCKS, Sender, Stage, change, on_servers, sql
 from tests.support.profiled import profiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from tests.idempotency.views import Stage
 
 FORM = "application/x-www-form-urlencoded"
 NOT_OURS = ("BEGIN", "COMMIT", "ROLLBACK", "distlock_written", "COUNT(*)", "count(")
@@ -48,21 +47,14 @@ def test_without_a_key_nothing_is_asked(site: Stage) -> None:
         assert found == [], shape
 
 
-@pytest.mark.parametrize(
-    ("alias", "shape", "in_transaction"),
-    [
-        ("default", "plain", False),
-        ("default", "atomic", False),
-        ("postgres", "atomic", True),
-        ("mariadb", "atomic", True),
-    ],
-)
-def test_a_first_post_and_a_replay(
-    site: Stage, monkeypatch: pytest.MonkeyPatch, settings: Any, shape: str, in_transaction: bool
-) -> None:
+FIRST = [("default", "plain"), ("default", "atomic"), ("postgres", "atomic"), ("mariadb", "atomic")]
+
+
+@pytest.mark.parametrize(("alias", "shape"), FIRST)
+@pytest.mark.usefixtures("atomic_requests")
+def test_a_first_post_and_a_replay(site: Stage, settings: Any, shape: str) -> None:
     """Claim and answer; on MariaDB the lock has another session. A limit on the number of keys costs nothing more."""
     change(settings, MAX_KEYS=50)
-    monkeypatch.setitem(connections.settings[site.alias], "ATOMIC_REQUESTS", in_transaction)
     Sender("warm").post(shape)
     for _ in range(2):
         with asked(site.alias) as found:
@@ -84,20 +76,14 @@ def test_a_first_post_as_the_server_counts_it(site: Stage) -> None:
 
 def calls(send: Callable[[], Any]) -> int:
     """How many functions are called, those in C too."""
-    found = 0
-
-    def count(frame: object, event: str, argument: object) -> None:
-        nonlocal found
-        found += event in ("call", "c_call")
-
-    with profiled(count):
+    found: list[str] = []
+    with profiled(lambda frame, event, argument: found.append(event)):
         send()
-    return found
+    return found.count("call") + found.count("c_call")
 
 
 def test_what_the_middleware_does_for_a_request_without_a_key(site: Stage, settings: Any) -> None:
-    """Ten per cent of a view that does nothing; counted, as a clock is not steady enough. Naive code reads all headers
-    and asks the view for its options each time: 129 calls."""
+    """Ten per cent of a view that does nothing; counted, as a clock is not steady enough. Naive code: 129 calls."""
     site.during = lambda request: request.POST  # forms are parsed in any case
     for method, kind, most in (("get", "", 25), ("post", "application/json", 25), ("post", FORM, 55)):
         sent: Any = {"data": "{}", "content_type": kind} if method == "post" else {}
@@ -123,33 +109,22 @@ def often(site: Stage, settings: Any, nothing_is_swept: None) -> Iterator[None]:
     sweeper.__init__()  # type: ignore[misc]
 
 
-def ended(alias: str, number: int) -> None:
-    """Keys whose lifetime is over."""
-    for each in range(number):
-        DatabaseStorage(alias).claim(claim_of(f"{each:03d}"))
-    sql(alias, "UPDATE {keys} SET lives_until = 1, expires_at = 1 WHERE route = 'r'")
-
-
-def until_swept(alias: str, shape: str) -> None:
-    """Requests go by until the old keys are gone."""
-    numbers = iter(range(10_000))
-
-    def gone() -> bool:
-        Sender(f"by-{next(numbers)}").post(shape)
-        return not sql(alias, "SELECT scope FROM {keys} WHERE route = 'r'")
-
-    eventually(gone, "they are still there")
+def requests_go_by(shape: str, until: Callable[[], bool]) -> None:
+    numbers = count()
+    eventually(lambda: Sender(f"by-{next(numbers)}").post(shape) and until(), "nothing was swept")
 
 
 @pytest.mark.parametrize(("alias", "shape"), [("default", "plain"), ("postgres", "atomic"), ("mariadb", "plain")])
 def test_old_keys_are_deleted_as_requests_go_by(site: Stage, often: None, shape: str) -> None:
-    """Naive code leaves that to a command: after 30 further requests the row was there with its body. The request pays
-    nothing: not one statement more on its connection, although a sweep is due with each."""
-    ended(site.alias, 3)
+    """Naive code leaves that to a command. The request pays nothing: not one statement more on its connection, although
+    a sweep is due with each."""
+    for number in range(3):
+        DatabaseStorage(site.alias).claim(claim_of(f"{number:03d}"))
+    sql(site.alias, "UPDATE {keys} SET lives_until = 1, expires_at = 1 WHERE route = 'r'")
     with asked(site.alias) as found:
         assert Sender("by-0").post(shape).status_code == 201
     assert len(found) == 2, found
-    until_swept(site.alias, shape)
+    requests_go_by(shape, lambda: not sql(site.alias, "SELECT scope FROM {keys} WHERE route = 'r'"))
     assert Sender("by-0").post(shape)["Idempotency-Replayed"] == "true"  # what lives stays
 
 
@@ -160,7 +135,7 @@ def test_where_nothing_is_swept(
     swept: list[object] = []
     monkeypatch.setattr(DatabaseStorage, "purge", lambda self, **bounds: swept.append(self) or 0)
     change(settings, **{"never": {"PURGE_EVERY": None}, "a cache": {"STORAGE": "cache"}}.get(what, {}))
-    with transaction.atomic("default") as _:
+    with transaction.atomic("default"):
         if what == "in a TestCase":
             connections["default"].atomic_blocks[-1]._from_testcase = True
         for number in range(5):
@@ -173,12 +148,6 @@ def test_a_sweep_that_fails_is_told_and_tried_again(
     site: Stage, often: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries: list[object] = []
-
-    def failing(self: DatabaseStorage, **bounds: Any) -> int:
-        tries.append(self)
-        raise OSError("no")
-
-    monkeypatch.setattr(DatabaseStorage, "purge", failing)
-    numbers = iter(range(10_000))
-    eventually(lambda: Sender(f"{next(numbers)}").post() and len(tries) > 1, "it was not tried again")
+    monkeypatch.setattr(DatabaseStorage, "purge", lambda self, **bounds: tries.append(self) or 1 / 0)
+    requests_go_by("plain", lambda: len(tries) > 1)
     assert "Old idempotency keys could not be deleted" in caplog.text

@@ -1,13 +1,13 @@
-"""Views in every shape, and their URLs: /<shape>/. What they do is on the stage; what they write is a row."""
+"""Views in every shape, and their URLs: /<shape>/. What they do is on the stage."""
 
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from django.contrib import messages
+from asgiref.sync import sync_to_async
 from django.contrib.auth.views import LoginView
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse, StreamingHttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.template import engines
 from django.template.response import TemplateResponse
 from django.urls import path
@@ -17,47 +17,15 @@ from django.views.decorators.cache import cache_page
 from django.views.decorators.csrf import csrf_exempt
 
 from django_distlock.idempotency import idempotency_exempt, idempotent
+from tests.idempotency.world import redirect as redirect
+from tests.idempotency.world import stage as stage
 from tests.transactions import rows
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # A lease that is over soon, and that a busy machine can renew in time; seconds.
 BRIEF = 1.2
-
-
-class Stage:
-    """What a view does for the running test: it writes a row of ``name`` to ``alias``, calls ``during``, and gives what
-    ``answer`` returns."""
-
-    def __init__(self) -> None:
-        self.reset("default", "")
-
-    def reset(self, alias: str, name: str) -> None:
-        self.alias, self.name = alias, name
-        self.runs: list[HttpRequest] = []
-        self.during: Callable[[HttpRequest], Any] = lambda request: None
-        self.answer: Callable[[HttpRequest], Any] = created
-
-    @property
-    def effects(self) -> int:
-        return rows.count(self.alias, self.name)
-
-
-def created(request: HttpRequest) -> HttpResponse:
-    return JsonResponse({"run": len(stage.runs)}, status=201, headers={"Location": "/made/1/", "X-Other": "no"})
-
-
-def redirect(request: HttpRequest) -> HttpResponse:
-    messages.success(request, "Saved.")
-    return HttpResponseRedirect("/made/1/")
-
-
-def page(request: HttpRequest) -> HttpResponse:
-    return HttpResponse("the form with its errors")
-
-
-stage = Stage()
+FORM = """{% load idempotency %}<form method="post">{% csrf_token %}{% idempotency_key %}
+<input name="name"><button name="save">A</button><button name="publish">B</button></form>
+<form method="post" action="/elsewhere/">{% csrf_token %}{% idempotency_key "/elsewhere/" "/plain/" %}</form>"""
 
 
 def act(request: HttpRequest, **kwargs: Any) -> Any:
@@ -68,8 +36,6 @@ def act(request: HttpRequest, **kwargs: Any) -> Any:
 
 
 async def aact(request: HttpRequest, **kwargs: Any) -> Any:
-    from asgiref.sync import sync_to_async
-
     stage.runs.append(request)
     await sync_to_async(rows.write)(stage.alias, stage.name)
     found = stage.during(request)
@@ -85,6 +51,14 @@ def copy_of(view: Any) -> Any:
         return view(request, **kwargs)
 
     return view_of_its_own
+
+
+hidden = copy_of  # as a decorator without functools.wraps
+
+
+def own(view: Any = act, **options: Any) -> Any:
+    """The view with such options."""
+    return idempotent(**options)(copy_of(view))
 
 
 class ClassBased(View):
@@ -108,18 +82,8 @@ class Derived(LoginView):
         return act(request)  # type: ignore[no-any-return]
 
 
-def hidden(view: Any) -> Any:
-    """A decorator without functools.wraps."""
-
-    def above(request: HttpRequest) -> Any:
-        return view(request)
-
-    return above
-
-
-FORM = """{% load idempotency %}<form method="post">{% csrf_token %}{% idempotency_key %}
-<input name="name"><button name="save">A</button><button name="publish">B</button></form>
-<form method="post" action="/elsewhere/">{% csrf_token %}{% idempotency_key "/elsewhere/" "/plain/" %}</form>"""
+def dispatched(view: type[View]) -> Any:
+    return method_decorator(idempotent(required=True), name="dispatch")(type("Own", (view,), {})).as_view()
 
 
 def show(request: HttpRequest, **kwargs: Any) -> Any:
@@ -131,14 +95,6 @@ def show(request: HttpRequest, **kwargs: Any) -> Any:
 
 def show_lazily(request: HttpRequest) -> TemplateResponse:
     return TemplateResponse(request, engines["django"].from_string(FORM))  # type: ignore[arg-type]
-
-
-def templated(request: HttpRequest) -> TemplateResponse:
-    return TemplateResponse(request, engines["django"].from_string("rendered {{ a }}"), {"a": "late"}, status=201)  # type: ignore[arg-type]
-
-
-def streamed(request: HttpRequest) -> StreamingHttpResponse:
-    return StreamingHttpResponse([b"a", b"b"])
 
 
 def from_body(request: HttpRequest) -> str | None:
@@ -153,36 +109,30 @@ SHAPES: dict[str, Any] = {
     "elsewhere": copy_of(act),
     "cached": cache_page(60)(copy_of(show)),
     "cached_lazily": cache_page(60)(show_lazily),
-    "decorated": idempotent(copy_of(act)),
+    "decorated": own(),
     "async_decorated": idempotent(aact),
-    "atomic": idempotent(atomic=True)(copy_of(act)),
-    "atomic_form": idempotent(atomic=True)(copy_of(show)),
-    "required": idempotent(required=True)(copy_of(act)),
-    "required_atomic": idempotent(required=True, atomic=True)(copy_of(act)),
-    "waiting": idempotent(wait=60)(copy_of(act)),
+    "atomic": own(atomic=True),
+    "atomic_form": own(show, atomic=True),
+    "required": own(required=True),
+    "required_atomic": own(required=True, atomic=True),
+    "waiting": own(wait=60),
     "async_waiting": idempotent(wait=60)(aact),
-    "atomic_impatient": idempotent(atomic=True, wait=0.5)(copy_of(act)),
-    "atomic_waiting": idempotent(atomic=True, wait=60)(copy_of(act)),
-    "hold": idempotent(on_crash="hold")(copy_of(act)),
-    "retry": idempotent(on_crash="retry")(copy_of(act)),
-    "brief": idempotent(claim_ttl=BRIEF)(copy_of(act)),
-    "callable": idempotent(on_crash=lambda request, record: HttpResponse("found", status=200))(copy_of(act)),
-    "undecided": idempotent(on_crash=lambda request, record: None)(copy_of(act)),
-    "open": idempotent(on_store_error="open")(copy_of(act)),
-    "atomic_open": idempotent(atomic=True, on_store_error="open")(copy_of(act)),
-    "excluding": idempotent(fingerprint_exclude=["at"])(copy_of(act)),
-    "anonymous": idempotent(anonymous=True)(copy_of(act)),
-    "webhook": csrf_exempt(idempotent(key=from_body)(copy_of(act))),
+    "atomic_impatient": own(atomic=True, wait=0.5),
+    "atomic_waiting": own(atomic=True, wait=60),
+    "hold": own(on_crash="hold"),
+    "retry": own(on_crash="retry"),
+    "brief": own(claim_ttl=BRIEF),
+    "callable": own(on_crash=lambda request, record: HttpResponse("found", status=200)),
+    "undecided": own(on_crash=lambda request, record: None),
+    "open": own(on_store_error="open"),
+    "atomic_open": own(atomic=True, on_store_error="open"),
+    "excluding": own(fingerprint_exclude=["at"]),
+    "anonymous": own(anonymous=True),
+    "webhook": csrf_exempt(own(key=from_body)),
     "async_webhook": csrf_exempt(idempotent(key=from_body)(aact)),
     "exempt_of_csrf": csrf_exempt(copy_of(act)),
-    "hidden": hidden(idempotent(atomic=True)(copy_of(act))),
-    "hidden_plain": hidden(idempotent(required=True)(copy_of(act))),
-    "dispatch": method_decorator(idempotent(required=True), name="dispatch")(
-        type("Dispatched", (ClassBased,), {})
-    ).as_view(),
-    "async_dispatch": method_decorator(idempotent(required=True), name="dispatch")(
-        type("AsyncDispatched", (AsyncClassBased,), {})
-    ).as_view(),
+    "dispatch": dispatched(ClassBased),
+    "async_dispatch": dispatched(AsyncClassBased),
     "handler": OnHandler.as_view(),
     "login": Derived.as_view(),
 }
