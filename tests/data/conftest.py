@@ -1,4 +1,4 @@
-"""Each database in turn, and a rival in another process."""
+"""Fresh sessions and empty tables for each test, and rivals in other processes."""
 
 from __future__ import annotations
 
@@ -8,45 +8,32 @@ import pytest
 from django.db import connections
 
 from tests.data.rival import Rival
+from tests.data.world import DATABASES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-DATABASES = ("default", "postgres", "mariadb")
-every_database = pytest.mark.parametrize("alias", DATABASES)
 
+@pytest.fixture(autouse=True)
+def fresh(databases: None, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Sessions as they begin, and no row of ours is left."""
+    from tests.data.app import models
 
-@pytest.fixture(params=DATABASES)
-def db_alias(request: pytest.FixtureRequest, databases: None) -> Iterator[str]:
-    """SQLite, PostgreSQL and MariaDB in turn, each with a fresh session."""
     connections.close_all()
-    yield request.param
+    yield
+    made: tuple[Any, ...] = (models.Entry, models.Wallet, models.Node, models.Restaurant, models.Place, models.Student)
+    made += (models.Course, models.Currency, models.Ledger, models.FencedLedger, models.Register, models.Account)
+    for using in DATABASES:
+        if connections[using].connection is not None or "rival" in request.fixturenames:
+            for model in made:
+                model._base_manager.using(using).all().delete()
     connections.close_all()
 
 
 @pytest.fixture
-def alias() -> str:
+def using() -> str:
     """SQLite, unless a test says otherwise: most of what fenced models do is no engine's."""
     return "default"
-
-
-@pytest.fixture
-def fenced(alias: str, databases: None) -> Iterator[None]:
-    """The rows of fenced models are gone after each test."""
-    from tests.data.app.models import FencedLedger, Register
-
-    yield
-    models: tuple[Any, ...] = (FencedLedger, Register)
-    for model in models:
-        model._default_manager.using(alias).all().delete()
-
-
-@pytest.fixture
-def fresh(databases: None) -> Iterator[None]:
-    """Fresh sessions, for tests that change their settings."""
-    connections.close_all()
-    yield
-    connections.close_all()
 
 
 def started(blocker: Any) -> Iterator[Rival]:
@@ -67,7 +54,7 @@ def second_process(django_db_setup: None, django_db_blocker: Any) -> Iterator[Ri
 
 
 @pytest.fixture
-def rival(rival_process: Rival) -> Iterator[Rival]:
+def rival(fresh: None, rival_process: Rival) -> Iterator[Rival]:
     """Somebody else who wants the same. What a failing test has left it with is given up before rows are cleaned away,
     which would wait for it."""
     yield rival_process
@@ -75,17 +62,6 @@ def rival(rival_process: Rival) -> Iterator[Rival]:
 
 
 @pytest.fixture
-def second(second_process: Rival) -> Iterator[Rival]:
-    """A second rival."""
+def second(fresh: None, second_process: Rival) -> Iterator[Rival]:
     yield second_process
     second_process.reset()
-
-
-@pytest.fixture
-def no_accounts(databases: None) -> Iterator[None]:
-    """Whatever accounts the test has made are gone after it."""
-    from tests.data.app.models import Account
-
-    yield
-    for using in DATABASES:
-        Account.objects.using(using).all().delete()

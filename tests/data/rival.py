@@ -11,7 +11,7 @@ from django.db import Error, OperationalError, connections, transaction
 from django_distlock import DeadlockDetected, DistlockError, table_lock
 from django_distlock.data.rows.lock import row_lock
 from tests.data.app.models import Account, Node
-from tests.data.asking import another, ask, rows_of, run
+from tests.data.world import another, ask, rows_of, run, session
 from tests.faults.server import is_mariadb
 from tests.support.processes import Servant
 
@@ -184,11 +184,6 @@ class Deeds:
             return "deadlock"
         self.release()
         return "done"
-
-
-def session(using: str) -> int:
-    """The number of this process's session at the server."""
-    return int(run(using, "SELECT pg_backend_pid()" if using == "postgres" else "SELECT CONNECTION_ID()")[0][0])
 
 
 def model_named(name: str) -> Any:

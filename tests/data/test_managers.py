@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.apps.registry import Apps
@@ -11,71 +11,53 @@ from django.db import connections, migrations, models, transaction
 from django.db.migrations.state import ModelState
 from django.db.transaction import TransactionManagementError
 
-from django_distlock import LockNotAcquired, advisory_lock, held_locks
+from django_distlock import held_locks
 from django_distlock.data import LockingManager, LockingQuerySet
 from tests.data.app.models import Entry, Wallet, WalletProxy
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-pytestmark = pytest.mark.usefixtures("databases")
+DB = "postgres"  # one database: what the managers call is tried on all of them
 
 
 @pytest.fixture
-def using() -> str:
-    """One database: what the managers call is tried on all of them."""
-    return "postgres"
+def wallets() -> list[Wallet]:
+    return [Wallet.objects.using(DB).create(owner=owner, balance=1000) for owner in ("ann", "bob", "ann")]
 
 
-@pytest.fixture
-def wallets(using: str) -> Iterator[list[Wallet]]:
-    made = [Wallet.objects.using(using).create(owner=owner, balance=1000) for owner in ("ann", "bob", "ann")]
-    yield made
-    Wallet.objects.using(using).all().delete()
-
-
-def test_lock_rows(using: str, wallets: list[Wallet]) -> None:
-    rows = Wallet.objects.using(using).filter(owner="ann").order_by("-pk")
-    with rows.lock_rows(timeout=1) as locked:
+def test_lock_rows_and_lock_row(wallets: list[Wallet]) -> None:
+    manager = Wallet.objects.db_manager(DB)
+    with manager.filter(owner="ann").order_by("-pk").lock_rows(timeout=1) as locked:
         assert locked == [wallets[0], wallets[2]]
-        assert connections[using].in_atomic_block
-    with Wallet.objects.db_manager(using).lock_rows() as locked:
+        assert connections[DB].in_atomic_block
+    with manager.lock_rows() as locked:
         assert locked == wallets
-
-
-def test_lock_row(using: str, wallets: list[Wallet]) -> None:
-    manager = Wallet.objects.db_manager(using)
     with pytest.raises(TransactionManagementError, match=r"lock_row\(\) on dataapp.Wallet.*row_lock"):
         manager.lock_row(pk=wallets[0].pk)
-    with transaction.atomic(using=using):
+    with transaction.atomic(using=DB):
         assert manager.lock_row(pk=wallets[0].pk, timeout=1) == wallets[0]
         assert manager.filter(balance__gt=1).lock_row(owner="bob", nowait=True) == wallets[1]
         with pytest.raises(Wallet.DoesNotExist):
             manager.lock_row(pk=0)
         with pytest.raises(Wallet.MultipleObjectsReturned):
             manager.lock_row(owner="ann")
-        assert not connections[using].needs_rollback
+        assert not connections[DB].needs_rollback
 
 
-def test_any_queryset_learns_to_lock(using: str, wallets: list[Wallet]) -> None:
-    manager = Wallet.wallets.db_manager(using)
+def test_any_queryset_and_related_managers_learn_to_lock(wallets: list[Wallet]) -> None:
+    manager = Wallet.wallets.db_manager(DB)
     assert isinstance(manager.all(), LockingQuerySet)
     with manager.rich().filter(owner="ann").lock_rows() as locked:
         assert len(locked) == 2
     copy = pickle.loads(pickle.dumps(manager.rich()))  # noqa: S301 - our own bytes
     assert type(copy) is type(manager.rich())
     assert list(copy) == wallets
-
-
-def test_related_managers_and_managers_with_a_filter(using: str, wallets: list[Wallet]) -> None:
-    entry = Entry.objects.using(using).create(wallet=wallets[0])
-    Entry.objects.using(using).create(wallet=wallets[0], open=False)
-    Entry.objects.using(using).create(wallet=wallets[1])
+    entry = Entry.objects.using(DB).create(wallet=wallets[0])
+    Entry.objects.using(DB).create(wallet=wallets[0], open=False)
+    Entry.objects.using(DB).create(wallet=wallets[1])
     with wallets[0].entries.lock_rows() as locked:
         assert locked == [entry]
-    with transaction.atomic(using=using):
+    with transaction.atomic(using=DB):
         assert wallets[0].entries.lock_row(pk=entry.pk) == entry
-    with Entry.objects.using(using).lock_rows() as locked:
+    with Entry.objects.using(DB).lock_rows() as locked:
         assert len(locked) == 3
 
 
@@ -90,36 +72,18 @@ def test_names_belong_to_the_table() -> None:
     def named(model: type[models.Model], name: str) -> str:
         return name_of(model.objects.advisory_lock(name, using="memory"))
 
-    assert named(Wallet, "register") == "table:dataapp_wallet:name:register"
-    assert named(WalletProxy, "register") == named(Wallet, "register")
+    assert named(Wallet, "register") == named(WalletProxy, "register") == "table:dataapp_wallet:name:register"
     assert named(Entry, "register") != named(Wallet, "register")
     rows = [name_of(Wallet.objects.advisory_row_lock(pk, using="memory")) for pk in (7, "7", 8)]
     assert rows == ["table:dataapp_wallet:row:7", "table:dataapp_wallet:row:7", "table:dataapp_wallet:row:8"]
     assert named(Wallet, "row:7") not in rows
-
-
-def test_a_name_cannot_leave_its_table() -> None:
     names = set()
     for table, name in (("a:name:b", "c"), ("a", "b:name:c"), ("a", "c")):
         body = {"__module__": __name__, "objects": LockingManager()}
         meta = type("Meta", (), {"db_table": table, "app_label": "odd", "apps": Apps()})
         model: Any = type("Odd", (models.Model,), body | {"Meta": meta})
-        names.add(name_of(model.objects.advisory_lock(name, using="memory")))
-    assert len(names) == 3
-
-
-def test_advisory_row_lock_keeps_out_who_takes_it() -> None:
-    with Wallet.objects.advisory_row_lock(7, using="leasetable"):
-        lock = advisory_lock("table:dataapp_wallet:row:7", using="leasetable", timeout=0)
-        assert in_a_thread(lock) is LockNotAcquired
-
-
-def in_a_thread(lock: Any) -> type[Exception] | None:
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(1) as pool:
-        error = pool.submit(lock.acquire).exception()
-    return type(error) if error else None
+        names.add(named(model, name))
+    assert len(names) == 3, "a name cannot leave its table"
 
 
 BAD: list[tuple[Any, type[Exception], str]] = [
@@ -140,8 +104,7 @@ def test_bad_input() -> None:
 
 def test_a_migration_can_hold_the_managers() -> None:
     state = ModelState.from_model(Entry)
-    assert [name for name, _ in state.managers] == ["entries"]
-    manager = state.managers[0][1]
-    assert manager.deconstruct()[1:4] == ("tests.data.app.locking.OpenEntries", None, ())
+    ((name, manager),) = state.managers
+    assert (name, *manager.deconstruct()[1:4]) == ("entries", "tests.data.app.locking.OpenEntries", None, ())
     assert ModelState.from_model(Wallet).managers == []
     migrations.CreateModel("Entry", state.fields.items(), managers=state.managers)

@@ -1,17 +1,20 @@
 """A lock above functions, methods and async functions: it is held while the body runs, and however the call ends it is
-free afterwards."""
+free afterwards; and the function is still known for what it is."""
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
+import inspect
+import pickle
+import typing
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from asgiref.sync import sync_to_async
 
-from django_distlock import LockLost, LockNotAcquired, advisory_lock, lock_all, semaphore
-from django_distlock.manager.registry import registry
+from django_distlock import Lock, LockLost, LockNotAcquired, advisory_lock, break_lock, held_locks, lock_all, semaphore
 from tests.conftest import PATIENCE
 from tests.locks.elsewhere import held_elsewhere, is_free
 
@@ -45,9 +48,12 @@ def test_r1_how_many_tasks_are_inside(name: str) -> None:
     """Without a lock all of them: else the others could not fail."""
     assert together(lambda function: function) == TASKS
     assert together(advisory_lock(name, using="memory", shared=True)) == TASKS
-    assert together(advisory_lock(name, using="memory")) == 1
-    assert together(lock_all([name, name + "2"], using="memory")) == 1
-    assert together(semaphore(name, 1, using="memory")) == 1
+    for lock in (
+        advisory_lock(name, using="memory"),
+        lock_all([name, "x"], using="memory"),
+        semaphore("x", 1, using="memory"),
+    ):
+        assert together(lock) == 1
 
 
 def test_r2_the_same_context_comes_in_again(name: str) -> None:
@@ -118,11 +124,10 @@ def test_methods_of_every_kind(result: str) -> None:
     assert is_free("decorators:account")
 
 
-def break_all(name: str) -> None:
-    backend: Any = registry.entry("memory").backend
-    for info in backend.inspect():
-        if info.name == name:
-            assert backend.break_lock(info)
+def break_it() -> None:
+    (report,) = held_locks("memory")
+    (info,) = report.locks
+    assert break_lock(info, reason="test")
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, GeneratorExit])
@@ -132,7 +137,7 @@ def test_r14_r16_exception_of_the_body_passes_and_the_lock_is_free(error: type[B
     @advisory_lock(name, using="memory", timeout=0)
     def fails(lose: bool) -> None:
         if lose:
-            break_all(name)
+            break_it()
         raise error("the body's own")
 
     for lose in (False, True):
@@ -151,11 +156,11 @@ def in_except_block(call: Callable[[], Any]) -> Any:
 def test_r17_lost_lock_is_told_instead_of_the_result(name: str) -> None:
     """Also when the call comes from an except block: that exception is none of the lock's."""
     lock = advisory_lock(name, using="memory", timeout=0)
-    works = lock(lambda: break_all(name))
+    works = lock(break_it)
 
     @lock
     async def aworks() -> None:
-        break_all(name)
+        break_it()
 
     for call in (works, lambda: asyncio.run(aworks()), lambda: in_except_block(works)):
         with pytest.raises(LockLost):
@@ -219,7 +224,7 @@ def test_awaitable_of_a_plain_function_is_awaited_inside_the_lock(name: str) -> 
     assert is_free(name)
 
 
-def test_r7_awaitable_that_nobody_awaits_leaves_nothing_held(name: str) -> None:
+def test_r7_awaitable_that_never_begins_leaves_nothing_held(name: str) -> None:
     """Python says so, as for any coroutine; it says nothing of one that is closed, as asyncio does at its end."""
     with pytest.warns(RuntimeWarning, match=r"^coroutine '.*work' was never awaited$"):
         plain(name)()
@@ -227,8 +232,6 @@ def test_r7_awaitable_that_nobody_awaits_leaves_nothing_held(name: str) -> None:
     plain(name)().close()
     assert is_free(name)
 
-
-def test_r7_awaitable_that_is_cancelled_before_it_begins_leaves_nothing_held(name: str) -> None:
     async def cancel() -> None:
         task = asyncio.ensure_future(await sync_to_async(plain(name))())
         task.cancel()
@@ -237,3 +240,59 @@ def test_r7_awaitable_that_is_cancelled_before_it_begins_leaves_nothing_held(nam
 
     asyncio.run(cancel())
     assert is_free(name)
+
+
+# To inspect, pickle, copy and Django it is the function that was decorated.
+
+LOCK = advisory_lock("decorators:wrapping:{pk}", using="memory", timeout=0)
+
+
+@LOCK
+def settle(pk: int, *, note: str = "none") -> str:
+    """Settle an account."""
+    return f"{pk} {note} {is_free(f'decorators:wrapping:{pk}')}"
+
+
+@LOCK
+async def asettle(pk: int, *, note: str = "none") -> str:
+    """Settle an account."""
+    return f"{pk} {note}"
+
+
+def through_pickle(thing: Any) -> Any:
+    return pickle.loads(pickle.dumps(thing))  # noqa: S301 - made here
+
+
+@pytest.mark.parametrize("function", [settle, asettle])
+def test_what_it_is_asked_is_what_the_function_would_say(function: Any) -> None:
+    assert (function.__doc__, function.__module__) == ("Settle an account.", __name__)
+    assert function.__qualname__ == function.__name__
+    assert str(inspect.signature(function)) == "(pk: 'int', *, note: 'str' = 'none') -> 'str'"
+    assert typing.get_type_hints(function) == {"pk": int, "note": str, "return": str}
+    assert inspect.iscoroutinefunction(function) == (function is asettle)
+    assert inspect.isfunction(function)
+    assert inspect.getsource(function).startswith("@LOCK\n")
+    # pickled by name, as Celery, multiprocessing and django.tasks send it
+    assert through_pickle(function) is copy.deepcopy(function) is function
+
+
+def test_wrappers_below_that_keep_something_and_nothing() -> None:
+    """Without functools.wraps the fields are asked of the wrapper, and refused if it cannot have them."""
+
+    def marked(pk: int) -> None: ...
+
+    marked.permission = "accounts.pay"  # type: ignore[attr-defined]
+    assert LOCK(LOCK(marked)).permission == "accounts.pay"  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=r"lambda>' has no argument 'pk'; it has none\.$"):
+        LOCK(lambda *args: settle(*args))
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, through_pickle])
+@pytest.mark.parametrize("more", [{}, {"timeout": None, "ttl": 5, "max_hold": 9, "shared": True, "on_busy": "skip"}])
+def test_recipe_can_be_copied_and_pickled(more: dict[str, Any], again: Any) -> None:
+    """What was not given is still not given."""
+    lock = Lock("{pk}", using="memory", **more)
+    other = again(lock)
+    assert vars(other) == vars(lock)
+    assert other.timeout is lock.timeout
+    assert other(lambda pk: not is_free("7"))(7) is True

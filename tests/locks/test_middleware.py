@@ -14,16 +14,8 @@ from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, override_settings
 from django.utils import translation
 
-from django_distlock import (
-    BackendUnavailable,
-    DeadlockDetected,
-    DistlockError,
-    LockLost,
-    LockNotAcquired,
-    LockNotHeld,
-    LockTimeout,
-    UnsupportedOperation,
-)
+import django_distlock
+from django_distlock import LockNotAcquired, LockTimeout
 from django_distlock.idempotency.http.responses import page
 from django_distlock.middleware import LockBusyMiddleware
 from tests.locks.elsewhere import held_elsewhere
@@ -35,6 +27,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.urls("tests.locks.views")
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8"
+HTML, PROBLEM = "text/html; charset=utf-8", "application/problem+json"
 
 
 def get(path: str, **headers: str) -> Any:
@@ -44,7 +37,7 @@ def get(path: str, **headers: str) -> Any:
     return Client(raise_request_exception=False).get(f"/{path}/", headers=headers)
 
 
-@pytest.mark.parametrize("path", ["function", "async", "dispatch", "async_dispatch", "drf"])
+@pytest.mark.parametrize("path", ["function", "async", "dispatch", "async_dispatch", "drf_dispatch"])
 def test_busy_page_for_a_browser_and_problem_for_a_program(path: str) -> None:
     with held_elsewhere(NAME):
         page, problem = get(path, accept=BROWSER), get(path, accept="application/json")
@@ -53,46 +46,42 @@ def test_busy_page_for_a_browser_and_problem_for_a_program(path: str) -> None:
         assert (response["Retry-After"], response["Cache-Control"]) == ("2", "no-store")
         assert "Accept" in response["Vary"]
         assert NAME not in response.content.decode(), "the name of a lock may hold what is nobody's business"
-    assert page["Content-Type"].startswith("text/html")
+    assert (page["Content-Type"], problem["Content-Type"]) == (HTML, PROBLEM)
     assert "<h1>Busy</h1>" in page.content.decode()
     assert "Waiting 2 seconds" in page.content.decode()
-    assert problem["Content-Type"] == "application/problem+json"
     detail = "Somebody else is doing the same thing right now. Please try again in a moment."
     assert problem.json() == {"type": "about:blank", "title": "Busy", "status": 503, "detail": detail}
-    assert get(path).status_code == 200
 
 
-def test_preference_of_the_client() -> None:
+def test_preference_of_the_client_and_other_methods_and_middleware() -> None:
+    """The locale's header is added after ours."""
     preferred = {
-        "*/*": "text/html; charset=utf-8",
-        "text/html, application/json;q=0.9": "text/html; charset=utf-8",
-        "application/json;q=0.9, text/html;q=0.1": "application/problem+json",
-        "this is no media type": "application/problem+json",
+        "*/*": HTML,
+        "text/html, application/json;q=0.9": HTML,
+        "application/json;q=0.9, text/html;q=0.1": PROBLEM,
+        "this is no media type": PROBLEM,
     }
     with held_elsewhere(NAME):
         assert {accept: get("function", accept=accept)["Content-Type"] for accept in preferred} == preferred
-        assert get("function")["Content-Type"] == "text/html; charset=utf-8"
-
-
-def test_head_and_post_of_a_busy_view_and_vary_of_other_middleware() -> None:
-    """The locale's header is added after ours."""
+        assert get("function")["Content-Type"] == HTML
     middleware = ["django.middleware.locale.LocaleMiddleware", *settings.MIDDLEWARE]
     with override_settings(MIDDLEWARE=middleware), held_elsewhere(NAME):
         head, post = Client().head("/function/"), Client().post("/function/")
     assert head.status_code == post.status_code == 503
-    assert head["Retry-After"] == "2"
-    assert head.content == b""
+    assert (head["Retry-After"], head.content) == ("2", b"")
     assert {"Accept", "Accept-Language"} <= {header.strip() for header in post["Vary"].split(",")}
 
 
+OTHERS = ["DistlockError", "LockLost", "LockNotHeld", "DeadlockDetected", "UnsupportedOperation", "BackendUnavailable"]
+
+
 @pytest.mark.parametrize("path", ["raises", "async_raises"])
-def test_r6_what_is_busy_and_what_is_another_error(path: str, caplog: Any) -> None:
+def test_r6_what_is_busy_and_what_is_another_error(path: str) -> None:
     """Also where the error was met in the body of the view, not by a decorator."""
     for error in (LockNotAcquired(), LockTimeout()):
         to_raise.append(error)
         assert get(path).status_code == 503
-    others = (DistlockError, LockLost, LockNotHeld, DeadlockDetected, UnsupportedOperation, BackendUnavailable)
-    for kind in (*others, TimeoutError, ValueError):
+    for kind in (*(getattr(django_distlock, name) for name in OTHERS), TimeoutError, ValueError):
         to_raise.append(kind("no"))
         response = get(path)
         assert (response.status_code, "Retry-After" in response) == (500, False)
@@ -101,31 +90,32 @@ def test_r6_what_is_busy_and_what_is_another_error(path: str, caplog: Any) -> No
         assert raised.value is to_raise[-1]
 
 
-def test_middleware_is_as_sync_as_what_is_below() -> None:
-    async def below(request: Any) -> HttpResponse:
-        return HttpResponse()
+def below(request: Any) -> HttpResponse:
+    return HttpResponse()
 
-    assert iscoroutinefunction(LockBusyMiddleware(below))
-    assert not iscoroutinefunction(LockBusyMiddleware(lambda request: HttpResponse()))
+
+async def abelow(request: Any) -> HttpResponse:
+    return HttpResponse()
+
+
+def busy(request: HttpRequest, middleware: type[LockBusyMiddleware] = LockBusyMiddleware) -> Any:
+    return middleware(below).process_exception(request, LockNotAcquired("busy"))
+
+
+def test_middleware_is_as_sync_as_what_is_below() -> None:
+    assert iscoroutinefunction(LockBusyMiddleware(abelow))
+    assert not iscoroutinefunction(LockBusyMiddleware(below))
 
 
 @pytest.mark.parametrize(("seconds", "header"), [(0, "1"), (2.5, "3")])
 def test_retry_after_of_a_subclass_in_whole_seconds(rf: RequestFactory, seconds: float, header: str) -> None:
     """RFC 9110: Retry-After is a whole number of seconds; 0 would invite a storm."""
-
-    class Patient(LockBusyMiddleware):
-        retry_after = seconds
-
+    patient = type("Patient", (LockBusyMiddleware,), {"retry_after": seconds})
     with translation.override("ar"):  # without a translation the page is English, and says so to a screen reader
-        response: Any = Patient(lambda request: HttpResponse()).process_exception(rf.get("/"), LockNotAcquired("x"))
+        response = busy(rf.get("/"), patient)
     assert response["Retry-After"] == header
-    text = response.content.decode()
-    assert f"Waiting {header} second{'' if header == '1' else 's'} is enough" in text
-    assert '<html lang="en">' in text
-
-
-def busy(request: HttpRequest) -> Any:
-    return LockBusyMiddleware(lambda request: HttpResponse()).process_exception(request, LockNotAcquired("busy"))
+    assert f"Waiting {header} second{'' if header == '1' else 's'} is enough" in response.content.decode()
+    assert '<html lang="en">' in response.content.decode()
 
 
 @pytest.mark.parametrize("answer", [busy, lambda request: page(request, "working", 409, 2.0)])

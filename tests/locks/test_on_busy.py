@@ -18,9 +18,6 @@ from tests.locks.elsewhere import held_elsewhere, is_free
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ANSWERS: dict[str, Any] = {"raise": "raise", "skip": "skip", "callable": lambda *args: "later"}
-every_answer = pytest.mark.parametrize("on_busy", ANSWERS.values(), ids=ANSWERS)
-
 
 class Ledger:
     """A function to decorate, sync or async, that writes down how it was called."""
@@ -49,29 +46,26 @@ def ledger(request: pytest.FixtureRequest) -> Ledger:
     return Ledger(request.param)
 
 
-def test_raise_is_the_default_and_skip_returns_none(ledger: Ledger, name: str) -> None:
-    raising = ledger.lock(advisory_lock(name, using="memory", timeout=0))
-    skipping = ledger.lock(advisory_lock(name, using="memory", timeout=0, on_busy="skip"))
-    with held_elsewhere(name):
-        with pytest.raises(LockNotAcquired, match="is held by another caller") as refused:
-            raising()
-        assert skipping() is None
-    assert type(refused.value) is LockNotAcquired, "it did not wait"
-    assert ledger.calls == []
-    assert raising(1, a=2) == skipping(1, a=2) == "worked"
-    assert ledger.calls == [((1,), {"a": 2})] * 2
-    assert is_free(name)
-
-
-def test_r5_after_waiting_it_is_lock_timeout_or_the_other_answer(ledger: Ledger, name: str, settings: Any) -> None:
+def test_r5_raise_is_the_default_and_skip_returns_none(ledger: Ledger, name: str, settings: Any) -> None:
     """Without a timeout that of the alias counts."""
     settings.DISTLOCK = {**settings.DISTLOCK, "brief": {**settings.DISTLOCK["memory"], "TIMEOUT": 0.1}}
-    with held_elsewhere(advisory_lock(name, using="brief")):
-        for timeout in ({}, {"timeout": 0.1}):
-            with pytest.raises(LockTimeout, match=r"was still held by another caller after 0\.1 s"):
-                ledger.lock(advisory_lock(name, using="brief", **timeout))()
-            assert ledger.lock(advisory_lock(name, using="brief", on_busy="skip", **timeout))() is None
-    assert ledger.calls == []
+    after = r"was still held by another caller after 0\.1 s"
+    ways: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"timeout": 0}, LockNotAcquired, "is held by another caller"),
+        ({"timeout": 0.1}, LockTimeout, after),
+        ({}, LockTimeout, after),
+    ]
+    for options, error, message in ways:
+        raising = ledger.lock(advisory_lock(name, using="brief", **options))
+        skipping = ledger.lock(advisory_lock(name, using="brief", on_busy="skip", **options))
+        with held_elsewhere(advisory_lock(name, using="brief")):
+            with pytest.raises(error, match=message) as refused:
+                raising()
+            assert type(refused.value) is error
+            assert skipping() is None
+        assert ledger.calls == []
+    assert raising(1, a=2) == skipping(1, a=2) == "worked"
+    assert ledger.calls == [((1,), {"a": 2})] * 2
 
 
 def test_callable_gets_the_same_arguments_and_gives_the_result(ledger: Ledger, name: str) -> None:
@@ -90,7 +84,7 @@ def test_callable_gets_the_same_arguments_and_gives_the_result(ledger: Ledger, n
     assert locked(1, 2, a=3) == "worked"
 
 
-@every_answer
+@pytest.mark.parametrize("on_busy", ["raise", "skip", lambda *args: "later"], ids=["raise", "skip", "callable"])
 def test_r6_r8_other_errors_are_not_taken_for_a_busy_lock(
     name: str, on_busy: Any, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,8 +106,13 @@ def test_r6_r8_other_errors_are_not_taken_for_a_busy_lock(
     assert len(ledger.calls) == 1
 
 
+async def abusy(*args: Any) -> str:
+    return "busy"
+
+
 def test_wrong_on_busy_is_refused() -> None:
-    """When the lock is made; and in a block, which cannot be skipped."""
+    """When the lock is made; in a block, which cannot be skipped; and an async one above a sync function: nothing would
+    await what it returns."""
     for wrong in ("Raise", "", None, 7, True):
         with pytest.raises((TypeError, ValueError), match=r'^on_busy must be "raise", "skip" or a callable, not '):
             advisory_lock("x", on_busy=wrong)  # type: ignore[arg-type]
@@ -123,17 +122,13 @@ def test_wrong_on_busy_is_refused() -> None:
             with pytest.raises(TypeError, match=r"use try_acquire\(\)"):
                 enter()
     assert is_free("x")
-
-
-async def abusy(*args: Any) -> str:
-    return "busy"
-
-
-def test_async_callable_above_a_sync_function_is_refused(name: str, rf: Any) -> None:
-    """Nothing would await what it returns. Of a class-based view it is known at the call only whether it is async."""
-    for on_busy in (abusy, functools.partial(abusy)):
+    for asynchronous in (abusy, functools.partial(abusy)):
         with pytest.raises(TypeError, match=r"^on_busy is async and .*<lambda> is not: nothing would await"):
-            advisory_lock("x", on_busy=on_busy)(lambda: None)
+            advisory_lock("x", on_busy=asynchronous)(lambda: None)
+
+
+def test_async_on_busy_of_a_class_based_view(name: str, rf: Any) -> None:
+    """It is known at the call only whether that is async."""
     decorator = method_decorator(advisory_lock(name, using="memory", timeout=0, on_busy=abusy), name="dispatch")
 
     async def aget(self: Any, request: Any) -> Any:

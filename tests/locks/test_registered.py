@@ -1,4 +1,5 @@
-"""A decorator above what has registered the function already: the worker or router calls the function without it."""
+"""Tasks and routes: a decorator above what has registered the function already is refused, because the worker or router
+calls the function without it; below it the lock is held."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ from unittest.mock import MagicMock
 
 import django
 import pytest
+from asgiref.sync import async_to_sync
+from django.db import transaction
 from faststream.redis import RedisBroker
 
 from django_distlock import advisory_lock, lock_all, row_lock, semaphore, table_lock
@@ -17,7 +20,7 @@ from django_distlock.browser import requires_lock
 from django_distlock.editing.views import edit_locked
 from django_distlock.idempotency import idempotent
 from tests.data.app.models import Account
-from tests.locks.elsewhere import is_free
+from tests.locks.elsewhere import held_elsewhere, is_free
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,8 +29,9 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from ninja import NinjaAPI
 
+LOCK = advisory_lock("x", using="memory")
 DECORATORS: dict[str, Callable[[Any], Any]] = {
-    "advisory_lock": advisory_lock("x", using="memory"),
+    "advisory_lock": LOCK,
     "lock_all": lock_all(["x", "y"], using="memory"),
     "semaphore": semaphore("x", 2, using="memory"),
     "row_lock": row_lock(Account, pk="pk"),
@@ -114,27 +118,21 @@ if django.VERSION >= (6, 0):
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_registered_already_is_refused(kind: str) -> None:
     with pytest.raises(TypeError, match="below @shared_task"):
-        DECORATORS["advisory_lock"](KINDS[kind](send_invoice))
+        LOCK(KINDS[kind](send_invoice))
 
 
 @pytest.mark.parametrize("name", DECORATORS)
 def test_every_decorator_refuses_it_and_says_where_it_goes(name: str) -> None:
     registered = Celery(send_invoice)
-    between = functools.wraps(registered)(lambda *args: registered(*args))
     it = "@idempotent" if "idempotent" in name else "the lock"
     message = (
         f"send_invoice is registered already (it has 'delay'): a worker or router calls the function inside, without "
         f"{it}. Put {it} below @shared_task, or below whichever decorator has registered the function."
     )
-    for function in (registered, between):
+    for function in (registered, functools.wraps(registered)(lambda *args: registered(*args))):
         with pytest.raises(TypeError) as refused:
             DECORATORS[name](function)
         assert str(refused.value) == message
-
-
-def test_below_it_the_lock_is_held() -> None:
-    for kind in (Celery, Proxy, rq):
-        assert kind(advisory_lock("x", using="memory")(send_invoice))() is True
 
 
 class Mailer:
@@ -153,26 +151,94 @@ def slow(pk: int) -> bool:
 
 
 slow.delay = 5  # type: ignore[attr-defined]
-
-LEGAL = [
+LEGAL: list[Any] = [
     slow,
     Mailer(),
     Mailer().__call__,
     functools.lru_cache(slow),
     functools.singledispatch(slow),
     functools.partial(Celery(send_invoice), None),
-    Celery(send_invoice).function,
+    Celery(send_invoice).function,  # type: ignore[attr-defined]
 ]
 
 
-@pytest.mark.parametrize("function", LEGAL)
-def test_other_callables_stay_legal(function: Any) -> None:
-    assert advisory_lock("x", using="memory")(function)(7) is True
-
-
-def test_stand_ins_of_tests_and_what_sends_a_task_stay_legal() -> None:
-    """A mock has every attribute that it is asked for; ``delay`` is no task itself: the message is sent in the lock."""
+def test_other_callables_stay_legal() -> None:
+    """So do stand-ins of tests, which have every attribute, and what sends a task: ``delay`` is no task itself, the
+    message is sent in the lock."""
+    for function in LEGAL:
+        assert LOCK(function)(7) is True
     stand_in = MagicMock(return_value=7)
-    assert advisory_lock("x", using="memory")(stand_in)() == 7
+    assert LOCK(stand_in)() == 7
     assert idempotent(stand_in) is not stand_in
-    assert advisory_lock("x", using="memory")(Celery(send_invoice).delay)() is None
+    assert LOCK(Celery(send_invoice).delay)() is None  # type: ignore[attr-defined]
+
+
+def test_below_it_the_lock_is_held() -> None:
+    for kind in (Celery, Proxy, rq):
+        assert kind(LOCK(send_invoice))() is True
+
+
+NAME = "decorators:invoice:7"
+SKIP = advisory_lock("decorators:invoice:{pk}", using="memory", timeout=0, on_busy="skip")
+RAISE = advisory_lock("decorators:invoice:{pk}", using="memory", timeout=0)
+
+
+@RAISE
+def send(pk: int) -> bool:
+    return is_free(NAME)
+
+
+@SKIP
+async def askip(pk: int) -> bool:
+    return is_free(NAME)
+
+
+@RAISE
+def send_with_context(context: Any, pk: int) -> bool:
+    assert context.attempt == 1
+    return is_free(NAME)
+
+
+@pytest.mark.skipif(django.VERSION < (6, 0), reason="django.tasks came with Django 6.0")
+@pytest.mark.parametrize("function", [send, askip, send_with_context])
+def test_r1_held_while_the_task_runs_and_a_busy_one_fails_or_is_skipped(function: Any) -> None:
+    job = import_module("django.tasks").task(takes_context=function is send_with_context)(function)
+    for run in (job.enqueue, async_to_sync(job.aenqueue)):
+        assert run(7).return_value is run(pk=7).return_value is False
+        with held_elsewhere(NAME):
+            result = run(7)
+            assert run(8).return_value is False, "another invoice is another lock"
+        if function is askip:
+            assert (result.status, result.return_value) == ("SUCCESSFUL", None)
+        else:
+            assert result.status == "FAILED"
+            assert result.errors[0].exception_class_path == "django_distlock.exceptions.LockNotAcquired"
+        assert is_free(NAME)
+
+
+def test_a_task_of_on_commit_is_sent_after_the_locks_were_given_back(databases: None) -> None:
+    sent: list[Any] = []
+    with transaction.atomic():
+        with advisory_lock(NAME, using="memory"):
+            transaction.on_commit(lambda: sent.append(is_free(NAME)))
+        assert not is_free(NAME), "kept for the transaction"
+    assert sent == [True]
+
+
+def test_celery_calls_by_name_and_binds_itself() -> None:
+    """Celery calls ``run(*args, **kwargs)`` of a task object; with bind=True the task is its first argument."""
+
+    class Task:
+        def __init__(self, function: Any) -> None:
+            self.run = function.__get__(self)
+
+    @Task
+    @SKIP
+    def bound(self: Any, pk: int) -> str:
+        assert isinstance(self, Task)
+        return f"sent {pk}"
+
+    with held_elsewhere(NAME):
+        assert bound.run(7) is None
+        assert bound.run(pk=8) == "sent 8"
+    assert bound.run(7) == "sent 7"

@@ -32,48 +32,47 @@ def check(locked: Any, name: str, *args: Any, **kwargs: Any) -> None:
     assert is_free(name)
 
 
-def test_unknown_field_is_refused_at_decoration() -> None:
+def test_wrong_templates_are_refused_at_decoration() -> None:
     for template in ("{id}", "account:{id}:{pk}", "{pk}{nothing.at.all}", "{self.pk}"):
         with pytest.raises(ValueError, match=r"'settle' has no argument '\w+'; it has pk, amount, note\.$") as refused:
             at(template)(settle)
         assert str(refused.value).startswith(f"The lock name {template!r} has the field {{")
         with pytest.raises(ValueError, match=r"has no argument '\w+'; it has none\.$"):
             at(template)(lambda *args: None)
-
-
-def test_what_is_no_field() -> None:
     for field in ("", "0", "pk[0]", "pk!r", "pk:04d", "pk:{note}", "pk.", ".pk", "pk..x", " pk", "pk-1"):
         with pytest.raises(ValueError, match="a field is the name of an argument with a dotted path, without index"):
             at(f"{{{field}}}")(settle)
 
 
 def test_loose_braces() -> None:
-    """Each kind of lock refuses them at decoration, also where the signature is not known yet."""
+    """Each kind of lock refuses them at decoration, also where the signature is not known yet; outside of decorators
+    braces are literal."""
     for template in ("{", "}", "a{pk", "a}b", "{pk}}", "{{pk}"):
         recipes = (at(template), lock_all(["x", template], using="memory"), semaphore(template, 2, using="memory"))
         for decorator in (*recipes, method_decorator(recipes[0])):
             with pytest.raises(ValueError, match=r"is no template: .* Write \{\{ and \}\} for braces\.$") as refused:
                 decorator(settle)
             assert repr(template) in str(refused.value)
+        with at(template), lock_all([template + "x"], using="memory"):
+            assert not is_free(template)
+            assert not is_free(template + "x")
 
 
-@pytest.mark.parametrize(
-    ("template", "args", "kwargs", "name"),
-    [
-        ("account:{pk}", (), {"pk": 7}, "account:7"),
-        ("{pk}:{amount}:{note}", (7,), {}, "7:5:none"),
-        ("{{pk}}:{pk}{pk}", (7,), {}, "{pk}:77"),
-        ("{{{pk}}}", (7,), {}, "{7}"),
-        ("{pk.a.b}", ({"a": {"b": "keys"}},), {}, "keys"),
-        ("{pk.a.b}", ({"a": SimpleNamespace(b="mixed too")},), {}, "mixed too"),
-        ("{pk}", ("{note}",), {}, "{note}"),
-        ("n\u00e4me \U0001f512:{pk}", ("\u00fc",), {}, "n\u00e4me \U0001f512:\u00fc"),
-        ("{pk}", ("\ud800\x00",), {}, "\ud800\x00"),
-        ("{pk}", (0,), {}, "0"),
-    ],
-)
-def test_fields_are_filled(template: str, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> None:
-    check(at(template)(settle), name, *args, **kwargs)
+FILLED: list[tuple[str, tuple[Any, ...], str]] = [
+    ("{pk}:{amount}:{note}", (7,), "7:5:none"),
+    ("{{pk}}:{pk}{pk}", (7,), "{pk}:77"),
+    ("{{{pk}}}", (7,), "{7}"),
+    ("{pk.a.b}", ({"a": {"b": "keys"}},), "keys"),
+    ("{pk.a.b}", ({"a": SimpleNamespace(b="mixed too")},), "mixed too"),
+    ("{pk}", ("{note}",), "{note}"),
+    ("n\u00e4me \U0001f512:{pk}", ("\u00fc",), "n\u00e4me \U0001f512:\u00fc"),
+    ("{pk}", ("\ud800\x00",), "\ud800\x00"),
+]
+
+
+def test_fields_are_filled() -> None:
+    for template, args, name in FILLED:
+        check(at(template)(settle), name, *args)
 
 
 def test_what_a_call_cannot_fill() -> None:
@@ -140,9 +139,12 @@ def test_hidden_signature_is_filled_and_checked_at_the_first_call() -> None:
 
 
 def test_the_signature_that_is_declared_or_left_counts() -> None:
-    """``__signature__``, as libraries set it on wrappers, functools.wraps, and a partial."""
+    """``__signature__``, as libraries set it on wrappers, functools.wraps, and a partial; variable arguments have no
+    name and hide none."""
 
     def take(*args: Any, **kwargs: Any) -> None: ...
+
+    def pay(pk: int, /, **kwargs: Any) -> None: ...
 
     declared, wrapper = functools.partial(take), functools.wraps(settle)(lambda *args, **kwargs: None)
     declared.__signature__ = inspect.signature(settle)  # type: ignore[attr-defined]
@@ -151,23 +153,9 @@ def test_the_signature_that_is_declared_or_left_counts() -> None:
             at("{id}")(function)
         check(at("{pk}")(function), "7", 7)
     check(at("{amount}:{note}")(functools.partial(settle, 7)), "5:none")
-
-
-def test_variable_arguments_have_no_name_and_hide_none() -> None:
-    def pay(pk: int, /, **kwargs: Any) -> None: ...
-
     check(at("{pk}")(pay), "7", 7, pk=8)
     with pytest.raises(TypeError, match="which this call does not have"):
-        at("{args}")(lambda *args, **kwargs: None)(1, x=2)
-
-
-def test_braces_are_literal_outside_of_decorators() -> None:
-    for literal in ("a{b}", "{", "{{pk}}"):
-        with at(literal) as lease:
-            assert lease.name == literal
-            assert not is_free(literal)
-        with lock_all([literal], using="memory"):
-            assert not is_free(literal)
+        at("{args}")(take)(1, x=2)
 
 
 def test_recipe_with_fields_is_left_as_it_was() -> None:

@@ -17,33 +17,28 @@ from tests.locks.elsewhere import held_elsewhere, is_free
 from tests.locks.views import NAME, SECOND
 
 pytestmark = pytest.mark.urls("tests.locks.views")
+FOUR = ["function", "async", "dispatch", "async_dispatch"]
 
 
-def get(path: str, crossed: bool = False) -> Any:
-    """By the client of the view's own kind; ``crossed``: by the other one."""
-    if path.startswith("/async") == crossed:
-        return Client().get(path)
-    return async_to_sync(AsyncClient().get)(path)
-
-
-def said(response: Any) -> str:
-    return str(response.content.decode().strip('"'))
+def get(path: str, crossed: bool = False) -> tuple[int, str]:
+    """Status and text, by the client of the view's own kind; ``crossed``: by the other one."""
+    plain = path.startswith("async") == crossed
+    response: Any = (Client().get if plain else async_to_sync(AsyncClient().get))(f"/{path}/")
+    return response.status_code, response.content.decode().strip('"')
 
 
 def check(path: str, crossed: bool = False) -> None:
-    free = get(path, crossed)
-    assert (free.status_code, said(free)) == (200, NAME)
-    assert is_free(NAME)
+    assert get(path, crossed) == (200, NAME)
     with held_elsewhere(NAME):
-        busy = get(path, crossed)
-    assert busy.status_code == 503
-    assert NAME not in said(busy)
+        status, text = get(path, crossed)
+    assert status == 503
+    assert NAME not in text
     assert is_free(NAME)
 
 
 @pytest.mark.parametrize("shape", views.LOCKED)
 def test_r1_lock_is_held_while_the_view_runs_and_a_busy_view_is_not_entered(shape: str) -> None:
-    check(f"/{shape}/")
+    check(shape)
     # what Django asks the view: how to call it, whether it is exempt, and what its class is
     view: Any = resolve(f"/{shape}/").func
     assert iscoroutinefunction(view) == shape.startswith("async")
@@ -53,66 +48,62 @@ def test_r1_lock_is_held_while_the_view_runs_and_a_busy_view_is_not_entered(shap
         assert hasattr(view, "cls" if "drf" in shape else "view_class")
 
 
-@pytest.mark.parametrize("shape", ["function", "async", "dispatch", "async_dispatch"])
+@pytest.mark.parametrize("shape", FOUR)
 def test_r1_also_under_the_handler_of_the_other_kind(shape: str) -> None:
-    check(f"/{shape}/", crossed=True)
+    check(shape, crossed=True)
+
+
+@pytest.mark.parametrize("shape", FOUR)
+def test_plain_call_of_a_view(shape: str, rf: Any) -> None:
+    """By other code, without a handler and a resolver match."""
+
+    async def call() -> Any:
+        return await views.LOCKED[shape](rf.get("/"))
+
+    run = (lambda: asyncio.run(call())) if "async" in shape else (lambda: views.LOCKED[shape](rf.get("/")))
+    with held_elsewhere(NAME), pytest.raises(LockNotAcquired):
+        run()
+    assert run().content.decode() == NAME
+    assert is_free(NAME)
 
 
 @pytest.mark.parametrize("shape", views.STACKED)
 def test_r7_stacked_locks_are_all_held_and_a_busy_one_leaves_none(shape: str) -> None:
-    assert said(get(f"/{shape}/")) == f"{NAME},{SECOND}"
+    assert get(shape) == (200, f"{NAME},{SECOND}")
     for name, other in ((NAME, SECOND), (SECOND, NAME)):
         with held_elsewhere(name):
-            assert get(f"/{shape}/").status_code == 503
+            assert get(shape)[0] == 503
             assert is_free(other)
         assert is_free(name)
 
 
 @pytest.mark.parametrize("shape", views.HANDING_OVER)
 def test_on_busy_answers_in_place_of_the_view(shape: str) -> None:
-    assert said(get(f"/{shape}/")) == NAME
+    assert get(shape) == (200, NAME)
     with held_elsewhere(NAME):
-        response = get(f"/{shape}/")
-    assert (response.status_code, said(response)) == (409, f"busy /{shape}/")
+        assert get(shape) == (409, f"busy /{shape}/")
 
 
 @pytest.mark.parametrize("shape", views.FROM_URL)
 def test_name_comes_from_the_url(shape: str) -> None:
     """Two requests for two objects do not wait for each other."""
     also = f"{NAME}," if "stacked" in shape else ""
-    assert said(get(f"/{shape}/7/")) == f"{also}decorators:7"
+    assert get(f"{shape}/7") == (200, f"{also}decorators:7")
     with held_elsewhere("decorators:7"):
-        assert get(f"/{shape}/7/").status_code == 503
-        assert said(get(f"/{shape}/8/")).endswith("decorators:8")
+        assert get(f"{shape}/7")[0] == 503
+        assert get(f"{shape}/8")[1].endswith("decorators:8")
 
 
 @pytest.mark.parametrize("shape", ["locked_raises", "async_locked_raises"])
 def test_lock_is_released_when_the_view_raises(shape: str) -> None:
     views.to_raise.append(ValueError("the view's own"))
     with pytest.raises(ValueError, match="the view's own"):
-        get(f"/{shape}/")
+        get(shape)
     assert is_free(NAME)
 
 
 def test_refused_method_does_not_ask_for_the_lock() -> None:
     """require_POST above the lock, as the documentation says."""
     with held_elsewhere(NAME):
-        assert get("/post_only/").status_code == 405
+        assert get("post_only")[0] == 405
         assert Client().post("/post_only/").status_code == 503
-    assert said(Client().post("/post_only/")) == NAME
-
-
-@pytest.mark.parametrize("shape", ["function", "dispatch", "async", "async_dispatch"])
-def test_plain_call_of_a_view(shape: str, rf: Any) -> None:
-    """By other code, without a handler and a resolver match."""
-
-    async def acall() -> Any:
-        return await views.LOCKED[shape](rf.get("/"))
-
-    def call() -> Any:
-        return asyncio.run(acall()) if shape.startswith("async") else views.LOCKED[shape](rf.get("/"))
-
-    with held_elsewhere(NAME), pytest.raises(LockNotAcquired):
-        call()
-    assert said(call()) == NAME
-    assert is_free(NAME)

@@ -1,89 +1,163 @@
-"""A holder is stopped beyond the TTL of its lease, another one writes, the first wakes up and writes: never in."""
+"""A process is stopped between its last look at the lease and its write, beyond the TTL; another one writes; the first
+wakes up and writes: never in."""
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.apps import apps
-from django.db import connections
+from django.db import DatabaseError, IntegrityError, connections
 from django.db.migrations.state import ProjectState
 
-from django_distlock import advisory_lock
+from django_distlock import DistlockError, LockLost, advisory_lock
 from django_distlock.data import EnforceFence
 from tests.data.app.models import FencedLedger, Register
-from tests.data.conftest import every_database
-from tests.data.fences import LEASES, rows
-from tests.data.paused import FRESH, STALE, TTL, WAYS, holder
+from tests.data.world import LEASES, everywhere, rows, run
 from tests.faults.pausing import take_over, wake
 from tests.support.processes import Child
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-pytestmark = [pytest.mark.tier2, pytest.mark.usefixtures("fenced")]
+    from django_distlock import Lease
+    from tests.support.child import Link
+
+pytestmark = pytest.mark.tier2
+
+AT_ONCE = 100
+WAYS = ("update", "save", "raw")
+STALE, FRESH = -1, 1
+TTL = 4.0  # seconds: a hundred threads must come as far as their statement within it
 
 
-PAUSES, AT_ONCE = 1, 100
+# -- the process that is stopped
+
+
+def holder(link: Link, using: str) -> None:
+    """Take the leases, get as far as the statement, say so, and write at the word."""
+    work = link.hear()
+    opened, ready, outcomes = threading.Event(), threading.Semaphore(0), [{} for _ in work]
+
+    def hold_up(execute: Any, *arguments: Any) -> Any:
+        """The first statement of each thread."""
+        if not opened.is_set():
+            ready.release()
+            assert opened.wait(60)
+        return execute(*arguments)
+
+    threads = [
+        threading.Thread(target=write_late, args=(using, *one, hold_up, outcome))
+        for one, outcome in zip(work, outcomes, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for _ in threads:
+        assert ready.acquire(timeout=30)
+    link.say("ready")
+    link.hear()
+    opened.set()
+    for thread in threads:
+        thread.join(60)
+    link.say(outcomes)
+
+
+def write_late(using: str, name: str, pks: dict[str, int], first: str, hold_up: Any, outcome: dict[str, str]) -> None:
+    """The way ``first`` has the lease itself and is stopped after it has asked; the others have only its token."""
+    ways = writes(using, pks)
+    lease = advisory_lock(name, using=LEASES[using], ttl=TTL).acquire(timeout=30)
+    token = lease.fence
+    try:
+        connections[using].ensure_connection()
+        with connections[using].execute_wrapper(hold_up):
+            outcome[first] = result(ways[first], lease)
+            for way in {*ways} - {first}:
+                outcome[way] = result(ways[way], token)
+    finally:
+        with contextlib.suppress(DistlockError):
+            lease.release()
+        connections[using].close()
+
+
+def writes(using: str, pks: dict[str, int]) -> dict[str, Callable[[Any], Any]]:
+    """Each with a lease or a token. "raw" carries its token and asks nothing; the others do not."""
+    instance = rows(using).get(pk=pks["save"])
+    instance.balance = STALE
+
+    def raw(fence: Lease | int) -> None:
+        if not isinstance(fence, int):
+            fence.ensure_held()
+            fence = fence.fence
+        table = connections[using].ops.quote_name(FencedLedger._meta.db_table)
+        run(using, f"UPDATE {table} SET amount = %s, fence = %s WHERE id = %s", STALE, fence, pks["raw"])
+
+    return {
+        "update": lambda fence: rows(using).fenced(fence).filter(pk=pks["update"]).update(balance=STALE),
+        "save": lambda fence: instance.save(fence=fence),
+        "raw": raw,
+        "naive": lambda fence: rows(using).filter(pk=pks["naive"]).update(balance=STALE),
+    }
+
+
+def result(write: Callable[[Any], Any], fence: Any) -> str:
+    """Only what the database has refused counts as refused."""
+    try:
+        write(fence)
+    except LockLost as error:
+        return "refused" if "came too late" in str(error) else str(error)
+    except IntegrityError as error:
+        return "refused" if "stale fencing token" in str(error) else str(error)
+    except (DistlockError, DatabaseError) as error:
+        return str(error)
+    return "accepted"
+
+
+# -- the test
 
 
 @pytest.fixture
-def enforced(alias: str, fenced: None) -> Iterator[None]:
+def enforced(using: str, fresh: None) -> Iterator[None]:
     """The table of raw SQL has its trigger; the others do without."""
-    state = ProjectState.from_apps(apps)
-    operation = EnforceFence("FencedLedger")
-    with connections[alias].schema_editor() as editor:
+    state, operation = ProjectState.from_apps(apps), EnforceFence("FencedLedger")
+    with connections[using].schema_editor() as editor:
         operation.database_forwards("dataapp", editor, state, state)
     yield
-    with connections[alias].schema_editor() as editor:
+    with connections[using].schema_editor() as editor:
         operation.database_backwards("dataapp", editor, state, state)
 
 
-def new(alias: str, instances: list[Any]) -> list[int]:
+def new(using: str, instances: list[Any]) -> list[int]:
     """The primary keys of new rows, which MySQL does not tell who makes many at once."""
-    manager = type(instances[0])._default_manager.using(alias)
+    manager = type(instances[0])._default_manager.using(using)
     manager.bulk_create(instances)
     return list(manager.order_by("-pk").values_list("pk", flat=True)[: len(instances)])
 
 
-def play(child: Child, alias: str, name: str, number: int) -> Counter[tuple[str, str]]:
-    """One pause with many leases: what came of the late writes."""
+@everywhere
+def test_no_late_write(using: str, name: str, enforced: None) -> None:
     work: list[tuple[str, dict[str, int], str]] = []
-    made = iter(new(alias, [Register(owner="ann") for _ in range(3 * AT_ONCE)]))
-    for index, ledger in enumerate(new(alias, [FencedLedger() for _ in range(AT_ONCE)])):
+    made = iter(new(using, [Register(owner="ann") for _ in range(3 * AT_ONCE)]))
+    for index, ledger in enumerate(new(using, [FencedLedger() for _ in range(AT_ONCE)])):
         pks = {way: next(made) for way in ("update", "save", "naive")} | {"raw": ledger}
-        work.append((f"{name}-{number}-{index}", pks, WAYS[index % len(WAYS)]))
-    child.say(work)
-    assert child.hear() == "ready"
-    leases = [take_over(child, advisory_lock(one, using=LEASES[alias]), TTL + 1) for one, _, _ in work]
-    for lease, (_, pks, _) in zip(leases, work, strict=True):
-        ours = [pks["update"], pks["save"], pks["naive"]]
-        assert rows(alias).fenced(lease).filter(pk__in=ours).update(balance=FRESH) == 3
-        FencedLedger.objects.using(alias).fenced(lease).filter(pk=pks["raw"]).update(amount=FRESH)
-    child.say("go")
-    wake(child)
-    found = Counter(pair for outcome in child.hear() for pair in outcome.items())
-    for lease in leases:
-        lease.release()
-    return found
-
-
-@every_database
-def test_no_late_write(alias: str, name: str, enforced: None) -> None:
-    found: Counter[tuple[str, str]] = Counter()
-    with Child(holder, alias) as child:
-        for number in range(PAUSES):
-            found += play(child, alias, name, number)
-        child.say(None)
-    all_of_them = PAUSES * AT_ONCE
-    assert found == {
-        ("update", "refused"): all_of_them,
-        ("save", "refused"): all_of_them,
-        ("raw", "refused"): all_of_them,
-        ("naive", "accepted"): all_of_them,  # else nothing was shown
-    }
-    balances: Any = Counter(Register.objects.using(alias).values_list("balance", flat=True))
-    assert balances == {FRESH: 2 * all_of_them, STALE: all_of_them}
-    amounts: Any = Counter(FencedLedger.objects.using(alias).values_list("amount", flat=True))
-    assert amounts == {FRESH: all_of_them}
+        work.append((f"{name}-{index}", pks, WAYS[index % len(WAYS)]))
+    with Child(holder, using) as child:
+        child.say(work)
+        assert child.hear() == "ready"
+        leases = [take_over(child, advisory_lock(one, using=LEASES[using]), TTL + 1) for one, _, _ in work]
+        for lease, (_, pks, _) in zip(leases, work, strict=True):
+            ours = [pks["update"], pks["save"], pks["naive"]]
+            assert rows(using).fenced(lease).filter(pk__in=ours).update(balance=FRESH) == 3
+            FencedLedger.objects.using(using).fenced(lease).filter(pk=pks["raw"]).update(amount=FRESH)
+        child.say("go")
+        wake(child)
+        found = Counter(pair for outcome in child.hear() for pair in outcome.items())
+        for lease in leases:
+            lease.release()
+    expected = {(way, "refused"): AT_ONCE for way in WAYS}
+    assert found == expected | {("naive", "accepted"): AT_ONCE}  # else nothing was shown
+    balances: Any = Counter(rows(using).values_list("balance", flat=True))
+    assert balances == {FRESH: 2 * AT_ONCE, STALE: AT_ONCE}
+    assert {*FencedLedger.objects.using(using).values_list("amount", flat=True)} == {FRESH}

@@ -17,12 +17,10 @@ from django.views import View
 
 from django_distlock import LockNotHeld, row_lock
 from tests.data.app.models import Account, Currency
-from tests.data.asking import accounts, balances
+from tests.data.world import accounts, balances
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
-
-pytestmark = pytest.mark.usefixtures("no_accounts")
 
 
 @pytest.fixture
@@ -32,7 +30,6 @@ def pk() -> int:
 
 @row_lock(Account, pk="account_id", into="account")
 def withdraw(account_id: int, amount: int = 1, *, account: Account) -> int:
-    assert connection.in_atomic_block
     account.balance -= amount
     account.save()
     return account.balance
@@ -99,90 +96,82 @@ urlpatterns = [url("<int:pk>/", spend), url("outer/<int:pk>/", outer)]
 @pytest.mark.parametrize("path", ["", "outer/"])
 @pytest.mark.parametrize("atomic", [False, True])
 @pytest.mark.urls(__name__)
-def test_r12_a_view_under_atomic_requests(client: Any, pk: int, atomic: bool, path: str) -> None:
+def test_r12_a_view_under_atomic_requests(
+    client: Any, pk: int, atomic: bool, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever opens the transaction, an error of the view undoes what it wrote."""
-    connection.settings_dict["ATOMIC_REQUESTS"] = atomic
-    try:
-        assert client.get(f"/{path}{pk}/").content == b"9"
-        client.raise_request_exception = False
-        assert client.get(f"/{path}{pk}/?fail").status_code == 500
-        assert client.get(f"/{path}{pk + 1}/").status_code == (404 if path else 500)
-    finally:
-        connection.settings_dict["ATOMIC_REQUESTS"] = False
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", atomic)
+    assert client.get(f"/{path}{pk}/").content == b"9"
+    client.raise_request_exception = False
+    assert client.get(f"/{path}{pk}/?fail").status_code == 500
+    assert client.get(f"/{path}{pk + 1}/").status_code == (404 if path else 500)
     assert balances("default") == [9]
 
 
 def test_async_is_refused_and_told_what_to_do(pk: int) -> None:
     async def coroutine(pk: int) -> None: ...
 
-    with pytest.raises(TypeError, match="sync_to_async"):
-        row_lock(Account, pk="pk")(coroutine)
-
     async def enter() -> None:
         async with row_lock(Account, pk=pk):  # type: ignore[attr-defined]
             pass
 
-    with pytest.raises(TypeError, match="sync_to_async"):
-        asyncio.run(enter())
     late = row_lock(Account, pk="pk")(lambda pk: coroutine(pk))
-    with pytest.raises(TypeError, match="sync_to_async"):
-        late(pk)
+    for use in (lambda: row_lock(Account, pk="pk")(coroutine), lambda: asyncio.run(enter()), lambda: late(pk)):
+        with pytest.raises(TypeError, match="sync_to_async"):
+            use()
     assert not connection.in_atomic_block
-
-
-ROWS = Account.objects.all()
-REFUSED = {
-    "no pk": (lambda: row_lock(Account), "needs pk="),
-    "pk None": (lambda: row_lock(Account, pk=None), "pk must not be None"),
-    "pk of a queryset": (lambda: row_lock(ROWS, pk=1), "pk goes with a model"),
-    "skip one": (lambda: row_lock(Account, pk=1, skip_locked=True), "skip_locked goes with a queryset"),
-    "both": (lambda: row_lock(ROWS, nowait=True, skip_locked=True), "nowait and skip_locked"),
-    "nowait waits": (lambda: row_lock(ROWS, nowait=True, timeout=1), "nowait does not wait"),
-    "skip waits": (lambda: row_lock(ROWS, skip_locked=True, timeout=None), "skip_locked does not wait"),
-    "negative": (lambda: row_lock(ROWS, timeout=-1), "timeout must not be negative"),
-    "nan": (lambda: row_lock(ROWS, timeout=float("nan")), "timeout must be finite"),
-    "values": (lambda: row_lock(ROWS.values("pk")), "row_lock gives instances"),
-    "values_list": (lambda: row_lock(ROWS.values_list("pk")), "row_lock gives instances"),
-    "distinct": (lambda: row_lock(ROWS.distinct()), "distinct rows"),
-    "union": (lambda: row_lock(ROWS.union(ROWS)), "rows of a union"),
-    "aggregate": (lambda: row_lock(ROWS.annotate(number=Count("pk"))), "groups or windows"),
-    "window": (lambda: row_lock(ROWS.annotate(rank=Window(Rank()))), "groups or windows"),
-    "slice": (lambda: row_lock(ROWS.order_by("balance")[:2]), "only if it is ordered by pk"),
-    "slice backwards": (lambda: row_lock(ROWS.order_by("pk").reverse()[:2]), "only if it is ordered by pk"),
-    "unordered slice": (lambda: row_lock(ROWS[:2]), "only if it is ordered by pk"),
-    "no such argument": (lambda: row_lock(Account, pk="id")(lambda pk: pk), "no argument 'id'; it has pk"),
-    "no path": (lambda: row_lock(Account, pk="a b")(lambda pk: pk), "pk must be the name of an argument"),
-    "no such into": (lambda: row_lock(Account, pk="pk", into="row")(lambda pk: pk), "into is 'row'"),
-    "into first": (lambda: row_lock(Account, pk="pk", into="row")(lambda row, pk: pk), "last argument"),
-    "into itself": (lambda: row_lock(Account, pk="pk", into="pk")(lambda pk: pk), "no argument 'pk'"),
-}
-WRONG = {
-    "target": (lambda: row_lock("Account"), "takes a queryset, or a model"),
-    "instance": (lambda: row_lock(Account(pk=1)), "takes a queryset, or a model"),
-    "timeout": (lambda: row_lock(ROWS, timeout="1"), "timeout must be a number"),
-    "bool": (lambda: row_lock(ROWS, timeout=True), "timeout must be a number"),
-    "nowait": (lambda: row_lock(ROWS, nowait=1), "nowait must be a bool"),
-    "of": (lambda: row_lock(ROWS, of="self"), "of must be a tuple"),
-    "into": (lambda: row_lock(ROWS, into=1), "into must be a str"),
-    "using": (lambda: row_lock(ROWS, using=1), "using must be a str"),
-    "class": (lambda: row_lock(ROWS)(View), "@method_decorator\\(row_lock"),
-    "generator": (lambda: row_lock(ROWS)(generator), "is a generator"),
-}
 
 
 def generator() -> Any:
     yield
 
 
-def test_bad_input() -> None:
-    for cases, kind in ((REFUSED, ValueError), (WRONG, TypeError)):
-        for call, words in cases.values():
-            with pytest.raises(kind, match=words):
-                call()
+def decorate(function: Any, **options: Any) -> Any:
+    return row_lock(Account, **options)(function)
 
 
-def test_a_string_is_a_literal_key_in_a_with_block_and_an_exit_needs_an_entry(pk: int) -> None:
-    with pytest.raises(Currency.DoesNotExist), row_lock(Currency, pk="EUR"):
-        raise AssertionError
+ROWS = Account.objects.all()
+BAD: list[tuple[Any, type[Exception], str]] = [
+    (lambda: row_lock(Account), ValueError, "needs pk="),
+    (lambda: row_lock(Account, pk=None), ValueError, "pk must not be None"),
+    (lambda: row_lock(ROWS, pk=1), ValueError, "pk goes with a model"),
+    (lambda: row_lock(Account, pk=1, skip_locked=True), ValueError, "skip_locked goes with a queryset"),
+    (lambda: row_lock(ROWS, nowait=True, skip_locked=True), ValueError, "nowait and skip_locked"),
+    (lambda: row_lock(ROWS, nowait=True, timeout=1), ValueError, "nowait does not wait"),
+    (lambda: row_lock(ROWS, skip_locked=True, timeout=None), ValueError, "skip_locked does not wait"),
+    (lambda: row_lock(ROWS, timeout=-1), ValueError, "timeout must not be negative"),
+    (lambda: row_lock(ROWS, timeout=float("nan")), ValueError, "timeout must be finite"),
+    (lambda: row_lock(ROWS.values("pk")), ValueError, "row_lock gives instances"),
+    (lambda: row_lock(ROWS.values_list("pk")), ValueError, "row_lock gives instances"),
+    (lambda: row_lock(ROWS.distinct()), ValueError, "distinct rows"),
+    (lambda: row_lock(ROWS.union(ROWS)), ValueError, "rows of a union"),
+    (lambda: row_lock(ROWS.annotate(number=Count("pk"))), ValueError, "groups or windows"),
+    (lambda: row_lock(ROWS.annotate(rank=Window(Rank()))), ValueError, "groups or windows"),
+    (lambda: row_lock(ROWS.order_by("balance")[:2]), ValueError, "only if it is ordered by pk"),
+    (lambda: row_lock(ROWS.order_by("pk").reverse()[:2]), ValueError, "only if it is ordered by pk"),
+    (lambda: row_lock(ROWS[:2]), ValueError, "only if it is ordered by pk"),
+    (lambda: decorate(lambda pk: pk, pk="id"), ValueError, "no argument 'id'; it has pk"),
+    (lambda: decorate(lambda pk: pk, pk="a b"), ValueError, "pk must be the name of an argument"),
+    (lambda: decorate(lambda pk: pk, pk="pk", into="row"), ValueError, "into is 'row'"),
+    (lambda: decorate(lambda row, pk: pk, pk="pk", into="row"), ValueError, "last argument"),
+    (lambda: decorate(lambda pk: pk, pk="pk", into="pk"), ValueError, "no argument 'pk'"),
+    (lambda: row_lock("Account"), TypeError, "takes a queryset, or a model"),
+    (lambda: row_lock(Account(pk=1)), TypeError, "takes a queryset, or a model"),
+    (lambda: row_lock(ROWS, timeout="1"), TypeError, "timeout must be a number"),
+    (lambda: row_lock(ROWS, nowait=1), TypeError, "nowait must be a bool"),
+    (lambda: row_lock(ROWS, of="self"), TypeError, "of must be a tuple"),
+    (lambda: row_lock(ROWS, into=1), TypeError, "into must be a str"),
+    (lambda: row_lock(ROWS, using=1), TypeError, "using must be a str"),
+    (lambda: row_lock(ROWS)(View), TypeError, "@method_decorator\\(row_lock"),
+    (lambda: row_lock(ROWS)(generator), TypeError, "is a generator"),
+    # a string is a literal key in a `with` block
+    (lambda: row_lock(Currency, pk="EUR").__enter__(), Currency.DoesNotExist, "does not exist"),
+]
+
+
+def test_bad_input(pk: int) -> None:
+    for call, kind, words in BAD:
+        with pytest.raises(kind, match=words):
+            call()
     with transaction.atomic(), pytest.raises(LockNotHeld):
         row_lock(Account, pk=pk).__exit__(None, None, None)

@@ -10,22 +10,13 @@ from django.db import transaction
 from django.db.models import F, Q
 
 from django_distlock import row_lock
-from tests.data.app.models import Entry, Node, Place, Restaurant, Wallet
-from tests.data.conftest import DATABASES
-from tests.data.fences import sent
+from tests.data.app.models import Entry, Node, Restaurant, Wallet
+from tests.data.world import everywhere, sent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from django.db.models import QuerySet
 
-
-@pytest.fixture(params=DATABASES)
-def using(request: pytest.FixtureRequest, databases: None) -> Iterator[str]:
-    yield request.param
-    models: tuple[Any, ...] = (Node, Entry, Wallet, Place)
-    for model in models:
-        model._base_manager.using(request.param).all().delete()
+pytestmark = everywhere
 
 
 def nodes(using: str) -> QuerySet[Node]:
@@ -35,8 +26,8 @@ def nodes(using: str) -> QuerySet[Node]:
     return Node.objects.using(using)
 
 
-def entered(using: str, entries: int, balance: int = 0) -> Wallet:
-    wallet: Wallet = Wallet.objects.using(using).create(owner="ann", balance=balance)
+def entered(using: str, entries: int) -> Wallet:
+    wallet: Wallet = Wallet.objects.using(using).create(owner="ann")
     for _ in range(entries):
         Entry.objects.using(using).create(wallet=wallet)
     return wallet
@@ -96,22 +87,18 @@ def test_rows_that_are_there_are_locked_with_it(using: str) -> None:
 
 def test_a_row_that_is_found_twice_is_one_instance(using: str) -> None:
     """Two would overwrite each other when they are saved in turn."""
-    first, second = entered(using, 3), entered(using, 2)
-    with row_lock(Wallet.objects.using(using).filter(entries__open=True)) as wallets:
+    found = Wallet.objects.using(using).filter(entries__open=True)
+    first = entered(using, 3)
+    with transaction.atomic(using):
+        assert found.lock_row() == first
+    second = entered(using, 2)
+    with row_lock(found) as wallets:
         assert wallets == [first, second]
         for wallet in wallets:
             wallet.balance += 1
             wallet.save()
     assert list(Wallet.objects.using(using).values_list("balance", flat=True)) == [1, 1]
-    with row_lock(Wallet.objects.using(using).filter(entries__open=True).order_by("pk")[:4]) as wallets:
+    with row_lock(found.order_by("pk")[:4]) as wallets:
         assert wallets == [first, second]
-
-
-def test_lock_row_of_a_row_that_is_found_twice(using: str) -> None:
-    first = entered(using, 3)
-    rows = Wallet.objects.using(using)
-    with transaction.atomic(using):
-        assert rows.lock_row(entries__open=True) == first
-    entered(using, 1)
     with transaction.atomic(using), pytest.raises(Wallet.MultipleObjectsReturned):
-        rows.lock_row(entries__open=True)
+        found.lock_row()

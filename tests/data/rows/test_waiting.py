@@ -13,43 +13,33 @@ from django.db.transaction import TransactionManagementError
 
 from django_distlock import DeadlockDetected, LockNotAcquired, LockTimeout
 from django_distlock.data.rows.lock import row_lock
-from tests.data.asking import accounts, balances, rows_of, run
-from tests.data.conftest import DATABASES
 from tests.data.rival import Rival
+from tests.data.world import DATABASES, accounts, balances, everywhere, on_servers, rows_of, run
 from tests.faults.server import statement_limit
 from tests.support.timing import within
-
-pytestmark = pytest.mark.usefixtures("no_accounts")
-everywhere = pytest.mark.parametrize("using", DATABASES)
-on_servers = pytest.mark.parametrize("using", ["postgres", "mariadb"])
-
-
-def race(rivals: tuple[Rival, Rival], using: str) -> int:
-    """The balance after two processes have each added one fifty times."""
-    (pk,) = accounts(using, 0)
-    for rival in rivals:
-        rival.start("add", using, pk, 50)
-    for rival in rivals:
-        rival.hear()
-    return balances(using)[0]
 
 
 @everywhere
 def test_no_addition_is_lost(rival: Rival, second: Rival, using: str) -> None:
-    assert race((rival, second), using) == 100
+    """Each of two processes reads and adds one fifty times."""
+    (pk,) = accounts(using, 0)
+    for one in (rival, second):
+        one.start("add", using, pk, 50)
+    for one in (rival, second):
+        one.hear()
+    assert balances(using) == [100]
 
 
 @pytest.mark.alone
 @everywhere
-def test_a_busy_row_is_given_up_at_the_timeout(rival: Rival, using: str) -> None:
-    """R5"""
+def test_r5_a_busy_row_is_given_up_at_the_timeout(rival: Rival, using: str) -> None:
     pks = accounts(using, 1, 2)
     with rival.hold(using, pks):
         times = []
         for _ in range(3):
             start = time.monotonic()
-            with pytest.raises(LockTimeout, match=r"0\.3 s") as caught, row_lock(rows_of(using, pks), timeout=0.3):
-                raise AssertionError
+            with pytest.raises(LockTimeout, match=r"0\.3 s") as caught:
+                row_lock(rows_of(using, pks), timeout=0.3).__enter__()
             times.append(time.monotonic() - start)
             assert caught.value.__cause__ is not None
         assert min(times) >= 0.3
@@ -60,16 +50,16 @@ def test_a_busy_row_is_given_up_at_the_timeout(rival: Rival, using: str) -> None
 
 @pytest.mark.alone
 @on_servers
-def test_one_deadline_for_all_rows(rival: Rival, second: Rival, using: str) -> None:
+def test_r5_one_deadline_for_all_rows(rival: Rival, second: Rival, using: str) -> None:
     """The engines' own timeouts count anew for every row: one row that is freed late would add its wait."""
     pks = accounts(using, 1, 2)
-    with second.hold(using, pks[1:]), connections[using].cursor():
+    with second.hold(using, pks[1:]):
         rival.do("hold", using, pks[:1], {})
         leaving = threading.Timer(0.7, rival.do, ["release"])
         leaving.start()
         start = time.monotonic()
-        with pytest.raises(LockTimeout), row_lock(rows_of(using, pks), timeout=1):
-            raise AssertionError
+        with pytest.raises(LockTimeout):
+            row_lock(rows_of(using, pks), timeout=1).__enter__()
         within(time.monotonic() - start, 1.5, least=1)
         leaving.join()
 
@@ -78,7 +68,6 @@ def test_one_deadline_for_all_rows(rival: Rival, second: Rival, using: str) -> N
 @pytest.mark.parametrize("timeout", [20, None])
 def test_a_limit_of_the_callers_own_on_statements_does_not_end_the_wait(rival: Rival, timeout: float | None) -> None:
     pks = accounts("mariadb", 1)
-    connections["mariadb"].close()
     run("mariadb", "SET SESSION {} = {}".format(*statement_limit(0.1)))
     rival.do("hold", "mariadb", pks, {})
     leaving = threading.Timer(0.5, rival.do, ["release"])
@@ -86,16 +75,12 @@ def test_a_limit_of_the_callers_own_on_statements_does_not_end_the_wait(rival: R
     with row_lock(rows_of("mariadb", pks), timeout=timeout):
         pass
     leaving.join()
-    connections["mariadb"].close()
-
-
-HEADS = ("/* who */\n/* asks */ SELECT", "SELECT /*+ NO_INDEX_MERGE(dataapp_account) */", "select")
 
 
 def test_the_limit_is_in_the_statement_however_that_begins(rival: Rival) -> None:
     """Others too may change what Django sends."""
     pks = accounts("mariadb", 1)
-    for head in HEADS:
+    for head in ("/* who */\n/* asks */ SELECT", "SELECT /*+ NO_INDEX_MERGE(dataapp_account) */", "select"):
 
         def execute_other(execute: Any, sql: str, *rest: Any, head: str = head) -> Any:
             return execute(sql.replace("SELECT", head, 1), *rest)
@@ -111,8 +96,8 @@ def test_a_killed_holder_frees_the_rows_at_once() -> None:
         held = {using: accounts(using, 1) for using in DATABASES}
         for using, pks in held.items():
             rival.do("hold", using, pks, {})
-            with pytest.raises(LockNotAcquired), row_lock(rows_of(using, pks), nowait=True):
-                raise AssertionError
+            with pytest.raises(LockNotAcquired):
+                row_lock(rows_of(using, pks), nowait=True).__enter__()
         rival.kill()
         for using, pks in held.items():
             with row_lock(rows_of(using, pks), timeout=5):
@@ -120,8 +105,8 @@ def test_a_killed_holder_frees_the_rows_at_once() -> None:
 
 
 @on_servers
-def test_all_rows_at_once_are_locked_in_one_order(rival: Rival, second: Rival, using: str) -> None:
-    """R8: one after the other, the naive way, is a deadlock, and what row_lock calls it."""
+def test_r8_all_rows_at_once_are_locked_in_one_order(rival: Rival, second: Rival, using: str) -> None:
+    """One after the other, the naive way, is a deadlock, and what row_lock calls it."""
     pks = accounts(using, *range(20))
     for one, first in zip((rival, second), pks, strict=False):
         one.do("hold", using, [first], {})
@@ -136,17 +121,15 @@ def test_all_rows_at_once_are_locked_in_one_order(rival: Rival, second: Rival, u
 def test_a_deadlock_on_mysql_leaves_no_half_of_a_transaction(rival: Rival) -> None:
     """1213 has rolled back everything, and Django believes that its transaction is open: it would commit what comes
     after. The victim is the transaction that has written less."""
-    pks = accounts("mariadb", *[1] * 5)
-    mine, first, *theirs = pks
+    mine, first, *theirs = accounts("mariadb", *[1] * 5)
     for pk in theirs:
         rival.do("write", "mariadb", pk, 2)
     with transaction.atomic(using="mariadb"):
         rows_of("mariadb", [mine]).update(balance=9)
         with row_lock(rows_of("mariadb", [first])):
             rival.start("take_next", "mariadb", first)
-            with pytest.raises(DeadlockDetected), row_lock(rows_of("mariadb", theirs)):
-                raise AssertionError
-        assert connections["mariadb"].needs_rollback
+            with pytest.raises(DeadlockDetected):
+                row_lock(rows_of("mariadb", theirs)).__enter__()
         with pytest.raises(TransactionManagementError):
             rows_of("mariadb", [mine]).update(balance=10)
     assert rival.hear() == "done"

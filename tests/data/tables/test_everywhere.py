@@ -2,254 +2,245 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from django.db import connections, transaction
+from django.http import HttpRequest, HttpResponse
+from django.test import Client
+from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views import View
 
-from django_distlock import DeadlockDetected, DistlockError, LockLost, LockNotAcquired, LockTimeout, table_lock
+from django_distlock import (
+    DistlockError,
+    LockLost,
+    LockNotAcquired,
+    LockTimeout,
+    UnsupportedOperation,
+    advisory_lock,
+    table_lock,
+)
 from tests.conftest import eventually
 from tests.data.app.models import Account, AccountProxy, Currency, Restaurant, UnmanagedAccount
-from tests.data.asking import limits, run, table_wait, when_somebody_waits
 from tests.data.rival import Rival
+from tests.data.world import DATABASES, limits, on_servers, table_wait, when_somebody_waits
 from tests.support.timing import within
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+
+@pytest.fixture(params=DATABASES)
+def using(request: pytest.FixtureRequest) -> str:
+    return request.param  # type: ignore[no-any-return]
 
 
-@pytest.fixture(autouse=True)
-def clean(db_alias: str) -> Iterator[None]:
-    yield
-    for model in (Account, Currency):
-        model.objects.using(db_alias).all().delete()
+def add(using: str, owner: str = "x") -> None:
+    Account.objects.using(using).create(owner=owner)
 
 
-def settings(using: str) -> Any:
-    return run(using, limits(using))
-
-
-def fail_after_writing(using: str) -> None:
-    Account.objects.using(using).create(owner="lost")
-    raise ZeroDivisionError
-
-
-def in_threads(*work: Any) -> None:
-    """Do each in a thread, and fail with the first error."""
-    errors: list[BaseException] = []
-
-    def guarded(each: Any) -> None:
-        try:
-            each()
-        except BaseException as error:
-            errors.append(error)
-        finally:
-            connections.close_all()
-
-    threads = [threading.Thread(target=guarded, args=[each]) for each in work]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-
-
-def test_write_keeps_writers_and_lockers_out(db_alias: str, rival: Rival) -> None:
-    assert rival.writes(db_alias)
-    with table_lock(Account, using=db_alias):
-        assert not rival.writes(db_alias)
-        assert not rival.gets(db_alias, "Account")
-        assert rival.reads(db_alias) == (db_alias != "mariadb")
-        assert rival.gets(db_alias, "Currency") == (db_alias != "default")  # SQLite has one lock
-        Account.objects.using(db_alias).create(owner="x")
-    assert rival.writes(db_alias)
-    assert rival.gets(db_alias, "Account")
-
-
-def test_read_lets_readers_in(db_alias: str, rival: Rival) -> None:
-    with table_lock(read=[Account], using=db_alias):
-        assert not rival.writes(db_alias)
-        assert rival.reads(db_alias)
-        assert rival.gets(db_alias, "Account", mode="read") == (db_alias != "default")  # its one lock is for one
-        assert Account.objects.using(db_alias).count() == 0
+def test_write_keeps_writers_and_lockers_out_and_read_lets_readers_in(using: str, rival: Rival) -> None:
+    assert rival.writes(using)
+    with table_lock(Account, using=using):
+        assert not rival.writes(using)
+        assert not rival.gets(using, "Account")
+        assert rival.reads(using) == (using != "mariadb")
+        assert rival.gets(using, "Currency") == (using != "default")  # SQLite has one lock
+        add(using)
+    assert rival.gets(using, "Account")
+    with table_lock(read=[Account], using=using):
+        assert not rival.writes(using)
+        assert rival.reads(using)
+        assert rival.gets(using, "Account", mode="read") == (using != "default")  # its one lock is for one
+        assert Account.objects.using(using).count() == 1
 
 
 @pytest.mark.alone
-def test_r5_the_timeout_is_kept(db_alias: str, rival: Rival) -> None:
-    connections[db_alias].ensure_connection()
-    assert rival.lock(db_alias, "Account") == "held"
+def test_r5_the_timeout_is_kept(using: str, rival: Rival) -> None:
+    connections[using].ensure_connection()
+    assert rival.lock(using, "Account") == "held"
     start = time.monotonic()
-    with pytest.raises(LockTimeout, match=r"0\.3 s") as caught, table_lock(Account, using=db_alias, timeout=0.3):
-        pytest.fail("two hold it")
+    with pytest.raises(LockTimeout, match=r"0\.3 s") as caught:
+        table_lock(Account, using=using, timeout=0.3).__enter__()
     took = time.monotonic() - start
     rival.leave()
-    least = table_wait(db_alias, 0.3)
+    least = table_wait(using, 0.3)
     within(took, least + 1, least=least - 0.005)
     assert caught.value.__cause__ is not None
 
 
-def test_busy(db_alias: str, rival: Rival) -> None:
-    """R7: nothing is left, in the session or at the server."""
-    before = settings(db_alias)
-    assert rival.lock(db_alias, "Account") == "held"
-    for how, kind in (
+def test_r7_a_busy_table_leaves_nothing_in_the_session_or_at_the_server(using: str, rival: Rival) -> None:
+    before = limits(using)
+    assert rival.lock(using, "Account") == "held"
+    ways: list[tuple[dict[str, Any], type[Exception]]] = [
         ({"nowait": True}, LockNotAcquired),
         ({"timeout": 0}, LockNotAcquired),
         ({"timeout": 0.1}, LockTimeout),
-    ):
-        with pytest.raises(kind) as caught, table_lock(Account, using=db_alias, **how):
-            pytest.fail("two hold it")
+    ]
+    for how, kind in ways:
+        with pytest.raises(kind) as caught:
+            table_lock(Account, using=using, **how).__enter__()
         assert type(caught.value) is kind
-        assert settings(db_alias) == before
-        assert not connections[db_alias].in_atomic_block
+        assert limits(using) == before
+        assert not connections[using].in_atomic_block
     rival.leave()
-    assert rival.gets(db_alias, "Account")
+    assert rival.gets(using, "Account")
     for timeout in (0, 0.3, 7, None):
-        with table_lock(Account, Currency, using=db_alias, timeout=timeout):
-            assert settings(db_alias) == before
-        assert settings(db_alias) == before
-
-
-def test_a_waiter_gets_it_when_the_holder_leaves(db_alias: str, rival: Rival) -> None:
-    with table_lock(Account, using=db_alias):
-        Account.objects.using(db_alias).create(owner="committed first")
-        rival.start("lock", db_alias, ["Account"], "write", None)
-    assert rival.hear() == "held"
-    rival.leave()
+        with table_lock(Account, Currency, using=using, timeout=timeout):
+            assert limits(using) == before
+        assert limits(using) == before
 
 
 @pytest.mark.tier2
-def test_a_killed_holder_frees_it(db_alias: str) -> None:
+def test_a_killed_holder_frees_it(using: str) -> None:
     with Rival() as rival:
-        assert rival.lock(db_alias, "Account") == "held"
+        assert rival.lock(using, "Account") == "held"
         rival.kill()
-        with table_lock(Account, using=db_alias, timeout=5):
+        with table_lock(Account, using=using, timeout=5):
             pass
 
 
-def test_an_exception_rolls_back_and_unlocks(db_alias: str, rival: Rival) -> None:
-    """And atomic() inside is a savepoint."""
-    with pytest.raises(ZeroDivisionError), table_lock(Account, using=db_alias):
-        fail_after_writing(db_alias)
-    assert not Account.objects.using(db_alias).exists()
-    assert rival.gets(db_alias, "Account")
-    with table_lock(Account, using=db_alias):
-        with transaction.atomic(using=db_alias):
-            Account.objects.using(db_alias).create(owner="kept")
-        with pytest.raises(ZeroDivisionError), transaction.atomic(using=db_alias):
-            fail_after_writing(db_alias)
-        assert not rival.gets(db_alias, "Account")
-    assert [account.owner for account in Account.objects.using(db_alias)] == ["kept"]
-
-
-def test_hooks_run_when_the_lock_is_free(db_alias: str, rival: Rival) -> None:
+def test_an_error_rolls_back_and_unlocks_and_hooks_run_when_it_is_free(using: str, rival: Rival) -> None:
     seen: list[bool] = []
-    with table_lock(Account, using=db_alias):
-        transaction.on_commit(lambda: seen.append(rival.gets(db_alias, "Account")), using=db_alias)
+    with pytest.raises(ZeroDivisionError), table_lock(Account, using=using):
+        _ = Account.objects.using(using).create(owner="lost").balance / 0
+    assert rival.gets(using, "Account")
+    with table_lock(Account, using=using):
+        transaction.on_commit(lambda: seen.append(rival.gets(using, "Account")), using=using)
+        with transaction.atomic(using=using):
+            add(using, "kept")
+        with transaction.atomic(using=using):  # a savepoint
+            add(using, "lost")
+            transaction.set_rollback(True, using=using)
+        assert not rival.gets(using, "Account")
     assert seen == [True]
+    assert [account.owner for account in Account.objects.using(using)] == ["kept"]
 
 
-def test_a_connection_closed_inside_is_a_loss(db_alias: str, rival: Rival) -> None:
+def test_a_connection_closed_inside_is_a_loss(using: str, rival: Rival) -> None:
     """Django itself leaves such a block without a word, though its writes are gone."""
-    with pytest.raises(LockLost, match="closed"), table_lock(Account, using=db_alias):
-        connections[db_alias].close()
-    eventually(lambda: rival.gets(db_alias, "Account"), "still locked")  # the server sees the end of the socket
-    with table_lock(Account, using=db_alias):
-        assert not rival.gets(db_alias, "Account")
+    with pytest.raises(LockLost, match="closed"), table_lock(Account, using=using):
+        connections[using].close()
+    eventually(lambda: rival.gets(using, "Account"), "still locked")  # the server sees the end of the socket
+    with table_lock(Account, using=using):
+        assert not rival.gets(using, "Account")
 
 
-def test_other_models_of_the_table(db_alias: str, rival: Rival) -> None:
+def test_other_models_of_the_table_and_parents(using: str, rival: Rival) -> None:
     for model in (AccountProxy, UnmanagedAccount):
-        with table_lock(model, using=db_alias):
-            assert not rival.writes(db_alias)
-            model._default_manager.using(db_alias).create(owner="x")
-    with table_lock(read=[UnmanagedAccount], write=[Account], using=db_alias):
-        assert not rival.gets(db_alias, "Account", mode="read")
-
-
-def test_parents_are_locked_too(db_alias: str, rival: Rival) -> None:
-    with table_lock(Restaurant, using=db_alias):
-        assert not rival.writes(db_alias, "Place")
-        restaurant = Restaurant.objects.using(db_alias).create(name="x")
-        assert Restaurant.objects.using(db_alias).filter(name="x").count() == 1
+        with table_lock(model, using=using):
+            assert not rival.writes(using)
+            model._default_manager.using(using).create(owner="x")
+    with table_lock(read=[UnmanagedAccount], write=[Account], using=using):
+        assert not rival.gets(using, "Account", mode="read")
+    with table_lock(Restaurant, using=using):
+        assert not rival.writes(using, "Place")
+        restaurant = Restaurant.objects.using(using).create(name="x")
+        assert Restaurant.objects.using(using).filter(name="x").count() == 1
         restaurant.delete()
 
 
-@pytest.mark.parametrize("db_alias", ["postgres"], indirect=True)  # MariaDB sorts them itself, SQLite has one lock
-def test_r9_any_order_is_one_order(db_alias: str, rival: Rival, second: Rival) -> None:
-    """Who waits for the first table holds no other, however the models are named: else two callers could each have one
-    table and wait for the other."""
-    free: list[bool] = []
-    assert rival.lock(db_alias, "Account") == "held"
-
-    def look() -> None:
-        free.append(second.gets(db_alias, "Currency"))
-        rival.leave()
-
-    with when_somebody_waits(db_alias, look), table_lock(Currency, Account, using=db_alias, timeout=None):
-        pass
-    assert free == [True]
-
-
-def test_one_recipe_for_many_threads(db_alias: str) -> None:
+def test_one_recipe_for_many_threads(using: str) -> None:
     """20 increments by each of 4 threads through one object, read and written without any other care."""
-    account = Account.objects.using(db_alias).create(owner="x")
-    lock = table_lock(Account, using=db_alias, timeout=None)
+    account = Account.objects.using(using).create(owner="x")
+    lock = table_lock(Account, using=using, timeout=None)
 
-    def add() -> None:
+    def count(_: int) -> None:
         for _ in range(20):
             with lock:
-                mine = Account.objects.using(db_alias).get(pk=account.pk)
+                mine = Account.objects.using(using).get()
                 mine.balance += 1
-                mine.save(using=db_alias)
+                mine.save(using=using)
+        connections.close_all()
 
-    in_threads(*[add] * 4)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(count, range(4)))
     account.refresh_from_db()
     assert account.balance == 80
 
 
-@pytest.mark.parametrize("db_alias", ["postgres", "mariadb"], indirect=True)
-def test_r8_a_writer_and_a_table_lock(db_alias: str, rival: Rival) -> None:
+@on_servers
+def test_r8_a_writer_and_a_table_lock(using: str, rival: Rival) -> None:
     """The rival has written the second table; the lock has the first and waits; then the rival writes that too. The
     server finds the circle."""
-    outcomes: list[str] = []
-    rival.do("begin", db_alias, "Currency")
 
-    def lock() -> None:
+    def lock() -> str:
         try:
-            with table_lock(Account, Currency, using=db_alias, timeout=20):
-                outcomes.append("done")
+            with table_lock(Account, Currency, using=using, timeout=20):
+                return "done"
         except DistlockError as error:
-            outcomes.append(type(error).__name__)
+            return type(error).__name__
+        finally:
+            connections.close_all()
 
-    thread = threading.Thread(target=in_threads, args=[lock])
-    thread.start()
-    with when_somebody_waits(db_alias, lambda: None):
-        pass
-    outcomes.append(rival.do("insert", db_alias, "Account"))
+    rival.do("begin", using, "Currency")
+    with ThreadPoolExecutor(1) as pool:
+        locking = pool.submit(lock)
+        with when_somebody_waits(using):
+            pass
+        theirs = rival.do("insert", using, "Account")
+        rival.leave()
+    assert sorted([locking.result(), theirs]) in (["DeadlockDetected", "done"], ["OperationalError", "done"])
+
+
+# R12: around a view under ATOMIC_REQUESTS the lock comes before the transaction of the request.
+seen: list[bool] = []
+state: dict[str, Any] = {}
+
+
+def work(request: HttpRequest) -> HttpResponse:
+    using, rival = state["using"], state["rival"]
+    add(using)
+    seen.extend([connections[using].in_atomic_block, rival.gets(using, "Account")])
+    if "fail" in request.GET:
+        raise ZeroDivisionError
+    return HttpResponse("done")
+
+
+def shapes(using: str) -> dict[str, Any]:
+    lock, named = table_lock(Account, using=using, timeout=0), advisory_lock("data:view", using="memory")
+    plain: Any = type("Plain", (View,), {"get": lambda view, request: work(request)})
+    return {
+        "function": lock(work),
+        "below": named(lock(work)),
+        "above": lock(named(work)),
+        "class": method_decorator(lock, name="dispatch")(plain).as_view(),
+        "late": transaction.atomic(using=using)(lock(work)),
+    }
+
+
+urlpatterns = [path(f"{using}/{shape}/", view) for using in DATABASES for shape, view in shapes(using).items()]
+
+
+@pytest.fixture
+def requests(using: str, rival: Rival, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(connections.settings[using], "ATOMIC_REQUESTS", True)
+    state.update(using=using, rival=rival)
+    seen.clear()
+
+
+@pytest.mark.urls(__name__)
+def test_r12_the_lock_encloses_the_request(using: str, rival: Rival, requests: None) -> None:
+    """A failing view is rolled back; a busy lock is 503, and the transaction of the request is not begun."""
+    for shape in ("function", "below", "above", "class"):
+        assert Client().get(f"/{using}/{shape}/").status_code == 200
+        assert rival.gets(using, "Account")
+        with pytest.raises(ZeroDivisionError):
+            Client().get(f"/{using}/{shape}/?fail")
+    assert seen == [True, False] * 8
+    assert Account.objects.using(using).count() == 4
+    assert rival.lock(using, "Account") == "held"
+    assert Client().get(f"/{using}/function/").status_code == 503
     rival.leave()
-    thread.join()
-    assert "done" in outcomes
-    assert {"OperationalError", "DeadlockDetected"} & set(outcomes)
+    assert len(seen) == 16
 
 
-@pytest.mark.parametrize("db_alias", ["postgres"], indirect=True)
-def test_r8_a_deadlock_has_one_victim(db_alias: str, rival: Rival) -> None:
-    outcomes = []
-    with transaction.atomic(using=db_alias):
-        assert rival.lock(db_alias, "Currency") == "held"
-        with table_lock(Account, using=db_alias):
-            rival.start("lock", db_alias, ["Account"], "write", 20)
-            with when_somebody_waits(db_alias, lambda: None):
-                pass
-            try:
-                with table_lock(Currency, using=db_alias, timeout=20):
-                    outcomes.append("held")
-            except DeadlockDetected as error:
-                outcomes.append(type(error).__name__)
-                transaction.set_rollback(True, using=db_alias)
-    outcomes.append(rival.hear())
-    rival.do("release")
-    assert sorted(outcomes) == ["DeadlockDetected", "held"]
+@pytest.mark.urls(__name__)
+def test_below_a_transaction(using: str, requests: None) -> None:
+    if using == "mariadb":
+        with pytest.raises(UnsupportedOperation, match="as its decorator"):
+            Client().get("/mariadb/late/")
+        assert not seen
+    else:
+        assert Client().get(f"/{using}/late/").status_code == 200
+        assert seen == [True, False]

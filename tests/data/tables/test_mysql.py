@@ -1,176 +1,359 @@
-"""LOCK TABLES of MySQL and MariaDB: never inside a transaction, never given up in silence."""
+"""LOCK TABLES of MySQL and MariaDB: what it names, and that what would end its transaction is refused or told."""
 
 from __future__ import annotations
 
+import re
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import OperationalError, connections, transaction
+from django.db import Error, OperationalError, ProgrammingError, connections, transaction
+from django.db.models import Exists, OuterRef
 
-from django_distlock import LockTimeout, UnsupportedOperation, table_lock
-from tests.data.app.models import Account, Currency
-from tests.data.asking import ask, held, limits, when_somebody_waits
-from tests.data.fences import sent
-from tests.data.rival import session
+from django_distlock import LockLost, LockNotHeld, LockTimeout, UnsupportedOperation, table_lock
+from django_distlock.data.tables.mysql import ENDS, HARMLESS
+from tests.data.app.models import Account, Course, Currency, Ledger, Node, Student
+from tests.data.world import ask, held, limits, repeatable, sent, when_somebody_waits
 from tests.engines.statements import counted
-from tests.faults.server import statement_limit
+from tests.faults.server import is_mariadb, statement_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.data.rival import Rival
 
-pytestmark = pytest.mark.usefixtures("fresh")
 DB = "mariadb"
-ACCOUNT = ("dataapp_account", "MDL_SHARED_NO_READ_WRITE")
+PROCEDURES = {
+    "commits": "COMMIT",
+    "begins": "START TRANSACTION; UPDATE dataapp_account SET balance = balance + 1",
+    "asks": "SELECT 1; SELECT 2",
+    "answers": "COMMIT; SELECT 1; SELECT 2",
+}
 
 
-@pytest.fixture(autouse=True)
-def clean(fresh: None) -> Iterator[None]:
-    yield
-    Account.objects.using(DB).all().delete()
+@pytest.fixture(scope="module")
+def procedures(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
+    with django_db_blocker.unblock():
+        for name, body in PROCEDURES.items():
+            run(f"CREATE PROCEDURE dataapp_{name}() BEGIN {body}; END")
+        yield
+        for name in PROCEDURES:
+            run(f"DROP PROCEDURE dataapp_{name}")
+        connections[DB].close()
 
 
-def locked() -> bool:
-    """Does the server say that this session holds the table of Account?"""
-    return ACCOUNT in held(DB, session(DB))
+def lock(*models: Any, **options: Any) -> table_lock:
+    return table_lock(*models or [Account], using=DB, **options)
 
 
 def run(sql: str) -> Any:
     return ask(connections[DB], sql)
 
 
-def test_refused_before_anything_is_sent() -> None:
-    """Inside a transaction, without autocommit, and inside another one; in a TestCase the error names the cure."""
-    connection = connections[DB]
+def locked() -> bool:
+    """Does the server say that this session holds the table of Account?"""
+    return ("dataapp_account", "MDL_SHARED_NO_READ_WRITE") in held(DB)
+
+
+def add(owner: str) -> None:
+    Account.objects.using(DB).create(owner=owner)
+
+
+def owners() -> list[str]:
+    return list(Account.objects.using(DB).order_by("pk").values_list("owner", flat=True))
+
+
+@contextmanager
+def failing(error: type[Exception], match: str | None = None) -> Iterator[pytest.ExceptionInfo[Exception]]:
+    """A locked block that ends with this error."""
+    with pytest.raises(error, match=match) as caught, lock():
+        yield caught
+
+
+def test_refused_inside_a_transaction_before_anything_is_sent() -> None:
+    """Without autocommit, and inside another one, too; in a TestCase the error names the cure."""
+
+    def refused(words: str = "inside a transaction") -> None:
+        with sent(DB) as texts, pytest.raises(UnsupportedOperation, match=words):
+            lock().__enter__()
+        assert not texts
+
     with transaction.atomic(using=DB):
-        Account.objects.using(DB).create(owner="x")
-        with counted(DB) as found, pytest.raises(UnsupportedOperation, match="inside a transaction"):
-            table_lock(Account, using=DB).__enter__()
+        add("lost")
+        refused()
         transaction.set_rollback(True, using=DB)
-    assert not found
-    connection.set_autocommit(False)
-    Account.objects.using(DB).create(owner="x")
-    with pytest.raises(UnsupportedOperation, match="inside a transaction"):
-        table_lock(Account, using=DB).__enter__()
-    connection.rollback()
-    connection.set_autocommit(True)
-    assert not Account.objects.using(DB).exists()
-    with table_lock(Currency, using=DB):
-        with pytest.raises(UnsupportedOperation, match="inside a transaction"):
-            table_lock(Account, using=DB).__enter__()
-        assert "dataapp_currency" in {table for table, _ in held(DB, session(DB))}
+    connections[DB].set_autocommit(False)
+    refused()
+    connections[DB].set_autocommit(True)
+    with lock(Currency):
+        refused()
+        assert "dataapp_currency" in {table for table, _ in held(DB)}
     block: Any = transaction.atomic(using=DB)
     block._from_testcase = True  # else Django itself refuses the durable block
-    with block, pytest.raises(UnsupportedOperation, match="TransactionTestCase"):
-        table_lock(Account, using=DB).__enter__()
+    with block:
+        refused("TransactionTestCase")
+    assert owners() == []
 
 
 def test_inner_atomic_keeps_the_lock() -> None:
-    with table_lock(Account, using=DB):
-        assert locked()
+    with lock():
         with transaction.atomic(using=DB):
-            Account.objects.using(DB).create(owner="kept")
-            assert locked()
+            add("kept")
         with transaction.atomic(using=DB), transaction.atomic(using=DB):
-            Account.objects.using(DB).create(owner="lost")
+            add("lost")
             transaction.set_rollback(True, using=DB)
-        assert locked()
         # Django's own words for what would end the transaction of the block
         with pytest.raises(RuntimeError, match="durable"), transaction.atomic(using=DB, durable=True):
             pytest.fail("begun")
-        for end in (
-            transaction.commit,
-            transaction.rollback,
-            lambda using: transaction.set_autocommit(True, using=using),
-        ):
+        ends: list[Callable[[], None]] = [connections[DB].commit, connections[DB].rollback]
+        for end in (*ends, lambda: connections[DB].set_autocommit(True)):
             with pytest.raises(transaction.TransactionManagementError):
-                end(using=DB)
+                end()
         assert locked()
-    assert not locked()
-    assert [account.owner for account in Account.objects.using(DB)] == ["kept"]
+    assert owners() == ["kept"]
 
 
-def test_the_order_at_the_end(rival: Rival) -> None:
+def fail() -> None:
+    raise ZeroDivisionError
+
+
+def test_unlocked_however_it_ends(rival: Rival) -> None:
     """COMMIT, UNLOCK TABLES, then the hooks; and the row was committed before anybody else got in."""
     seen: list[bool] = []
-    with counted(DB) as found, table_lock(Account, using=DB):
+    with counted(DB) as found, lock():
         transaction.on_commit(lambda: seen.append(locked()), using=DB)
-        Account.objects.using(DB).create(owner="x")
+        add("x")
         rival.start("lock", DB, ["Account"], "write", None)
     assert rival.hear() == "held"
+    rival.leave()
     assert seen == [False]
     assert found["UNLOCK TABLES"] == 1
-    rival.leave()
-
-
-def kill_itself() -> None:
-    run(f"KILL {session(DB)}")
-    run("SELECT 1")
-
-
-def test_unlocked_after_a_rollback_and_a_failed_hook() -> None:
-    def fail() -> None:
-        raise ZeroDivisionError
-
-    with table_lock(Account, using=DB):
+    with lock():
         transaction.set_rollback(True, using=DB)
     assert not locked()
-    with pytest.raises(ZeroDivisionError), table_lock(Account, using=DB):
+    with failing(ZeroDivisionError):
         transaction.on_commit(fail, using=DB)
     assert not locked()
-    with pytest.raises(OperationalError), table_lock(Account, using=DB):
-        kill_itself()
-    with table_lock(Account, using=DB):
+    with failing(OperationalError), suppress(OperationalError):
+        run("KILL CONNECTION_ID()")
+    with lock():
         assert locked()
     assert not locked()
-
-
-@pytest.fixture
-def repeatable(fresh: None) -> Iterator[str]:
-    """An alias whose transactions are REPEATABLE READ, as the server's own are."""
-    connection = connections[DB].copy("repeatable")
-    connection.settings_dict["OPTIONS"]["isolation_level"] = "repeatable read"
-    connections["repeatable"] = connection
-    yield "repeatable"
-    connection.close()
-    del connections["repeatable"]
 
 
 @pytest.mark.parametrize("timeout", [20, None])
-def test_r13_the_snapshot_is_younger_than_the_lock(rival: Rival, repeatable: str, timeout: float | None) -> None:
+def test_r13_the_snapshot_is_younger_than_the_lock(rival: Rival, timeout: float | None) -> None:
     assert rival.lock(DB, "Account") == "held"
-    assert rival.do("begin", DB, "Account") is None
-
-    def commit() -> None:
-        rival.leave()
-        rival.leave()
-
-    with when_somebody_waits(DB, commit), table_lock(Account, using=repeatable, timeout=timeout):
-        assert Account.objects.using(repeatable).exists()
+    rival.do("begin", DB, "Account")
+    waits = when_somebody_waits(DB, lambda: rival.do("release"))
+    with repeatable(DB) as using, waits, table_lock(Account, using=using, timeout=timeout):
+        assert Account.objects.using(using).exists()
 
 
 def test_postgres_modes_that_it_has_and_has_not() -> None:
     for mode, writes in (("share", False), ("exclusive", True), ("access exclusive", True)):
-        with table_lock(Account, mode=mode, using=DB):
+        with lock(mode=mode):
             assert locked() == writes
-    with sent(DB) as texts:
-        for mode in ("access share", "row share", "row exclusive", "share update exclusive"):
-            with pytest.raises(UnsupportedOperation, match=mode):
-                table_lock(Account, mode=mode, using=DB).__enter__()
-    assert not texts
+    for mode in ("access share", "row share", "row exclusive", "share update exclusive"):
+        with sent(DB) as texts, pytest.raises(UnsupportedOperation, match=mode):
+            lock(mode=mode).__enter__()
+        assert not texts
 
 
 def test_the_callers_timeouts_are_as_before(rival: Rival) -> None:
     """Those of the session, which are not the server's: also after a wait that has ended in an error."""
     limit, number = statement_limit(86400)
     run(f"SET SESSION lock_wait_timeout = 86400, SESSION innodb_lock_wait_timeout = 7, {limit} = {number}")
-    before = run(limits(DB))
+    before = limits(DB)
     assert "86400" in str(before)
-    with table_lock(Account, using=DB, timeout=2.5):
-        assert run(limits(DB)) == before
+    with lock(timeout=2.5):
+        assert limits(DB) == before
     assert rival.lock(DB, "Account") == "held"
     with pytest.raises(LockTimeout):
-        table_lock(Account, using=DB, timeout=0.1).__enter__()
-    assert run(limits(DB)) == before
+        lock(timeout=0.1).__enter__()
+    assert limits(DB) == before
     rival.leave()
+
+
+# What would end the transaction is refused, and what has ended it is told.
+REFUSED = [
+    *("BEGIN", " begin work", "/* why */ START  TRANSACTION READ ONLY", "UNLOCK TABLES", "COMMIT", "ROLLBACK"),
+    *("LOCK TABLES dataapp_currency READ", "-- the nightly job\nBEGIN", "# x\nUNLOCK TABLES", "; COMMIT"),
+    *("-- x\n/* y */ # z\n COMMIT", "/*!COMMIT */", "/*!50000 UNLOCK TABLES */", "/*M!100100 COMMIT */"),
+    *("SET autocommit=1", "SET @@session.autocommit = ON", "FLUSH STATUS", "TRUNCATE dataapp_account"),
+    *("ALTER TABLE dataapp_account ADD COLUMN x int", "create table dataapp_new (id int)"),
+    *("ANALYZE TABLE dataapp_account", "OPTIMIZE NO_WRITE_TO_BINLOG TABLE dataapp_account"),
+]
+
+
+def test_refused_before_it_is_sent(rival: Rival) -> None:
+    with failing(UnsupportedOperation, match="unlock"):
+        add("lost")
+        for sql in REFUSED:
+            with pytest.raises(UnsupportedOperation, match="unlock"):
+                run(sql)
+        assert not rival.writes(DB)
+        run(REFUSED[0])
+    assert owners() == []
+
+
+# Those that no rule about texts would find; the second list is MariaDB's alone.
+ENDING = [
+    "CALL dataapp_commits()",
+    "CALL dataapp_begins()",
+    "SELECT 1; COMMIT",
+    "START /* a comment */ TRANSACTION",
+    "UNLOCK /* a comment */ TABLES",
+    "/*!999999 SELECT */ COMMIT",  # no server is so new: it skips that comment
+    "SET @x = 1, autocommit = 1",
+    "INSTALL PLUGIN dataapp_none SONAME 'none'",  # commits first, and fails then
+]
+MARIADB_ENDING = [
+    "SET STATEMENT max_statement_time = 1 FOR COMMIT",
+    "BEGIN NOT ATOMIC COMMIT; END",
+    "EXECUTE IMMEDIATE 'COMMIT'",
+]
+
+
+@pytest.mark.parametrize("sql", ENDING + MARIADB_ENDING)
+def test_told_after_the_statement_and_at_the_end(procedures: None, sql: str) -> None:
+    if sql in MARIADB_ENDING and not is_mariadb():
+        with pytest.raises(ProgrammingError):
+            run(sql)
+        return
+    with failing(LockLost, match=re.escape(sql[:20])):
+        with suppress(LockLost), transaction.atomic(using=DB):  # its savepoint is gone, too
+            add("committed")
+            with pytest.raises(LockLost, match=re.escape(sql[:20])):
+                run(sql)
+        with pytest.raises(transaction.TransactionManagementError):
+            add("refused")
+    with lock():  # nothing is left of it
+        add("next")
+    assert owners() == ["committed", "next"]
+
+
+@pytest.mark.parametrize("where", ["callproc", "driver", "driver, marked for rollback", "results that are read later"])
+def test_told_at_the_end(procedures: None, where: str) -> None:
+    """Of these no wrapper of statements hears, or too early."""
+    with failing(LockLost, match="has ended its transaction"):
+        add("committed")
+        with connections[DB].cursor() as cursor:
+            if where == "callproc":
+                cursor.callproc("dataapp_begins")
+            elif where.startswith("driver"):
+                connections[DB].connection.commit()
+            else:
+                cursor.execute("CALL dataapp_answers()")
+        if "marked" in where:  # whoever does so believes that nothing is kept
+            transaction.set_rollback(True, using=DB)
+        else:
+            add("rolled back")
+    assert owners() == ["committed"]
+
+
+def test_r14_an_error_of_the_block_goes_on_with_a_note() -> None:
+    with failing(ZeroDivisionError) as caught:
+        add("committed")
+        connections[DB].connection.commit()
+        fail()
+    assert "is committed" in caught.value.__notes__[0]
+    with failing(ZeroDivisionError) as caught:
+        add("rolled back")
+        fail()
+    assert not hasattr(caught.value, "__notes__")
+    assert owners() == ["committed"]
+
+
+def test_what_ends_nothing_is_let_through(procedures: None) -> None:
+    passing = ["CALL dataapp_asks()", "SET @x = 1", "SELECT 1; SELECT 2", "SHOW TABLES"]
+    passing += ["CREATE TEMPORARY TABLE dataapp_passing (id int)", "DROP TEMPORARY TABLE IF EXISTS dataapp_passing"]
+    with lock():
+        add("kept")
+        run("/* a comment */ SAVEPOINT mine")
+        add("undone")
+        for sql in passing:
+            run(sql)
+        with pytest.raises(Error):
+            run("SET @@no_such_variable = 1")
+        run("-- a comment\nROLLBACK TO mine")  # savepoints of the block outlive what is asked
+    assert owners() == ["kept"]
+
+
+def test_the_orm_costs_two_statements_a_block() -> None:
+    """One SAVEPOINT, one RELEASE; nothing for each of its statements."""
+    with counted(DB) as found, sent(DB) as texts, lock():
+        add("x")
+        Account.objects.using(DB).filter(owner="x").update(balance=1)
+    assert sum(number for text, number in found.items() if "SAVEPOINT" in text) == 2, found
+    assert not [text for text in texts if "SAVEPOINT" in text], "Django's log has the caller's statements"
+
+
+def test_a_long_comment_does_not_take_for_ever() -> None:
+    for part in ("-- ", "/*", "/*!", "# ", "( ;", "/* */ -- # "):
+        assert ENDS.match(part * 5_000) is HARMLESS.match(part * 5_000) is None
+
+
+# Each table and alias must be named: those of the ORM are, and for others the error says how.
+nodes = Node.objects.using(DB)
+INNER = Node.objects.filter(parent=OuterRef("pk"))
+ORM = [
+    nodes.filter(parent__parent__parent__parent__name="x"),
+    nodes.exclude(children__children__name="x"),
+    nodes.filter(parent__in=Node.objects.filter(parent__name="x")),
+    nodes.filter(Exists(Node.objects.filter(Exists(INNER), parent=OuterRef("pk")))),
+    nodes.select_related("parent__parent"),
+    nodes.prefetch_related("children"),
+]
+
+
+def test_the_aliases_of_the_orm() -> None:
+    with lock(Node):
+        nodes.create(name="y", parent=nodes.create(name="x"))
+        for query in ORM:
+            list(query.all())
+    with lock(Node, aliases={Node: [f"X{number}" for number in range(64)]}):
+        list(nodes.all())
+    with lock(Ledger):  # a name that must be quoted
+        Ledger.objects.using(DB).create(amount=1)
+        assert Ledger.objects.using(DB).filter(amount=1).count() == 1
+
+
+def enrolled() -> None:
+    student = Student.objects.using(DB).create(name="x")
+    student.courses.add(Course.objects.using(DB).create(title="y"))
+    assert Student.objects.using(DB).filter(courses__title="y").get() == student
+
+
+TOO_DEEP = nodes.filter(parent__parent__parent__parent__parent__name="x")
+# Of the aliases that the ORM makes, each belongs to one table: whoever asks for one gets it (1066).
+OTHERS = Currency.objects.using(DB).filter(Exists(Node.objects.filter(name=OuterRef("code"))))
+UNNAMED: list[tuple[table_lock, str, Callable[[], Any], table_lock]] = [
+    (lock(Node), r"aliases=\{Node: \['T6'\]\}", lambda: list(TOO_DEEP.all()), lock(Node, aliases={Node: ["T6"]})),
+    (
+        lock(Currency, Node),
+        r"aliases=\{Node: \['U0'\]\}",
+        lambda: list(OTHERS.all()),
+        lock(Currency, Node, aliases={Node: ["U0", "T2"]}),
+    ),
+    (
+        lock(Student, Course),
+        r"name Student\.courses\.through in write",
+        enrolled,
+        lock(Student, Course, Student.courses.through),
+    ),
+    (lock(), r"O'Hara Ledger.*name Ledger in", Ledger.objects.using(DB).count, lock(Ledger)),
+    (lock(), r"name Currency in table_lock\(\.\.\.\)", Currency.objects.using(DB).count, lock(Currency)),
+    (table_lock(read=[Account], using=DB), r"name Account in write=\[\.\.\.\]", lambda: add("x"), lock()),
+]
+
+
+@pytest.mark.parametrize(("wrong", "told", "work", "right"), UNNAMED)
+def test_what_is_not_named_is_told_and_how(
+    wrong: table_lock, told: str, work: Callable[[], Any], right: table_lock
+) -> None:
+    with wrong, pytest.raises(LockNotHeld, match=told) as caught:
+        work()
+    assert caught.value.__cause__ is not None
+    with right:
+        work()

@@ -8,70 +8,71 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import connections, transaction
-from django.test.utils import isolate_apps
+from django.apps.registry import Apps
+from django.db import models, transaction
 
 from django_distlock import DistlockError, LockTimeout, table_lock
 from django_distlock.data.tables.modes import TableLockMode
 from django_distlock.manager.isolation import StaleSnapshotWarning
 from tests.data.app.models import Account, Course, Currency, Ledger, Place, QuotedLedger, Restaurant, Student
-from tests.data.asking import ask, held, unmanaged, when_somebody_waits
-from tests.data.rival import session
+from tests.data.world import held, limits, repeatable, run, when_somebody_waits
 from tests.engines.statements import counted
 from tests.support.timing import within
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.data.rival import Rival
 
-pytestmark = pytest.mark.usefixtures("fresh")
 DB = "postgres"
-SHOWN = "SELECT current_setting('lock_timeout'), current_setting('statement_timeout')"
 
 
-@pytest.fixture(autouse=True)
-def clean(fresh: None) -> Iterator[None]:
-    yield
-    Account.objects.using(DB).all().delete()
+def lock(*tables: Any, **options: Any) -> table_lock:
+    return table_lock(*tables, using=DB, **options)
 
 
 def tables(mode: str = "ShareRowExclusiveLock") -> set[str]:
-    return {table for table, held_mode in held(DB, session(DB)) if held_mode == mode}
+    return {table for table, held_mode in held(DB) if held_mode == mode}
+
+
+def unmanaged(table: str) -> Any:
+    """A model of a table that the test itself makes."""
+    meta = type("Meta", (), {"app_label": "odd", "apps": Apps(), "db_table": table})
+    return type("Unmanaged", (models.Model,), {"Meta": meta, "__module__": __name__})
+
+
+STATEMENTS: list[tuple[dict[str, Any], int]] = [({"nowait": True}, 1), ({"timeout": None}, 1), ({"timeout": 2}, 3)]
 
 
 def test_statements_in_a_transaction() -> None:
     """Two more set the timeout and put it back."""
-    ways: list[tuple[dict[str, Any], int]] = [
-        ({"nowait": True}, 1),
-        ({"timeout": None}, 1),
-        ({"timeout": 2}, 3),
-        ({}, 3),
-    ]
-    for options, statements in ways:
-        lock = table_lock(Account, Currency, using=DB, **options)
-        with transaction.atomic(using=DB), lock:  # what the first use of a connection costs is no part of it
+    for options, statements in STATEMENTS:
+        wanted = lock(Account, Currency, **options)
+        with transaction.atomic(using=DB), wanted:  # what the first use of a connection costs is no part of it
             pass
-        with transaction.atomic(using=DB), counted(DB) as found, lock:
+        with transaction.atomic(using=DB), counted(DB) as found, wanted:
             pass
         assert found.total() == statements, found
         assert sum(count for text, count in found.items() if text.startswith("LOCK TABLE")) == 1
 
 
-def test_held_to_the_end_of_the_transaction(rival: Rival) -> None:
-    with transaction.atomic(using=DB):
-        with table_lock(Account, using=DB):
-            pass
-        assert not rival.writes(DB)
-    assert rival.writes(DB)
+def test_held_to_the_end_of_the_transaction_also_behind_a_pooler(rival: Rival) -> None:
+    """The lock lives in the transaction, and so do the settings."""
+    for using in (DB, "pgbouncer"):
+        with transaction.atomic(using=using):
+            with table_lock(Account, using=using, timeout=1):
+                pass
+            assert not rival.writes(DB)
+        assert run(using, "SELECT current_setting('lock_timeout'), current_setting('statement_timeout')") == [
+            ("0", "0")
+        ]
+        assert rival.writes(DB)
 
 
 def test_modes_by_their_own_names(rival: Rival) -> None:
     for mode in TableLockMode:
         pg = {"read": "share", "write": "share row exclusive"}.get(mode, mode)
-        with table_lock(Currency, mode=mode.upper(), using=DB):
+        with lock(Currency, mode=mode.upper()):
             assert tables(pg.title().replace(" ", "") + "Lock") == {"dataapp_currency"}
-    with table_lock(Account, mode="access exclusive", using=DB):
+    with lock(Account, mode="access exclusive"):
         assert not rival.reads(DB)
 
 
@@ -84,34 +85,30 @@ SHAPES: list[tuple[Any, set[str]]] = [
 
 
 def test_tables_of_every_shape() -> None:
-    for models, names in SHAPES:
-        with table_lock(*models, using=DB):
+    for shape, names in SHAPES:
+        with lock(*shape):
             assert tables() == names
-    with table_lock(read=[Currency, Course], write=[Account], using=DB), counted(DB) as found:
+    with lock(read=[Currency, Course], write=[Account]):
         assert tables("ShareLock") == {"dataapp_currency", "dataapp_course"}
         assert tables() == {"dataapp_account"}
-    assert not [text for text in found if text.startswith("LOCK")]
-
-
-@isolate_apps("tests.data.app")
-def test_schemas_and_partitions() -> None:
-    Measure = unmanaged("Measure", 'dataapp_other"."measure')
-    connection = connections[DB]
-    ask(connection, "CREATE SCHEMA dataapp_other")
-    try:
-        ask(connection, "CREATE TABLE dataapp_other.measure (id bigint NOT NULL) PARTITION BY RANGE (id)")
-        ask(connection, "CREATE TABLE dataapp_other.one PARTITION OF dataapp_other.measure FOR VALUES FROM (0) TO (9)")
-        with table_lock(Measure, using=DB):
-            assert tables() == {"dataapp_other.measure", "dataapp_other.one"}
-    finally:
-        ask(connection, "DROP SCHEMA dataapp_other CASCADE")
+    with transaction.atomic(using=DB):  # another schema, and a partition
+        run(DB, "CREATE SCHEMA dataapp_other")
+        run(DB, "CREATE TABLE dataapp_other.measure (id bigint NOT NULL) PARTITION BY RANGE (id)")
+        run(DB, "CREATE TABLE dataapp_other.one PARTITION OF dataapp_other.measure FOR VALUES FROM (0) TO (9)")
+        assert not tables()
+        with lock(unmanaged('dataapp_other"."measure')):
+            assert len(tables()) == 2  # nobody else sees their names yet
+        transaction.set_rollback(True, using=DB)
+    with pytest.raises(DistlockError, match="absent") as caught:  # it is no busy table
+        lock(unmanaged("dataapp_absent")).__enter__()
+    assert type(caught.value) is DistlockError
 
 
 def test_a_timeout_inside_atomic_marks_it(rival: Rival) -> None:
     assert rival.lock(DB, "Account") == "held"
     with transaction.atomic(using=DB):
-        with pytest.raises(LockTimeout) as caught, table_lock(Account, using=DB, timeout=1):
-            pytest.fail("two hold it")
+        with pytest.raises(LockTimeout) as caught:
+            lock(Account, timeout=1).__enter__()
         with pytest.raises(transaction.TransactionManagementError) as told:
             Account.objects.using(DB).count()
     rival.leave()
@@ -123,72 +120,47 @@ def test_r5_two_waits_are_one_wait(rival: Rival, second: Rival) -> None:
     """lock_timeout alone counts anew for each table: the first is given up when most of the time is over."""
     leaving = threading.Timer(0.7, rival.leave)
     assert rival.lock(DB, "Account") == second.lock(DB, "Currency") == "held"
-    connections[DB].ensure_connection()
+    limits(DB)
     leaving.start()
     start = time.monotonic()
     with pytest.raises(LockTimeout):
-        table_lock(Account, Currency, using=DB, timeout=1).__enter__()
+        lock(Account, Currency, timeout=1).__enter__()
     within(time.monotonic() - start, 1.5)
     second.leave()
     leaving.join()
 
 
-@pytest.fixture
-def repeatable(fresh: None) -> Iterator[str]:
-    """An alias whose transactions are REPEATABLE READ."""
-    from psycopg import IsolationLevel
+def test_r9_any_order_is_one_order(rival: Rival, second: Rival) -> None:
+    """Who waits for the first table holds no other, however the models are named: else two callers could each have one
+    table and wait for the other. MariaDB sorts them itself, SQLite has one lock."""
+    free: list[bool] = []
+    assert rival.lock(DB, "Account") == "held"
 
-    connection = connections[DB].copy("repeatable")
-    connection.settings_dict["OPTIONS"]["isolation_level"] = IsolationLevel.REPEATABLE_READ
-    connections["repeatable"] = connection
-    yield "repeatable"
-    connection.close()
-    del connections["repeatable"]
+    def look() -> None:
+        free.append(second.gets(DB, "Currency"))
+        rival.leave()
+
+    with when_somebody_waits(DB, look), lock(Currency, Account, timeout=None):
+        pass
+    assert free == [True]
 
 
 @pytest.mark.parametrize(("timeout", "naive"), [(20, False), (None, False), (20, True)])
-def test_r13_the_snapshot_is_younger_than_the_lock(
-    rival: Rival, repeatable: str, timeout: float | None, naive: bool
-) -> None:
+def test_r13_the_snapshot_is_younger_than_the_lock(rival: Rival, timeout: float | None, naive: bool) -> None:
     """What the last holder wrote is seen. A SELECT before the lock, to set the timeout, would freeze what is seen."""
-    connections[repeatable].ensure_connection()
     assert rival.lock(DB, "Account") == "held"
-    assert rival.do("begin", DB, "Account") is None
-
-    def commit() -> None:
-        rival.leave()
-        rival.leave()
-
-    with transaction.atomic(using=repeatable), warnings.catch_warnings():
+    rival.do("begin", DB, "Account")
+    with repeatable(DB) as using, transaction.atomic(using=using), warnings.catch_warnings():
         if naive:
             warnings.simplefilter("ignore", StaleSnapshotWarning)
-            ask(connections[repeatable], "SELECT set_config('lock_timeout', '5000', true)")
-        with when_somebody_waits(DB, commit), table_lock(Account, using=repeatable, timeout=timeout):
-            assert Account.objects.using(repeatable).exists() is not naive
+            run(using, "SELECT set_config('lock_timeout', '5000', true)")
+        waits = when_somebody_waits(DB, lambda: rival.do("release"))
+        with waits, table_lock(Account, using=using, timeout=timeout):
+            assert Account.objects.using(using).exists() is not naive
 
 
-def test_r13_a_lock_after_the_first_read_warns(repeatable: str) -> None:
-    with transaction.atomic(using=repeatable):
-        list(Account.objects.using(repeatable).all())
-        with pytest.warns(StaleSnapshotWarning, match="dataapp_account"), table_lock(Account, using=repeatable):
+def test_r13_a_lock_after_the_first_read_warns() -> None:
+    with repeatable(DB) as using, transaction.atomic(using=using):
+        list(Account.objects.using(using).all())
+        with pytest.warns(StaleSnapshotWarning, match="dataapp_account"), table_lock(Account, using=using):
             pass
-
-
-def test_behind_a_transaction_pooler(rival: Rival) -> None:
-    """The lock lives in the transaction, and so do the settings."""
-    with table_lock(Account, using="pgbouncer", timeout=1):
-        assert not rival.writes(DB)
-        with pytest.raises(LockTimeout):
-            table_lock(Account, using=DB, timeout=0.1).__enter__()
-    with connections["pgbouncer"].cursor() as cursor:
-        cursor.execute(SHOWN)
-        assert cursor.fetchone() == ("0", "0")
-    assert rival.writes(DB)
-
-
-@isolate_apps("tests.data.app")
-def test_a_table_that_does_not_exist_is_no_busy_table() -> None:
-    Absent = unmanaged("Absent", "dataapp_absent")
-    with pytest.raises(DistlockError, match="absent") as caught, table_lock(Absent, using=DB):
-        pytest.fail("locked")
-    assert type(caught.value) is DistlockError
