@@ -7,6 +7,10 @@ import io
 from django.core.management import CommandError, call_command, execute_from_command_line
 
 BUSY, UNAVAILABLE, WRONG = 75, 69, 2  # exit statuses
+MEMORY = {"BACKEND": "django_distlock.backends.memory.MemoryBackend"}
+CANARY = "canary-of-a-password"
+REDIS = "django_distlock.backends.redis.RedisBackend"
+DOWN = {"BACKEND": REDIS, "OPTIONS": {"url": f"redis://:{CANARY}@127.0.0.1:1/0"}}
 
 
 class Terminal(io.StringIO):
