@@ -26,8 +26,7 @@ from django_distlock.manager.site_key import site_key
 from django_distlock.testing import lose
 from tests.faults.conftest import database_alias, proxied
 from tests.operations.admin.pages import LIST, log_in, remove_people
-from tests.operations.commands.calling import call
-from tests.operations.listening import listening
+from tests.operations.world import call, listening
 from tests.support import services
 from tests.support.services.process import free_port
 

@@ -21,7 +21,7 @@ from django_distlock.operations.recorder import BATCH, KEPT, ORDINARY, TRIES, Re
 from django_distlock.testing import lose
 from tests.conftest import eventually
 from tests.engines.statements import counted
-from tests.operations.listening import SIGNALS
+from tests.operations.world import SIGNALS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -17,8 +17,7 @@ from django_distlock.concurrency import clock
 from django_distlock.manager.keepalive import keepalive
 from django_distlock.manager.registry import registry
 from tests.conftest import PATIENCE, eventually
-from tests.operations.commands.calling import MEMORY
-from tests.operations.listening import SIGNALS, listening
+from tests.operations.world import MEMORY, SIGNALS, listening
 
 if TYPE_CHECKING:
     from collections.abc import Callable

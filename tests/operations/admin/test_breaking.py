@@ -15,7 +15,7 @@ from django.test import override_settings
 from django_distlock import LockLost, advisory_lock
 from django_distlock.backends.memory import MemoryBackend
 from tests.operations.admin.pages import ALIASES, BREAK, LIST, address, chosen, names, rows, shown, text, told
-from tests.operations.listening import listening
+from tests.operations.world import listening
 
 if TYPE_CHECKING:
     from collections.abc import Callable

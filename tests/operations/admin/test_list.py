@@ -17,7 +17,7 @@ from django_distlock.models import LockEvent, LockName
 from django_distlock.operations.recorder import recorder
 from tests.faults.server import ask
 from tests.operations.admin.pages import ALIASES, BREAK, LIST, address, chosen, names, rows, shown, text, told
-from tests.operations.commands.calling import CANARY, DOWN
+from tests.operations.world import CANARY, DOWN
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from tests.operations.commands.calling import DOWN, MEMORY
+from tests.operations.world import DOWN, MEMORY
 from tests.settings import *  # noqa: F403
 from tests.settings import INSTALLED_APPS
 

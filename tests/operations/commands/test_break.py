@@ -15,10 +15,8 @@ from django_distlock.backends.mysql.session import MySQLSession
 from django_distlock.records import LockInfo
 from tests.conftest import eventually
 from tests.faults.server import holders, key_of, session_exists, session_of
-from tests.operations.commands.calling import DOWN, MEMORY, UNAVAILABLE, WRONG, Terminal, call
-from tests.operations.listening import listening
 from tests.operations.programs import hold
-from tests.operations.test_doctor_servers import poor_account
+from tests.operations.world import DOWN, MEMORY, UNAVAILABLE, WRONG, Terminal, call, listening, poor_account
 from tests.support.processes import Child
 
 if TYPE_CHECKING:

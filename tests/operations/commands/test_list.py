@@ -13,7 +13,7 @@ from django_distlock import advisory_lock
 from django_distlock.operations.commands import listing
 from django_distlock.operations.commands.listing import described, table
 from django_distlock.records import BackendReport, LockInfo
-from tests.operations.commands.calling import CANARY, DOWN, MEMORY, UNAVAILABLE, WRONG, Terminal, call, manage
+from tests.operations.world import CANARY, DOWN, MEMORY, UNAVAILABLE, WRONG, Terminal, call, manage
 
 pytestmark = pytest.mark.usefixtures("databases")
 

@@ -16,8 +16,8 @@ from django.db import connections
 from tests.conftest import eventually
 from tests.faults.conftest import BACKENDS, database_alias
 from tests.faults.server import ask
-from tests.operations.commands.calling import BUSY, UNAVAILABLE, WRONG, call
 from tests.operations.programs import manage
+from tests.operations.world import BUSY, UNAVAILABLE, WRONG, call
 from tests.support.processes import Child
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from django_distlock import BackendUnavailable
 from django_distlock.models import IdempotencyRecord, LockEvent
 from django_distlock.operations.pruning import prune
 from tests.faults.conftest import BACKENDS
-from tests.operations.commands.calling import UNAVAILABLE, call
+from tests.operations.world import UNAVAILABLE, call
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

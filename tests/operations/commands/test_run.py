@@ -17,8 +17,8 @@ from django_distlock import advisory_lock, held_locks
 from tests.conftest import eventually
 from tests.faults.conftest import proxied
 from tests.faults.server import end_session, holders
-from tests.operations.commands.calling import BUSY, DOWN, UNAVAILABLE, call
 from tests.operations.programs import NOBODY, run, run_and_become_another, run_unseen
+from tests.operations.world import BUSY, DOWN, UNAVAILABLE, call
 from tests.support.processes import Child
 from tests.support.timing import within
 
