@@ -18,7 +18,7 @@ from django.db import connections
 from django_distlock import LockLost, advisory_lock, held_locks
 from django_distlock.manager import name_log
 from django_distlock.operations.commands import migrate
-from tests.operations.commands.calling import call
+from tests.operations.world import call
 
 if TYPE_CHECKING:
     from tests.support.child import Link

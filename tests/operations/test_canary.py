@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 import re
-from contextlib import contextmanager
+import secrets
+import traceback
+import warnings
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import pytest
-from django.contrib.auth.models import User
-from django.contrib.sessions.models import Session
 from django.core.checks import run_checks
 from django.db import connections
 from django.test import Client, override_settings
-from django.urls import reverse
 
 from django_distlock import advisory_lock, break_lock, held_locks
 from django_distlock.concurrency.tokens import new_token
@@ -23,25 +24,24 @@ from django_distlock.conf import read_alias
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
 from django_distlock.testing import lose
-from tests.faults.proxy import Proxy
-from tests.operations.canary import Canary
-from tests.operations.canary import canary as canary
-from tests.operations.commands.calling import call
-from tests.operations.listening import listening
+from tests.faults.conftest import database_alias, proxied
+from tests.operations.admin.pages import LIST, log_in, remove_people
+from tests.operations.world import call, listening
 from tests.support import services
 from tests.support.services.process import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from tests.faults.conftest import Proxied
+
+__all__ = ["proxied"]
 # Those that are waited for longer when they are away are in the second tier.
 ENGINES = [
     *("postgres", "mysql", "leasetable_postgres", "redis"),
     *(pytest.param(using, marks=pytest.mark.tier2) for using in ("redlock", "zookeeper")),
 ]
-SERVERS = {"mysql": "mariadb", "leasetable_postgres": "postgres", "redis": "redis1"}
 HOSTILE = "canary\r\nlog line\x1b[2J\u202e"
-LIST = reverse("admin:django_distlock_heldlock_changelist")
 COMMANDS = [
     "list --json",
     "list --table",
@@ -53,24 +53,105 @@ COMMANDS = [
 ]
 
 
+class Canary(logging.Handler):
+    """Knows secrets, and reads every log record and every warning while it is listening."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.secrets: dict[str, str] = {}  # secret -> what it is
+        self.texts: list[tuple[str, str]] = []
+        self.setFormatter(logging.Formatter("%(name)s %(message)s"))
+
+    def make(self, what: str) -> str:
+        return self.know(what, "canary-" + secrets.token_hex(16))
+
+    def know(self, what: str, secret: str) -> str:
+        assert len(secret) >= 16, "too short to be told from other text"
+        self.secrets[secret] = what
+        return secret
+
+    def emit(self, record: logging.LogRecord) -> None:
+        assert "\n" not in record.getMessage() or not record.name.startswith("django_distlock"), record.getMessage()
+        self.read(f"log {record.name}", self.format(record))
+
+    def read(self, where: str, *values: object) -> None:
+        self.texts += [(where, form(value)) for value in values for form in (str, repr)]
+
+    def attempt(self, action: Callable[[], Any], where: str = "attempt") -> Any:
+        """Do it, and read what it gives or raises, with everything behind that, whether a traceback prints it or
+        not."""
+        try:
+            result: Any = action()
+            self.read(where, result)
+        except Exception as error:
+            result, behind = error, [error]
+            for each in behind:
+                self.read(where, "".join(traceback.format_exception(each, chain=False)), each)
+                more = (each.__cause__, each.__context__)
+                behind += [other for other in more if other is not None and other not in behind]
+        return result
+
+    def found(self) -> list[str]:
+        """Where secrets were said, in whatever form."""
+        forms = [
+            (what, form)
+            for secret, what in self.secrets.items()
+            for form in (
+                secret,
+                quote(secret, safe=""),
+                secret.encode().hex(),
+                base64.b64encode(secret.encode()).decode(),
+            )
+        ]
+        return [
+            f"{what} in {where}: {text}"
+            for what, form in forms
+            for where, text in self.texts
+            if form.rstrip("=") in text
+        ]
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        with warnings.catch_warnings(record=True) as caught, ExitStack() as stack:
+            warnings.simplefilter("always")
+            for name in ("", "django_distlock", "kazoo", "django"):
+                logger = logging.getLogger(name)
+                stack.callback(logger.setLevel, logger.level)
+                logger.setLevel(logging.DEBUG)
+            logging.getLogger().addHandler(self)
+            stack.callback(logging.getLogger().removeHandler, self)
+            yield
+        self.read("warning", *(warning.message for warning in caught))
+
+
+@pytest.fixture
+def canary(databases: None, settings: Any) -> Iterator[Canary]:
+    """The site key and the passwords of all databases and servers must not be said while the test runs."""
+    mine = Canary()
+    mine.know("site key", settings.DISTLOCK_SITE_KEY)
+    passwords = [connections.settings[alias].get("PASSWORD") for alias in connections]
+    for password in [*passwords, *(server["password"] for server in services.load().values())]:
+        if password:
+            mine.know("password", password)
+    with mine.listening():
+        yield mine
+    assert mine.texts, "nothing was read"
+    assert not (found := mine.found()), "\n".join(found)
+
+
 @pytest.fixture
 def boss(databases: None) -> Iterator[Client]:
-    user = User.objects.create(username="canary", password="!", is_staff=True, is_superuser=True)
-    client = Client()
-    client.force_login(user)
-    yield client
-    Session.objects.all().delete()
-    user.delete()
+    yield log_in(Client(), "boss")
+    remove_people()
 
 
 def everything(canary: Canary, boss: Client, name: str) -> None:
     """What one can do with the alias "canary", whether its server answers or not."""
     lock = advisory_lock(name, using="canary", timeout=1)
     with listening() as heard:
-        canary.read("recipe", lock)
         lease = canary.attempt(lock.acquire)
+        canary.read("lease", lock, lease)
         if not isinstance(lease, Exception):
-            canary.read("lease", lease)
             canary.read("listing", held_locks("canary"))
             page = boss.get(LIST).text
             for link in set(re.findall(rf'href="({LIST}[^"/]+/)change/', page)):
@@ -90,37 +171,28 @@ def everything(canary: Canary, boss: Client, name: str) -> None:
     canary.read("page", boss.get(LIST).text)
     for command in COMMANDS:
         canary.read(command, canary.attempt(lambda c=command: call(*c.split())))  # type: ignore[misc]
-    canary.read("internals", [registry.entry("canary").backend, registry.entry("canary").config])
+    canary.read("internals", registry.entry("canary").backend, registry.entry("canary").config)
 
 
 @contextmanager
-def alias_for(using: str, password: str, port: int | None = None) -> Iterator[dict[str, Any]]:
+def alias_for(using: str, password: str, port: int | None) -> Iterator[dict[str, Any]]:
     """The settings of a lock alias like ``using``, with another password or port."""
     config = read_alias(using)
-    server = services.load().get(SERVERS.get(using, using), {})
-    options = dict(config.options)
-    address = f"redis://:{quote(password)}@127.0.0.1"
-    if using == "redis":
-        options = {"url": f"{address}:{port or server['port']}/0"}
-    elif using == "redlock":
-        ports = [services.load()[f"redis{number}"]["port"] for number in (1, 2, 3)]
-        options = {"nodes": [f"{address}:{port or each}/{(port and n) or 0}" for n, each in enumerate(ports)]}
-    elif using == "zookeeper":
-        options |= {"auth_data": [("digest", f"me:{password}")], "hosts": f"127.0.0.1:{port or server['port']}"}
-        # what is made with these credentials is for nobody else
-        options |= {"path": f"/canary-{new_token()}"}
-    else:
-        original = connections.settings[options["database"]]
-        connections.settings["canary"] = {**original, "PASSWORD": password} | ({"PORT": str(port)} if port else {})
-        options["database"] = "canary"
-    try:
+    options, address = dict(config.options), f"redis://:{quote(password)}@127.0.0.1"
+    with ExitStack() as stack:
+        if using in ("redis", "redlock"):
+            ports = [services.load()[f"redis{number}"]["port"] for number in (1, 2, 3)]
+            urls = [f"{address}:{port or each}/{(port and n) or 0}" for n, each in enumerate(ports)]
+            options = {"url": urls[0]} if using == "redis" else {"nodes": urls}
+        elif using == "zookeeper":
+            hosts = f"127.0.0.1:{port or services.load()[using]['port']}"
+            # what is made with these credentials is for nobody else
+            options |= {"auth_data": [("digest", f"me:{password}")], "hosts": hosts, "path": f"/canary-{new_token()}"}
+        else:
+            other = {"PASSWORD": password} | ({"PORT": str(port)} if port else {})
+            options["database"] = stack.enter_context(database_alias("canary", options["database"], **other))
+        stack.callback(registry.close)
         yield {"BACKEND": config.backend, "OPTIONS": options}
-    finally:
-        registry.close()
-        if "canary" in connections.settings:
-            connections["canary"].close()
-            del connections["canary"]
-            del connections.settings["canary"]
 
 
 @pytest.mark.parametrize("using", ENGINES)
@@ -128,14 +200,12 @@ def test_nothing_is_said_when_all_is_well_with_a_wrong_password_or_no_server(
     using: str, name: str, boss: Client, canary: Canary, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("django_distlock.operations.commands.migrate.SILENCE", 0.0)  # it does not ask again
-    usual = settings.DISTLOCK[using]
-    key = settings.DISTLOCK_SITE_KEY
+    usual, key = settings.DISTLOCK[using], settings.DISTLOCK_SITE_KEY
     settings.DISTLOCK, settings.DISTLOCK_SITE_KEY = {"canary": usual}, canary.make("site key")
     site_key.forget()
-    lease = advisory_lock(name, using="canary", timeout=5).acquire()
-    canary.know("token", lease._grant.claim.token or "no token is used here")
-    canary.read("internals", [lease, lease._grant.claim, lease._grant, lease._hold.key, held_locks()])
-    lease.release()
+    with advisory_lock(name, using="canary", timeout=5) as lease:
+        canary.know("token", lease._grant.claim.token or "no token is used here")
+        canary.read("internals", lease, lease._grant.claim, lease._grant, lease._hold.key, held_locks())
     everything(canary, boss, name + HOSTILE)
     registry.close()
     settings.DISTLOCK_SITE_KEY = key
@@ -150,21 +220,19 @@ def test_nothing_is_said_when_all_is_well_with_a_wrong_password_or_no_server(
 @pytest.mark.tier2
 @pytest.mark.parametrize("using", ["postgres", "redis"])
 def test_nothing_is_said_when_the_server_hangs(
-    using: str, name: str, boss: Client, canary: Canary, settings: Any
+    using: str, name: str, boss: Client, canary: Canary, proxied: Proxied
 ) -> None:
-    server = services.load()[SERVERS.get(using, using)]
-    with Proxy(server["host"], server["port"]) as proxy, alias_for(using, server["password"], proxy.port) as entry:
-        settings.DISTLOCK = {"canary": entry}
-        lease = advisory_lock(name, using="canary").acquire()
-        proxy.blackhole()
-        canary.attempt(lambda: advisory_lock(name + "2", using="canary", timeout=0.2).acquire())
-        canary.read("page", boss.get(LIST).text)
-        proxy.cut()
-        canary.attempt(lease.release)
-        canary.read("internals", [lease, registry.entry("canary").backend])
+    proxy = proxied(using)
+    lease = advisory_lock(name, using=using).acquire()
+    proxy.blackhole()
+    canary.attempt(lambda: advisory_lock(name + "2", using=using, timeout=0.2).acquire())
+    canary.read("page", boss.get(LIST).text)
+    proxy.cut()
+    canary.attempt(lease.release)
+    canary.read("internals", lease, registry.entry(using).backend)
 
 
-def test_settings_that_are_wrong_are_not_repeated(databases: None, canary: Canary) -> None:
+def test_settings_that_are_wrong_are_not_repeated(canary: Canary) -> None:
     secret = canary.make("password")
     for engine, options in (
         ("postgres", {"password": secret}),
@@ -174,11 +242,10 @@ def test_settings_that_are_wrong_are_not_repeated(databases: None, canary: Canar
         ("zookeeper", {"hosts": f"x//:{secret}@y:z"}),
         ("zookeeper", {"auth_data": [f"me:{secret}"]}),
     ):
-        entry = {"BACKEND": read_alias(engine).backend, "OPTIONS": options}
-        with override_settings(DISTLOCK={"default": entry}):
+        with override_settings(DISTLOCK={"default": {"BACKEND": read_alias(engine).backend, "OPTIONS": options}}):
             messages = run_checks(tags=["distlock"])
             assert messages or "hosts" in options
-            canary.read("checks", [(m.msg, m.hint) for m in messages])
+            canary.read("checks", *((message.msg, message.hint) for message in messages))
             canary.attempt(lambda: advisory_lock("x", timeout=0).acquire())
             canary.attempt(held_locks)
 

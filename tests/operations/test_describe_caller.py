@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import socket
 import threading
-from types import ModuleType
+from typing import Any
 
 import pytest
 from django.http import HttpRequest, HttpResponse
@@ -23,44 +21,39 @@ pytestmark = pytest.mark.usefixtures("databases")
 SECRET = "c4n4ry-t0ken"
 
 
-def _holders(using: str, *names: str) -> HttpResponse:
-    found = {info.name: info.holder or "" for info in held_locks(using)[0].locks}
-    me = f"{socket.gethostname()}:{os.getpid()}:"
-    return HttpResponse("\n".join(found[name].removeprefix(me) for name in names))
+def holders(using: str, name: str) -> HttpResponse:
+    """Of the lock and of what is taken within, after host and process."""
+    found = [info.holder for info in held_locks(using)[0].locks if info.holder and (info.name or "").startswith(name)]
+    return HttpResponse("\n".join(holder.split(":", 2)[2] for holder in found))
 
 
-def _urls(using: str, name: str) -> ModuleType:
+def urls(using: str, name: str) -> tuple[Any, ...]:
     lock = advisory_lock(name, using=using, timeout=5)
     inner = advisory_lock(f"{name} within", using=using, timeout=5)
 
     @lock
     def view(request: HttpRequest, token: str) -> HttpResponse:
         with inner:
-            return _holders(using, name, f"{name} within")
+            return holders(using, name)
 
     @lock
     async def async_view(request: HttpRequest, token: str) -> HttpResponse:
         async with inner:
-            return await asyncio.to_thread(_holders, using, name, f"{name} within")
+            return await asyncio.to_thread(holders, using, name)
 
     class Rest(APIView):
         authentication_classes = permission_classes = ()
 
         @lock
         def post(self, request: HttpRequest, token: str) -> HttpResponse:
-            return _holders(using, name)
+            return holders(using, name)
 
         @method_decorator(lock)
         def put(self, request: HttpRequest, token: str) -> HttpResponse:
-            return _holders(using, name)
+            return holders(using, name)
 
-    urls = ModuleType("urls")
-    urls.urlpatterns = [  # type: ignore[attr-defined]
-        path("reset/<token>/", view),
-        path("async/<token>/", async_view),
-        path("rest/<token>/", Rest.as_view()),
-    ]
-    return urls
+    views = {"reset": view, "async": async_view, "rest": Rest.as_view()}
+    return tuple(path(f"{kind}/<token>/", view) for kind, view in views.items())
 
 
 @pytest.mark.parametrize("using", ["postgres", "redis"])
@@ -68,22 +61,22 @@ def test_a_view_tells_its_route(using: str, name: str) -> None:
     name, thread = name[-100:], threading.current_thread().name
 
     async def ask() -> str:
-        answer: str = (await AsyncClient().get(f"/async/{SECRET}/")).text
-        return answer
+        return str((await AsyncClient().get(f"/async/{SECRET}/")).text)
 
-    with override_settings(ROOT_URLCONF=_urls(using, name)):
-        for method, kind, shown in (
-            ("POST", "reset", "POST /reset/<token>/"),
-            ("POST", "rest", "POST /rest/<token>/"),
-            ("PUT", "rest", "PUT /rest/<token>/"),
-            ("web-9:1:MainThread", "reset", "? /reset/<token>/"),  # clients choose it
+    with override_settings(ROOT_URLCONF=urls(using, name)):
+        for method, kind, shown, locks in (
+            ("POST", "reset", "POST /reset/<token>/", 2),
+            ("POST", "rest", "POST /rest/<token>/", 1),
+            ("PUT", "rest", "PUT /rest/<token>/", 1),
+            ("web-9:1:MainThread", "reset", "? /reset/<token>/", 2),  # clients choose it
         ):
-            for told in Client().generic(method, f"/{kind}/{SECRET}/").text.split("\n"):
-                assert told.startswith(f"{thread}, {shown}")
-        for told in asyncio.run(ask()).split("\n"):
-            assert re.match(r"Task-\d+ \([\w.<>]+\), GET /async/<token>/", told), told
+            told = Client().generic(method, f"/{kind}/{SECRET}/").text.split("\n")
+            assert [each.startswith(f"{thread}, {shown}") for each in told] == [True] * locks, told
+        told = asyncio.run(ask()).split("\n")
+        task = re.compile(r"Task-\d+ \([\w.<>]+\), GET /async/<token>/")
+        assert [bool(task.match(each)) for each in told] == [True] * 2, told
     with advisory_lock(name, using=using, timeout=5):
-        assert "POST" not in _holders(using, name).text
+        assert "POST" not in holders(using, name).text
 
 
 def test_a_long_route_of_other_letters_is_cut_between_them() -> None:

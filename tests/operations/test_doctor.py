@@ -1,5 +1,5 @@
-"""``manage.py distlock doctor``: what it says of servers that are well, of the site key, and of values that servers
-answer which do not run here (old versions), or that no test can bring about (a full table of locks)."""
+"""``manage.py distlock doctor``: what it says of servers that are well, of real ones with something wrong, and of
+values that servers answer which do not run here (old versions), or that no test can bring about (a full table)."""
 
 from __future__ import annotations
 
@@ -7,36 +7,45 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.core.checks import run_checks
+from django.db import connections
 
-from django_distlock import BackendUnavailable, held_locks
+from django_distlock import BackendUnavailable, UnsupportedOperation, advisory_lock, held_locks
+from django_distlock.backends.leasetable import doctor as leasetable
 from django_distlock.backends.memory import MemoryBackend
 from django_distlock.backends.mysql import doctor as mysql
 from django_distlock.backends.postgres import doctor as postgres
 from django_distlock.backends.redis import doctor as redis
 from django_distlock.backends.zookeeper import doctor as zookeeper
+from django_distlock.manager.registry import registry
 from django_distlock.operations import doctor
 from django_distlock.operations.doctor import diagnose
-from tests.engines.redis.server import url
-from tests.operations.commands.calling import call
+from tests.engines.own_servers import Galera, Standby, needs_programs, running
+from tests.engines.redis.server import Own, url
+from tests.faults.conftest import BACKENDS, database_alias
+from tests.faults.server import ask, is_mariadb
+from tests.operations.world import CANARY, DOWN, MEMORY, REDIS, call, poor_account
+from tests.support import services
+from tests.support.zones import autumn
 
 if TYPE_CHECKING:
-    from django_distlock.records import Finding
+    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("databases")
 
-CANARY = "canary-of-a-password"
-REDIS = "django_distlock.backends.redis.RedisBackend"
-MEMORY = "django_distlock.backends.memory.MemoryBackend"
+POSTGRES, MYSQL, LEASES = (BACKENDS[using] for using in ("postgres", "mysql", "leasetable_postgres"))
+REDLOCK = "django_distlock.backends.redlock.RedlockBackend"
+ZOOKEEPER = "django_distlock.backends.zookeeper.ZooKeeperBackend"
 
 
-def said(settings: Any, backend: str, **options: Any) -> dict[str, list[str]]:
-    """level -> texts with their hints, of one alias."""
+def said(settings: Any, backend: str, **options: Any) -> dict[str, str]:
+    """level -> lines of texts with their hints, of one alias."""
     settings.DISTLOCK = {"sick": {"BACKEND": backend, "OPTIONS": options}}
-    found: dict[str, list[str]] = {"error": [], "warning": [], "info": []}
+    found = {"error": "", "warning": "", "info": ""}
     for finding in diagnose("sick"):
         if finding.alias:
             assert finding.alias == "sick"
-            found[finding.level].append(f"{finding.text} {finding.hint}")
+            found[finding.level] += f"{finding.text} {finding.hint}\n"
     return found
 
 
@@ -50,43 +59,37 @@ def test_servers_that_are_well(using: str) -> None:
 
 
 def test_json_has_stable_keys(settings: Any) -> None:
-    settings.DISTLOCK = {"default": {"BACKEND": MEMORY}}
+    settings.DISTLOCK = {"default": MEMORY}
     status, out, _ = call("doctor", "--json")
-    findings = json.loads(out)["findings"]
     assert status == 0
-    assert {tuple(finding) for finding in findings} == {("level", "text", "hint", "alias")}
+    assert {tuple(finding) for finding in json.loads(out)["findings"]} == {("level", "text", "hint", "alias")}
 
 
 def test_an_error_is_the_exit_status(settings: Any) -> None:
     """And no password is in what is said."""
-    settings.DISTLOCK = {
-        "default": {"BACKEND": "no.such.Thing"},
-        "down": {"BACKEND": REDIS, "OPTIONS": {"url": f"redis://:{CANARY}@127.0.0.1:1/0"}},
-        "wrong": {"BACKEND": REDIS, "OPTIONS": {"url": url().replace("redis://:", f"redis://nobody:{CANARY}")}},
-    }
+    wrong = {"BACKEND": REDIS, "OPTIONS": {"url": url().replace("redis://:", f"redis://nobody:{CANARY}")}}
+    settings.DISTLOCK = {"default": {"BACKEND": "no.such.Thing"}, "down": DOWN, "wrong": wrong}
     status, out, err = call("doctor")
     assert status == 1
-    for alias in settings.DISTLOCK:
-        assert f"{alias}: error: " in out
-    assert CANARY not in out + err
-    assert str(settings.DISTLOCK_SITE_KEY) not in out + err
+    assert all(f"{alias}: error: " in out for alias in settings.DISTLOCK)
+    assert not any(secret in out + err for secret in (CANARY, settings.DISTLOCK_SITE_KEY))
 
 
 @pytest.mark.parametrize(
-    ("error", "level", "text"),
+    ("error", "expected"),
     [
-        (ZeroDivisionError(CANARY), "warning", "The server could not be examined: ZeroDivisionError."),
-        (BackendUnavailable("It went away."), "error", "It went away."),
+        (ZeroDivisionError(CANARY), ("warning", "The server could not be examined: ZeroDivisionError.")),
+        (BackendUnavailable("It went away."), ("error", "It went away.")),
     ],
 )
 def test_a_server_unlike_all_that_we_know(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, level: str, text: str
+    monkeypatch: pytest.MonkeyPatch, error: Exception, expected: tuple[str, str]
 ) -> None:
-    def strange(self: MemoryBackend) -> list[Finding]:
+    def strange(self: MemoryBackend) -> Any:
         raise error
 
     monkeypatch.setattr(MemoryBackend, "diagnose", strange)
-    assert [(each.level, each.text) for each in diagnose("memory") if each.level != "info"] == [(level, text)]
+    assert [(each.level, each.text) for each in diagnose("memory") if each.level != "info"] == [expected]
 
 
 @pytest.mark.parametrize(
@@ -111,16 +114,130 @@ def test_where_the_site_key_comes_from(
     settings.DISTLOCK_SITE_KEY = setting
     found = diagnose("leasetable") if level == "error" else diagnose("memory")
     (finding,) = (finding for finding in found if not finding.alias)
-    assert finding.level == level
-    assert text in finding.text
-    assert CANARY not in str(found)
+    assert (finding.level, text in finding.text, CANARY in str(found)) == (level, True, False)
     # without a key no lock is tried; what is wrong is said once, and the server is examined all the same
     if level == "error":
         assert [each.alias for each in found if each.level == "error"] == [""]
         assert "processes of this host only" in str(found)
 
 
-# --- values
+def node(number: int, host: str = "") -> str:
+    server = services.load()[f"redis{number}"]
+    return f"redis://:{server['password']}@{host or server['host']}:{server['port']}/0"
+
+
+def test_options_that_real_servers_do_not_bear(settings: Any) -> None:
+    """A pooler in front of session locks; nodes that are one server or away; a lonely ZooKeeper."""
+    zookeeper_server = services.load()["zookeeper"]
+    here = f"{zookeeper_server['host']}:{zookeeper_server['port']}"
+    away = [f"redis://:{CANARY}@127.0.0.1:{port}/0" for port in (1, 2)]
+    for backend, options, expected in (
+        (POSTGRES, {"database": "pgbouncer"}, {"error": "session_database"}),
+        (POSTGRES, {"database": "pgbouncer", "session_database": "postgres"}, {"error": ""}),
+        # two processes could hold one lock where half of the votes are the same server's
+        (REDLOCK, {"nodes": [node(1), node(1, "localhost"), node(2)]}, {"error": "nodes 1 and 2 are the same server"}),
+        (REDLOCK, {"nodes": [node(1), node(2), away[0]]}, {"error": "", "warning": "Node 3 does not answer"}),
+        (REDLOCK, {"nodes": [node(1), *away]}, {"error": "1 of 3 nodes answer, 2 are needed"}),
+        (ZOOKEEPER, {"hosts": here}, {"info": "Only one host is named"}),
+        (
+            ZOOKEEPER,
+            {"hosts": here, "session_timeout": 10_000},
+            {"warning": "instead of the session_timeout of 10000"},
+        ),
+        (ZOOKEEPER, {"hosts": f"{here},127.0.0.1:1"}, {"error": "1 of 2 servers do not answer"}),
+    ):
+        found = said(settings, backend, **options)
+        for level, text in expected.items():
+            assert (text in found[level]) if text else not found[level], (options, found)
+        assert CANARY not in str(found)
+
+
+def test_an_account_that_sees_little(settings: Any) -> None:
+    with poor_account("postgres") as poor:
+        found = said(settings, POSTGRES, database=poor)
+    assert (found["error"], "GRANT pg_read_all_stats" in found["info"]) == ("", True)
+    with poor_account("mariadb") as poor:
+        found = said(settings, MYSQL, database=poor, wait_sessions=100_000)
+    assert not found["error"]
+    assert all(text in found["warning"] for text in ("GRANT PROCESS", "takes up to 100001"))
+    # the plugin shows a lock to everybody, and says of others no more than their number
+    assert ("GRANT SELECT ON performance_schema.*" in found["warning"]) == (not is_mariadb())
+
+
+@pytest.mark.tier2
+@needs_programs
+def test_a_standby(settings: Any) -> None:
+    """It grants advisory locks as its primary does, and knows nothing of the primary's."""
+    with running(Standby, "postgres") as port, database_alias("standby", "postgres", PORT=str(port)) as standby:
+        ask("postgres", "SELECT pg_advisory_lock(1)")
+        assert ask(standby, "SELECT pg_is_in_recovery(), pg_try_advisory_lock(1)") == [(True, True)]
+        ask("postgres", "SELECT pg_advisory_unlock(1)")
+        found = said(settings, POSTGRES, database=standby)
+        assert all(text in found["error"] for text in ("is a standby", "session_database"))
+        assert "A lock was acquired" in found["info"]
+        assert "is a standby" in said(settings, POSTGRES, database="postgres", session_database=standby)["error"]
+        assert "read-only transaction" in said(settings, LEASES, database=standby)["error"]
+        registry.close()
+
+
+@pytest.mark.tier2
+@needs_programs
+def test_galera(settings: Any) -> None:
+    """A node does not share GET_LOCK with its cluster, and so is refused by whoever asks; then the same server as a
+    plain one, which is read-only and shows no named locks."""
+    name = connections.settings["mariadb"]["USER"]
+    with running(Galera, "mariadb") as port, database_alias("galera", "mariadb", PORT=str(port), NAME=name) as galera:
+        error = said(settings, MYSQL, database=galera)["error"]
+        assert all(text in error for text in ("No lock can be acquired", "Galera"))
+        with pytest.raises(UnsupportedOperation, match=r"Galera.*LeaseTable"):
+            advisory_lock("x", using="sick").acquire()
+        checks = run_checks(tags=["database"], databases=[galera])
+        assert ["Galera" in each.msg for each in checks if each.id == "distlock.W006"] == [True]
+
+        ask(galera, "SET GLOBAL wsrep_on = OFF")
+        ask(galera, "SET GLOBAL read_only = ON")
+        registry.close()
+        replica, listing = said(settings, MYSQL, database=galera)["warning"].splitlines()
+        assert ("read-only" in replica, "INSTALL SONAME 'metadata_lock_info'" in listing) == (True, True)
+        registry.close()
+
+
+def test_a_table_that_is_not_there(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(connections.settings["postgres"], "NAME", "postgres")
+    error = said(settings, LEASES, database="postgres")["error"]
+    assert all(text in error for text in ("does not exist", "migrate --database=postgres"))
+    with database_alias("in_memory", "default", NAME=":memory:") as alias:
+        assert "no other process sees them" in said(settings, LEASES, database=alias)["warning"]
+
+
+def test_clocks_that_differ_but_not_by_daylight_saving(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with autumn("mariadb") as clocks:
+        clocks.after()
+        found = said(settings, LEASES, database="mariadb")
+    assert not found["error"] + found["warning"]
+    monkeypatch.setitem(leasetable.NOW, "postgresql", f"{leasetable.NOW['postgresql']} - 60000000")
+    assert "s behind this host's" in said(settings, LEASES, database="postgres")["warning"]
+
+
+def test_a_redis_that_forgets_locks(settings: Any, tmp_path: Path) -> None:
+    with Own(tmp_path) as server:
+        assert not said(settings, REDIS, url=server.url)["warning"]
+        server.client.config_set("maxmemory-policy", "volatile-lru")
+        server.client.config_set("appendonly", "no")
+        found = said(settings, REDIS, url=server.url)
+        assert (found["error"], found["warning"].count("\n")) == ("", 2)
+        server.client.config_set("maxmemory", "100mb")
+        assert "noeviction" in said(settings, REDIS, url=server.url)["error"]
+        server.client.config_set("maxmemory", "0")
+        # locks work on the connections that are open; the doctor comes on one of its own
+        server.client.config_set("maxclients", len(server.client.client_list()))
+        texts = [finding.text for finding in diagnose("sick") if finding.level == "warning"]
+        server.client.config_set("maxclients", 100)
+        assert any("did not answer to INFO" in text for text in texts)
+        server.client.execute_command("REPLICAOF", "127.0.0.1", "1")
+        assert "is a replica" in said(settings, REDIS, url=server.url)["error"]
+        server.client.execute_command("REPLICAOF", "NO", "ONE")
+
 
 PG = postgres.PostgresFacts(
     version="15.1", number="150001", standby="f", tcp="t", keepalive="60", idle="0", connections="97", used="7",

@@ -4,6 +4,7 @@ is odd there: encodings, quoted tables, prepared transactions. Then the other en
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import product
@@ -74,107 +75,97 @@ def foreign(database: str = "postgres") -> Iterator[Any]:
 
 
 @contextmanager
-def waiting(sql: str) -> Iterator[None]:
-    """A foreign session waits in this statement; who holds what it waits for lets go before the end of the block."""
-    with foreign() as cursor:
-        thread = threading.Thread(target=cursor.execute, args=(sql,))
-        thread.start()
+def waiting(sql: str, kind: str) -> Iterator[None]:
+    """A foreign session is listed as waiting in this statement; who holds what it waits for lets go in the block."""
+    with foreign() as cursor, ThreadPoolExecutor(1) as pool:
+        pool.submit(cursor.execute, sql)
         try:
+            eventually(lambda: find_locks(LockQuery(awaited=True, kind=kind), "postgres").locks, "nobody waits")
             yield
-        finally:
-            thread.join()
+        except BaseException:
+            cursor.connection.cancel()
+            raise
 
 
-def _everything() -> list[LockInfo]:
+def everything() -> list[LockInfo]:
     (report,) = held_locks("postgres")
     assert report.error is None
     return list(report.locks)
 
 
-def _who(info: LockInfo) -> tuple[str, str]:
+def who(info: LockInfo) -> tuple[str, str]:
     return info.key, info.details["pid"]
 
 
-def _compare(query: LockQuery) -> int:
-    """How many were found."""
+def compare(query: LockQuery) -> list[LockInfo]:
+    """What was found."""
     page = find_locks(query, "postgres")
-    expected = chosen(_everything(), query, datetime.now(UTC))
+    expected = chosen(everything(), query, datetime.now(UTC))
     assert (page.matching, page.total) == (expected.matching, expected.total)
     # the order ends with the key: only of a shared lock one holder may come before the other
     assert [info.key for info in page.locks] == [info.key for info in expected.locks]
     if query.stop is None:
-        assert sorted(map(_who, page.locks)) == sorted(map(_who, expected.locks))
-    return len(page.locks)
+        assert sorted(map(who, page.locks)) == sorted(map(who, expected.locks))
+    return list(page.locks)
 
 
 @pytest.fixture
 def held(databases: None) -> Iterator[None]:
     """Locks of foreign sessions, noted in several ways; shared ones; one that somebody waits for; ours."""
     with foreign() as first, foreign() as second:
-        first.execute("SELECT pg_backend_pid()")
-        pid = first.fetchone()[0]
         first.execute("SET application_name = 'distlock web-1:17'")
         for number, name in enumerate(NAMES):
-            first.execute("SELECT pg_advisory_lock(%s)", [KEY + number])
-            note = pid if number % 3 else pid + 1, LATER if number % 2 else LONG_AGO, f"hôst:{number % 3}:MainThread"
-            ask("postgres", NOTE, str(KEY + number), printable(name), *note[:2], printable(note[2]))
+            first.execute("SELECT pg_backend_pid(), pg_advisory_lock(%s)", [KEY + number])
+            session = first.fetchone()[0] + (number % 3 == 0)
+            note = session, LATER if number % 2 else LONG_AGO, printable(f"hôst:{number % 3}:MainThread")
+            ask("postgres", NOTE, str(KEY + number), printable(name), *note)
         for shared in (first, second):
             shared.execute("SELECT pg_advisory_lock_shared(%s)", [KEY + 100])
         second.execute("BEGIN; SELECT pg_advisory_lock(%s)", [KEY + 101])
         with (
-            waiting(f"SELECT pg_advisory_lock({KEY + 1})"),
+            waiting(f"SELECT pg_advisory_lock({KEY + 1})", "named"),
             advisory_lock("ours", using="postgres", timeout=5),
             advisory_lock("ours too", using="postgres", shared=True, timeout=5),
             transaction.atomic("postgres"),
             advisory_lock("ours inside", using="postgres", timeout=5),
         ):
-            try:
-                eventually(lambda: [info for info in _everything() if info.waiters], "nobody waits")
-                yield
-            finally:
-                first.execute("SELECT pg_advisory_unlock_all()")
+            yield
+            first.execute("SELECT pg_advisory_unlock_all()")
     ask("postgres", "DELETE FROM django_distlock_name WHERE lock_key LIKE '7000%%'")
 
 
 @pytest.mark.usefixtures("held")
 def test_what_postgresql_chooses_is_what_the_library_would_choose() -> None:
-    assert {text: _compare(LockQuery(text=text, order=("name",))) for text in TEXTS} == TEXTS
+    assert {text: len(compare(LockQuery(text=text, order=("name",)))) for text in TEXTS} == TEXTS
     for wanted, least in CONDITIONS:
-        assert _compare(LockQuery(**wanted, order=("name",))) >= least, wanted
-    for field, sign in product(ORDERS, ("", "-")):
-        assert _compare(LockQuery(order=(sign + field, "name"))) >= len(NAMES) + 6
-    assert _compare(LockQuery(order=("-mode", "-waiters", "holder", "name"))) >= len(NAMES) + 6
+        assert len(compare(LockQuery(**wanted, order=("name",)))) >= least, wanted
+    orders = [(sign + field, "name") for field, sign in product(ORDERS, ("", "-"))]
+    for order in (*orders, ("-mode", "-waiters", "holder", "name")):
+        assert len(compare(LockQuery(order=order))) >= len(NAMES) + 6
     # pages are disjoint and complete
-    whole, seen = len(_everything()), []
-    for start in range(0, whole + 3, 4):
-        query = LockQuery(order=("since",), start=start, stop=start + 4)
-        assert _compare(query) == max(0, min(4, whole - start))
-        seen += map(_who, find_locks(query, "postgres").locks)
-    assert sorted(seen) == sorted(map(_who, _everything()))
+    whole = sorted(map(who, everything()))
+    pages = [compare(LockQuery(order=("since",), start=start, stop=start + 4)) for start in range(0, len(whole) + 3, 4)]
+    assert sorted(who(info) for page in pages for info in page) == whole
 
 
-def _found(using: str = "postgres", **wanted: Any) -> list[LockInfo]:
+def found(using: str = "postgres", **wanted: Any) -> list[LockInfo]:
     page = find_locks(LockQuery(**wanted, order=("name",)), using)
-    assert page.reports[0].error is None
-    assert page.matching == len(page.locks)
+    assert (page.reports[0].error, page.matching) == (None, len(page.locks))
     return list(page.locks)
 
 
 def test_tables_whose_names_are_quoted() -> None:
     """They stand there as they are, and not as JSON."""
-    table = 'Tä"b\\u00e9'
-    quoted = f'"{table.replace(chr(34), 2 * chr(34))}"'
+    quoted = '"Tä""b\\u00e9"'
+    expected = {"tä": 1, "TÄ": 1, '""B': 1, "\\U00E": 1, "é": 0, "日": 0, "\ud800": 0}
     ask("postgres", f"CREATE TABLE {quoted} ()")
     with foreign() as holder:
         holder.execute(f"BEGIN; LOCK TABLE {quoted} IN ACCESS EXCLUSIVE MODE")
-        with waiting(f"SELECT FROM {quoted}"):
-            try:
-                eventually(lambda: _found(kind="relation"), "nobody is listed")
-                found = {text: len(_found(text=text)) for text in ("tä", "TÄ", '""B', "\\U00E", "é", "日", "\ud800")}
-            finally:
-                holder.execute("ROLLBACK")
+        with waiting(f"SELECT FROM {quoted}", "relation"):
+            number = {text: len(found(text=text)) for text in expected}
+            holder.execute("ROLLBACK")
     ask("postgres", f"DROP TABLE {quoted}")
-    assert found == {"tä": 1, "TÄ": 1, '""B': 1, "\\U00E": 1, "é": 0, "日": 0, "\ud800": 0}
+    assert number == expected
 
 
 def test_names_that_are_no_utf_8() -> None:
@@ -188,10 +179,9 @@ def test_names_that_are_no_utf_8() -> None:
         ask(alias, f"INSERT INTO django_distlock_name VALUES ('{KEY}', E'n\\xe9', '', 0, 0, '')")
         with foreign(alias) as holder, override_settings(DISTLOCK={alias: {**usual, "OPTIONS": {"database": alias}}}):
             holder.execute(f"SELECT pg_advisory_lock({KEY})")
-            (info,) = _found(alias)
+            (info,) = found(alias)
             assert (info.key, info.name) == (str(KEY), "n\ufffd")
-            assert _found(alias, text="N") == [info]
-            assert _found(alias, text="é") == []
+            assert (found(alias, text="N"), found(alias, text="é")) == ([info], [])
         registry.close()
     ask("postgres", "DROP DATABASE distlock_bytes WITH (FORCE)")
 
@@ -202,20 +192,17 @@ def test_locks_of_a_prepared_transaction() -> None:
         holder.execute("LOCK TABLE django_distlock_name IN EXCLUSIVE MODE")
         holder.execute("PREPARE TRANSACTION 'distlock test'")
     try:
-        (info,) = _found(keys=frozenset({str(KEY)}))
-        assert (info.holder, dict(info.details)) == ("a prepared transaction", {})
+        (info,) = found(keys=frozenset({str(KEY)}))
         with pytest.raises(UnsupportedOperation, match="ROLLBACK PREPARED"):
             break_lock(info)
-        with waiting("DELETE FROM django_distlock_name WHERE false"):
-            try:
-                eventually(lambda: _found(kind="relation"), "nobody is listed")
-                (blocked,) = _found(kind="relation")
-                assert (blocked.name, blocked.holder) == ("django_distlock_name", "a prepared transaction")
-            finally:
-                ask("postgres", "ROLLBACK PREPARED 'distlock test'")
+        with waiting("DELETE FROM django_distlock_name WHERE false", "relation"):
+            (blocked,) = found(kind="relation")
+            ask("postgres", "ROLLBACK PREPARED 'distlock test'")
     finally:
         if ask("postgres", "SELECT 1 FROM pg_prepared_xacts WHERE gid = 'distlock test'"):
             ask("postgres", "ROLLBACK PREPARED 'distlock test'")
+    assert (info.holder, dict(info.details)) == ("a prepared transaction", {})
+    assert (blocked.name, blocked.holder) == ("django_distlock_name", "a prepared transaction")
 
 
 # --- other engines
@@ -226,12 +213,12 @@ def test_locks_of_known_keys(using: str, name: str) -> None:
     """One of them is free, and two are none; nobody walks out of where the locks are."""
     with advisory_lock(name, using=using, timeout=5), advisory_lock(f"{name} beside", using=using, timeout=5):
         (info,) = find_locks(LockQuery(text=name + " bes", order=("name",)), using).locks
-        free = key_of(using, f"{name} free")
-        keys = {info.key, registry.entry(using).backend.listed_as(free), "../..", "\ud800}{*"}
-        (found,) = find_locks(LockQuery(keys=frozenset(keys)), using).locks
-        assert (found.key, found.holder) == (info.key, info.holder)
+        free = registry.entry(using).backend.listed_as(key_of(using, f"{name} free"))
+        keys = frozenset({info.key, free, "../..", "\ud800}{*"})
+        (again,) = find_locks(LockQuery(keys=keys), using).locks
+        assert (again.key, again.holder) == (info.key, info.holder)
         assert not find_locks(LockQuery(keys=frozenset()), using).locks
-    assert not find_locks(LockQuery(keys=frozenset(keys)), using).locks
+    assert not find_locks(LockQuery(keys=keys), using).locks
 
 
 @pytest.mark.parametrize("using", ["postgres", "redis"])
@@ -242,11 +229,7 @@ def test_who_waits_in_the_process_that_looks_is_counted(using: str, name: str) -
     with lock:
         for waiter in waiters:
             waiter.start()
-
-        def listed() -> list[int | None]:
-            return [info.waiters for info in held_locks(using)[0].locks if info.name == name]
-
-        eventually(lambda: listed() == [3], "they are not counted")
+        eventually(lambda: [info.waiters for info in found(using, text=name)] == [3], "they are not counted")
         for awaited, order in product((True, False), ((), ("-waiters",))):
             page = find_locks(LockQuery(text=name, awaited=awaited, order=order), using)
             assert (page.matching, len(page.locks)) == (awaited, awaited)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import warnings
 from datetime import UTC, datetime, timedelta
@@ -18,10 +19,10 @@ from django_distlock.models import LockEvent
 from django_distlock.operations import history
 from django_distlock.operations.history import Event
 from django_distlock.operations.recorder import BATCH, KEPT, ORDINARY, TRIES, Recorder, recorder
-from django_distlock.testing import lose
+from django_distlock.testing import lose, race
 from tests.conftest import eventually
 from tests.engines.statements import counted
-from tests.operations.listening import SIGNALS
+from tests.operations.world import SIGNALS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -59,15 +60,13 @@ def test_it_is_off_by_default_and_with_wrong_settings(databases: None, settings:
 
 
 def test_everything_that_happens_is_there_the_newest_first(recorded: None, name: str) -> None:
-    before = datetime.now(UTC)
-    with advisory_lock(name, using="memory"):
-        other = threading.Thread(target=lambda: advisory_lock(name, using="memory").try_acquire())
-        other.start()
-        other.join()
-    broken = advisory_lock(name, using="memory").acquire()
+    before, lock = datetime.now(UTC), advisory_lock(name, using="memory")
+    with lock:
+        assert race(lock.try_acquire, 1) == [None]
+    broken = lock.acquire()
     (info,) = (info for info in held_locks("memory")[0].locks if info.name == name)
     assert break_lock(info, reason="by\nann")
-    lease = advisory_lock(name, using="memory").acquire()
+    lease = lock.acquire()
     lose(lease, reason="session")
     for each in (broken, lease):
         with pytest.raises(LockLost):
@@ -98,37 +97,32 @@ def test_an_acquire_pays_no_statement(databases: None, settings: Any, name: str)
     without = pairs()
     settings.DISTLOCK_HISTORY_DAYS = 1
     assert pairs() == without
-    assert sum(without.values()) == 6
-    assert len(written(name, "postgres")) == 6
+    assert (sum(without.values()), len(written(name, "postgres"))) == (6, 6)
     LockEvent.rows.all().delete()
 
 
 def test_a_loss_waits_for_a_database_that_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which is when locks are lost. What is not passing, or lasts, does not keep the next ones from being written."""
     monkeypatch.setattr("django_distlock.operations.recorder.DELAY", 0.0)
-    answers: list[Exception | None] = [OperationalError("the server is starting up"), InterfaceError("gone"), None]
+    answers: list[Exception] = []
     batches: list[list[str]] = []
 
     def write(items: Sequence[str]) -> None:
         batches.append(list(items))
-        error = answers.pop(0) if answers else None
-        if error is not None:
-            raise error
+        if answers:
+            raise answers.pop(0)
 
     mine = Recorder(write, lambda: 1 / 0)
     mine._prune_at = 0.0
-
-    def tries(item: str) -> list[list[str]]:
-        del batches[:]
+    for item, errors, tries in (
+        ("lost", [OperationalError("the server is starting up"), InterfaceError("gone")], 3),
+        ("wrong", [DatabaseError("no such column")], 1),
+        ("poison", [OperationalError("incorrect string") for _ in range(TRIES)], TRIES),
+    ):
+        answers[:], batches[:] = errors, []
         mine.put(item, rare=True)
         eventually(lambda: mine._thread is None, "it goes on for ever")
-        return batches
-
-    assert tries("lost") == [["lost"]] * 3
-    answers.append(DatabaseError("no such column"))
-    assert tries("wrong") == [["wrong"]]
-    answers += [OperationalError("incorrect string") for _ in range(TRIES)]
-    assert tries("poison") == [["poison"]] * TRIES
+        assert batches == [[item]] * tries
 
 
 def test_the_child_of_a_fork_writes_only_its_own(recorded: None, name: str) -> None:
@@ -166,26 +160,15 @@ def event(kind: str, second: int, **facts: Any) -> Event:
 
 
 def test_the_plot_shows_waits_holds_and_what_went_wrong() -> None:
-    events = [
-        event("released", 9, hold=2.0),
-        event("timed_out", 8, wait=10.0),
-        event("acquired", 1, wait=0.0),
-        event("broken", 0, reason="<script>"),
-    ]
-    text = history.plot(events)
+    waits = [event("timed_out", 8, wait=10.0), event("acquired", 1, wait=0.0)]
+    text = history.plot([event("released", 9, hold=2.0), *waits, event("broken", 0, reason="<script>")])
     root = ElementTree.fromstring(text)  # noqa: S314 - our own
     assert (root.tag, root.attrib["role"]) == (SVG + "svg", "img")
     assert (root.findtext(SVG + "title") or "").startswith("Waits and holds")
     description = root.findtext(SVG + "desc") or ""
-    for part in (
-        "Waits (rings): 2, the longest 10 s",
-        "Holds (bars): 1, the longest 2 s",
-        "Ended badly (crosses): 1.",
-    ):
-        assert part in description
-    assert len(root.findall(SVG + "circle")) == 2
-    assert "style" not in text
-    assert "script" not in text
+    parts = ("Waits (rings): 2, the longest 10 s", "Holds (bars): 1, the longest 2 s", "Ended badly (crosses): 1.")
+    assert all(part in description for part in parts), description
+    assert not re.search("style|script", text)
     first, second = (float(circle.attrib["cx"]) for circle in root.findall(SVG + "circle"))
     assert first < second <= 480
     # any time can be drawn, and nothing is nothing

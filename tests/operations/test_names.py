@@ -23,7 +23,11 @@ from tests.engines.statements import counted
 from tests.faults.server import SESSION_LOCKS, ask, key_of, noted
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from django_distlock.records import LockInfo
+
+    Looks = Callable[..., None]
 
 pytestmark = pytest.mark.usefixtures("databases")
 each_engine = pytest.mark.parametrize("using", SESSION_LOCKS)
@@ -31,27 +35,21 @@ RENAME = "ALTER TABLE {} RENAME TO {}"
 NAMES, MOVED = "django_distlock_name", "django_distlock_moved"
 
 
-class Looks:
-    """A name book that is told the time, beside the one of the keepalive thread."""
+@pytest.fixture
+def look(monkeypatch: pytest.MonkeyPatch) -> Looks:
+    """So many looks of a name book that is told the time, until what they found is written; the keepalive thread's own
+    ones do not disturb."""
+    monkeypatch.setattr("django_distlock.manager.keepalive.namebook.look", lambda now, held: None)
+    book, now = NameBook(), [1000.0]
 
-    def __init__(self) -> None:
-        self.book = NameBook()
-        self.now = 1000.0
-
-    def look(self, using: str, times: int = 1, later: float = 1.0) -> None:
-        """So many looks, and wait until what they found is written."""
+    def looks(using: str, times: int = 1, later: float = 1.0) -> None:
         backend: Any = registry.entry(using).backend
         for _ in range(times):
-            self.now += later
-            self.book.look(self.now, lock_table.held())
+            now[0] += later
+            book.look(now[0], lock_table.held())
             eventually(lambda: backend._notes._thread is None, "the names are not written")
 
-
-@pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
-    """The keepalive thread's own looks do not disturb."""
-    monkeypatch.setattr("django_distlock.manager.keepalive.namebook.look", lambda now, held: None)
-    return Looks()
+    return looks
 
 
 def shown(using: str, name: str) -> LockInfo:
@@ -63,48 +61,44 @@ def shown(using: str, name: str) -> LockInfo:
 
 
 @each_engine
-def test_a_name_is_written_once_and_never_in_an_acquire(using: str, name: str, looks: Looks) -> None:
+def test_a_name_is_written_once_and_never_in_an_acquire(using: str, name: str, look: Looks) -> None:
     """The second look that meets a name writes it, so that names which never come again are not written; an acquire
     and a release have one statement each all the while."""
-
-    def statements(times: int) -> int:
-        with counted(using) as found:
-            for _ in range(times):
-                with lock:
-                    looks.look(using)
-        return sum(calls for text, calls in found.items() if text.upper() != "SELECT ?" and text != "SELECT $1")
-
     lock = advisory_lock(name, using=using)
     with lock:
-        looks.look(using)
+        look(using)
         assert not noted(using, name)
     with lock:
-        looks.look(using)
+        look(using)
     assert [row[:3] for row in noted(using, name)] == [(name, "", 0)]
-    assert statements(10) == 20
-    with counted(using) as found, lock:
-        looks.look(using, later=AGAIN)
-    assert len(found) > 2, "a name that is in use for longer than a day was not seen again"
+    with counted(using) as seen:
+        for _ in range(10):
+            with lock:
+                look(using)
+    assert sum(calls for text, calls in seen.items() if text.upper() != "SELECT ?" and text != "SELECT $1") == 20
+    with counted(using) as seen, lock:
+        look(using, later=AGAIN)
+    assert len(seen) > 2, "a name that is in use for longer than a day was not seen again"
 
 
 @each_engine
-def test_a_hold_says_who_and_since_when_and_a_later_one_is_another(using: str, name: str, looks: Looks) -> None:
+def test_a_hold_says_who_and_since_when_and_a_later_one_is_another(using: str, name: str, look: Looks) -> None:
     """Also on the same session: what was shown of the first one does not break the second one."""
     lock, backend = advisory_lock(name, using=using), registry.entry(using).backend
     with lock as lease:
-        looks.look(using, 3)
+        look(using, 3)
         ((found, _, session, holder),) = noted(using, name)
         assert (found, session) == (name, backend.server_session(lease._grant))
         assert holder.endswith(f":{os.getpid()}:MainThread")
         first = shown(using, name)
         assert first.acquired_at is not None
-    looks.look(using)
+    look(using)
     asked = datetime.now(UTC)
     with lock as lease:
         since = shown(using, name).acquired_at
         assert since is None or since >= asked, "the time of an earlier hold is shown"
         assert break_lock(first) is False
-        looks.look(using, 3)
+        look(using, 3)
         assert shown(using, name).acquired_at is not None
         assert break_lock(first) is False
         lease.ensure_held()
@@ -113,23 +107,23 @@ def test_a_hold_says_who_and_since_when_and_a_later_one_is_another(using: str, n
         lease._release(False)
 
 
-def test_the_table_is_bounded_and_written_again(name: str, looks: Looks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_is_bounded_and_written_again(name: str, look: Looks, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others have displaced what is held for long, or somebody has emptied the table."""
     with advisory_lock(name, using="postgres"):
-        looks.look("postgres", 2)
-        (before,) = noted("postgres", name)
+        look("postgres", 2)
+        before = noted("postgres", name)
         assert prune("postgres", days=1) == {"names": 0}
         assert prune("postgres", days=0)["names"] >= 1
-        looks.look("postgres", later=HELD_AGAIN / 2)
+        look("postgres", later=HELD_AGAIN / 2)
         assert not noted("postgres", name)
-        looks.look("postgres", later=HELD_AGAIN / 2)
-        assert list(noted("postgres", name)) == [before]
+        look("postgres", later=HELD_AGAIN / 2)
+        assert noted("postgres", name) == before
     prune("postgres", days=0)
     monkeypatch.setattr(notes, "MOST", 5)
     monkeypatch.setattr(notes, "EVERY", 1)
     for number in range(9):
         with advisory_lock(f"{name} {number}", using="postgres"):
-            looks.look("postgres", 2)
+            look("postgres", 2)
     assert ask("postgres", f"SELECT count(*) FROM {NAMES}")[0][0] <= 6
     assert noted("postgres", f"{name} 8")
     assert not noted("postgres", f"{name} 0")
@@ -137,21 +131,21 @@ def test_the_table_is_bounded_and_written_again(name: str, looks: Looks, monkeyp
 
 @each_engine
 def test_two_names_with_one_key_are_reported(
-    using: str, looks: Looks, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    using: str, look: Looks, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     """By a hash that is broken on purpose: the part that the engine is sent is the same for both."""
+    derive = django_distlock.manager.registry.derive_key
 
     def broken(secret: str, alias: str, *parts: str) -> LockKey:
         whole = derive(secret, alias, *parts)
         return LockKey(alias, whole.name, b"collides" * 3 + whole.digest[24:])
 
-    derive = django_distlock.manager.registry.derive_key
     monkeypatch.setattr(django_distlock.manager.registry, "derive_key", broken)
     names = [f"collision {os.getpid()}", f"collision-{os.getpid()}"]
     with caplog.at_level(logging.ERROR, "django_distlock.backends"):
         for each in names * 2:
             with advisory_lock(each, using=using):
-                looks.look(using, 2)
+                look(using, 2)
                 (info,) = registry.entry(using).backend.inspect()
     assert len(caplog.records) == 1, caplog.text
     assert all(repr(each) in caplog.text for each in names)
@@ -160,16 +154,14 @@ def test_two_names_with_one_key_are_reported(
 
 
 @each_engine
-def test_without_the_table_locks_work_and_the_log_says_so_once(
-    using: str, name: str, looks: Looks, caplog: Any
-) -> None:
+def test_without_the_table_locks_work_and_the_log_says_so_once(using: str, name: str, look: Looks, caplog: Any) -> None:
     """The code is newer than the database: `migrate` has not run yet. The name is written after it has."""
     backend: Any = registry.entry(using).backend
     with advisory_lock(name, using=using) as lease:
         ask(using, RENAME.format(NAMES, MOVED))
         try:
             with caplog.at_level(logging.DEBUG, "django_distlock.backends"):
-                looks.look(using, 4)
+                look(using, 4)
             assert name in [info.name for info in held_locks(using)[0].locks]
             lease.ensure_held()
         finally:
@@ -177,21 +169,20 @@ def test_without_the_table_locks_work_and_the_log_says_so_once(
         (record,) = caplog.records
         assert (record.levelname, "migrate" in record.message) == ("WARNING", True)
         backend._notes._rests_until = 0.0  # it is over
-        looks.look(using)
+        look(using)
         assert noted(using, name)
 
 
 @each_engine
-def test_a_write_that_hangs_costs_no_lock(using: str, name: str, looks: Looks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_hangs_costs_no_lock(using: str, name: str, look: Looks, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody has the table for himself. On the lock's own session the write would end it: a session is declared dead
     when a statement hangs."""
     monkeypatch.setattr(notes, "STATEMENT_LIMIT", 0.3)
-    lock = "LOCK TABLE {}" if using == "postgres" else "LOCK TABLES {} WRITE"
     with advisory_lock(name, using=using) as lease, transaction.atomic("mariadb" if using == "mysql" else using):
-        looks.look(using)
-        ask(using, lock.format(NAMES))
+        look(using)
+        ask(using, f"LOCK TABLE {NAMES}" if using == "postgres" else f"LOCK TABLES {NAMES} WRITE")
         try:
-            looks.look(using)
+            look(using)
             lease.ensure_held()
             with advisory_lock(f"{name} too", using=using):
                 pass

@@ -15,8 +15,8 @@ from django_distlock.models import IdempotencyRecord
 from tests.conftest import connect, eventually
 from tests.faults.conftest import proxied
 from tests.faults.proxy import Proxy
-from tests.operations.commands.calling import UNAVAILABLE, call
 from tests.operations.programs import list_first, operate
+from tests.operations.world import UNAVAILABLE, call
 from tests.support import services
 from tests.support.processes import Child
 from tests.support.timing import within

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 from tests.support.paths import ROOT
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-COMMAND_SECONDS = 110
-# What differs from replay to replay.
-PER_REPLAY = ("DISTLOCK_ATOMIC_REQUESTS", "DISTLOCK_CONN_MAX_AGE")
+# What the demo reads.
+OURS = {"DB", "DJANGO_SETTINGS_MODULE", "DISTLOCK_DEMO_DB", "DISTLOCK_SITE_KEY"}
+OURS |= {"DISTLOCK_ATOMIC_REQUESTS", "DISTLOCK_CONN_MAX_AGE"}
 
 
 @contextmanager
@@ -34,47 +34,30 @@ def demo_database(engine: str, folder: Path) -> Iterator[dict[str, str]]:
 @contextmanager
 def scratch_database(engine: str, name: str) -> Iterator[None]:
     """An empty database on the private server; SQLite makes its file by itself."""
-    if engine == "sqlite":
-        yield
-        return
-    execute = {"postgres": execute_postgres, "mariadb": execute_mariadb}[engine]
-    drop = f"DROP DATABASE IF EXISTS {name}"
-    execute(drop)
-    execute(f"CREATE DATABASE {name}")
+    statements = [] if engine == "sqlite" else [f"DROP DATABASE IF EXISTS {name}", f"CREATE DATABASE {name}"]
+    for statement in statements:
+        execute(engine, statement)
     try:
         yield
     finally:
-        # Without FORCE: a session that the demo's processes left open must make this fail.
-        execute(drop)
+        # without FORCE: a session that the demo's processes left open must make this fail
+        for statement in statements[:1]:
+            execute(engine, statement)
 
 
-def execute_postgres(statement: str) -> None:
-    import psycopg
+def execute(engine: str, statement: str) -> None:
+    server = load()[engine]
+    account = {key: server[key] for key in ("host", "user", "password")} | {"port": int(server["port"])}
+    if engine == "postgres":
+        import psycopg
 
-    server = load()["postgres"]
-    with psycopg.connect(
-        host=server["host"],
-        port=server["port"],
-        user=server["user"],
-        password=server["password"],
-        dbname=server["name"],
-        autocommit=True,
-    ) as connection:
-        connection.execute(statement)
+        with psycopg.connect(**account, dbname=server["name"], autocommit=True) as connection:
+            connection.execute(statement)
+    else:
+        import MySQLdb
 
-
-def execute_mariadb(statement: str) -> None:
-    import MySQLdb
-
-    server = load()["mariadb"]
-    connection = MySQLdb.connect(
-        host=server["host"], port=int(server["port"]), user=server["user"], password=server["password"]
-    )
-    try:
-        connection.query(statement)
-        connection.store_result()
-    finally:
-        connection.close()
+        with closing(MySQLdb.connect(**account)) as connection:
+            connection.cursor().execute(statement)
 
 
 def manage(*arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -84,7 +67,7 @@ def manage(*arguments: str, environment: dict[str, str]) -> subprocess.Completed
         env=demo_environment(environment),
         capture_output=True,
         text=True,
-        timeout=COMMAND_SECONDS,
+        timeout=110,
         check=False,
     )
 
@@ -94,5 +77,4 @@ def demo_environment(environment: dict[str, str]) -> dict[str, str]:
     # fewer rounds of the password hash than in the demo: the work between check and insert, with room for the race
     # 200 sign-ups in line may take long on a busy machine
     environment = {"DISTLOCK_DEMO_HASH_ITERATIONS": "20000", "DISTLOCK_DEMO_TIMEOUT": "60"} | environment
-    ours = ("DB", "DJANGO_SETTINGS_MODULE", "DISTLOCK_DEMO_DB", "DISTLOCK_SITE_KEY", *PER_REPLAY)
-    return {key: value for key, value in os.environ.items() if key not in ours} | environment
+    return {key: value for key, value in os.environ.items() if key not in OURS} | environment

@@ -59,9 +59,6 @@ def be(slug: str, page: str) -> Client:
     return client
 
 
-# registration
-
-
 @pytest.mark.parametrize("way", [way.slug for way in WAYS])
 def test_a_sign_up(client: Client, way: str) -> None:
     """A program gets 201 and then 409; a person gets a redirect, and then the form with its error."""
@@ -90,16 +87,12 @@ def test_the_lock_of_a_sign_up(client: Client, settings: Any, way: Any) -> None:
         lease = pool.submit(lock.acquire, timeout=5).result()
         assert client.get(path).status_code == 200
         assert client.post(path, FORM | {"password": "short"}).status_code == 400
-        answers = [
-            client.post(path, FORM | {"email": email}, headers=JSON) for email in ("ann@example.org", "ANN@example.org")
-        ]
+        emails = ("ann@example.org", "ANN@example.org")
+        answers = [client.post(path, FORM | {"email": email}, headers=JSON) for email in emails]
         pool.submit(lease.release).result()
     assert [answer.status_code for answer in answers] == [503, 503]
     assert int(answers[0]["Retry-After"]) >= 1
     assert not Registered.objects.exists()
-
-
-# wallet
 
 
 @pytest.mark.parametrize("way", [way.slug for way in MOVES])
@@ -119,9 +112,6 @@ def test_money_is_paid_while_there_is_enough(client: Client, way: str) -> None:
     assert list(Account.objects.values_list("balance", flat=True)) == [1000, 400]
 
 
-# orders
-
-
 @pytest.mark.parametrize("way", ORDERS, ids=lambda way: way.slug)
 def test_the_same_order_twice(way: Way) -> None:
     """By a form, and by a program."""
@@ -139,36 +129,22 @@ def test_the_same_order_twice(way: Way) -> None:
     assert shop.post(reverse(way.url_name), fields).status_code == (400 if way.prevents else 302)
 
 
-# articles
-
-
 @pytest.mark.parametrize("locked", [False, True])
 def test_the_second_save_of_an_article(locked: bool) -> None:
     """Without a lock it destroys the first one; with a lock it shows both."""
     article = Article.objects.create(title="A bridge opens", body="On Saturday.")
     address = reverse("articles-edit" if locked else "articles-plain", args=[article.pk])
     assert Client().get(address).url.startswith(reverse("articles"))
-    forms = []
-    for slug in PEOPLE:
-        client = Client()
+    clients, forms = [Client() for _ in PEOPLE], []
+    for client, slug in zip(clients, PEOPLE, strict=True):
         assert client.post(reverse("articles-as", args=[slug])).url == reverse("articles")
-        text = client.get(address).text
-        forms.append(
-            (client, dict(re.findall(r'<input type="hidden" name="(distlock_edit\w*)" value="([^"]*)"', text)))
-        )
-    sent = {"title": "A bridge opens", "section": "news"}
-    answers = [
-        client.post(address, {**sent, **fields, "body": f"By {name}."})
-        for (client, fields), name in zip(forms, PEOPLE.values(), strict=True)
-    ]
+        hidden = re.findall(r'<input type="hidden" name="(distlock_edit\w*)" value="([^"]*)"', client.get(address).text)
+        forms.append({"title": "A bridge opens", "section": "news", "body": f"By {PEOPLE[slug]}.", **dict(hidden)})
+    answers = [client.post(address, form) for client, form in zip(clients, forms, strict=True)]
     article.refresh_from_db()
     assert (article.body, answers[1].status_code) == (("By Ada.", 409) if locked else ("By Bo.", 302))
     if locked:
-        assert "By Ada." in answers[1].text
-        assert "By Bo." in answers[1].text
-
-
-# browser locks
+        assert all(f"By {person}." in answers[1].text for person in ("Ada", "Bo"))
 
 
 def take(client: Client, page: str) -> dict[str, str]:
@@ -207,9 +183,6 @@ def test_a_piece_moves_in_the_hand_that_has_it() -> None:
     state = bo.get(reverse("board-state")).json()
     assert (state["pieces"][0]["column"], state["pieces"][0]["holder"]) == (2, "Ada")
     assert [(move["by"], move["to"]) for move in state["moves"]] == [("Ada", "B1")]
-
-
-# what pages show of replays
 
 
 def test_pages_show_the_latest_replay(client: Client) -> None:

@@ -16,6 +16,10 @@ from django.test import Client
 from django.urls import path
 
 from django_distlock import LockLost
+from django_distlock.editing import edit_lock, editors
+from django_distlock.editing.listing import break_edit, list_edits
+from django_distlock.idempotency import idempotent
+from testproject.wallet.models import Account
 from tests.support.processes import Child
 
 if TYPE_CHECKING:
@@ -28,6 +32,26 @@ PATIENCE = 30
 TENANTS = ("tenant_a", "tenant_b")
 began, go_on = threading.Event(), threading.Event()
 runs: list[str] = []
+
+
+@pytest.fixture
+def schemas() -> Iterator[None]:
+    with connections["postgres"].cursor() as cursor:
+        for tenant in TENANTS:
+            cursor.execute(f"DROP SCHEMA IF EXISTS {tenant} CASCADE; CREATE SCHEMA {tenant}")
+        yield
+        cursor.execute(f"DROP SCHEMA {', '.join(TENANTS)} CASCADE")
+
+
+def migrated(tenants: tuple[str, ...] = TENANTS) -> None:
+    """In a child: the default database has the tables of the app in these schemas, besides the public one."""
+    connections["default"].close()
+    connections.settings["default"] = {**connections.settings["postgres"], "ENGINE": ENGINE}
+    del connections["default"]
+    for tenant in tenants:
+        connection.set_schema(tenant, include_public=False)  # type: ignore[attr-defined]
+        call_command("migrate", "django_distlock", verbosity=0)
+    connection.set_schema("public")  # type: ignore[attr-defined]
 
 
 def pay(request: Any) -> HttpResponse:
@@ -46,61 +70,30 @@ def tenant_middleware(get_response: Any) -> Any:
     return middleware
 
 
-@pytest.fixture
-def schemas() -> Iterator[None]:
-    with connections["postgres"].cursor() as cursor:
-        for tenant in TENANTS:
-            cursor.execute(f"DROP SCHEMA IF EXISTS {tenant} CASCADE")
-            cursor.execute(f"CREATE SCHEMA {tenant}")
-    yield
-    with connections["postgres"].cursor() as cursor:
-        for tenant in TENANTS:
-            cursor.execute(f"DROP SCHEMA {tenant} CASCADE")
+def key_of_tenant(key: str, key_prefix: str, version: int) -> str:
+    """As ``django_tenants.cache.make_key``."""
+    return f"{connection.schema_name}:{key_prefix}:{version}:{key}"  # type: ignore[attr-defined]
 
 
-def migrated(tenants: tuple[str, ...] = TENANTS) -> None:
-    """In a child: the default database has the tables of the app in these schemas, besides the public one."""
-    connections["default"].close()
-    connections.settings["default"] = {**connections.settings["postgres"], "ENGINE": ENGINE}
-    del connections["default"]
-    for tenant in tenants:
-        connection.set_schema(tenant, include_public=False)  # type: ignore[attr-defined]
-        call_command("migrate", "django_distlock", verbosity=0)
-    connection.set_schema("public")  # type: ignore[attr-defined]
-
-
-def post(tenant: str) -> Any:
-    headers = {
-        "X-Tenant": tenant,
-        "Idempotency-Key": "k" * 20,
-        "Authorization": "Bearer a",
-        "Host": f"{tenant[-1]}.example",
-    }
+def post(tenant: str) -> int:
+    who = {"Idempotency-Key": "k" * 20, "Authorization": "Bearer a", "Host": f"{tenant[-1]}.example"}
     try:
-        return Client(headers=headers).post("/pay/", {"amount": "5"})
+        return Client(headers={"X-Tenant": tenant, **who}).post("/pay/", {"amount": "5"}).status_code
     finally:
         connections.close_all()
 
 
 def twice(link: Any, storage: str) -> None:
     """In a child: repeat a request while its first copy runs, for longer than the TTL of a claim."""
-    from django_distlock.idempotency import idempotent
-
     migrated()
     global urlpatterns
     urlpatterns = [path("pay/", idempotent(on_crash="retry", claim_ttl=1.5)(pay))]
     settings.ROOT_URLCONF = __name__
     settings.ALLOWED_HOSTS = [".example"]
-    settings.MIDDLEWARE = [
-        f"{__name__}.tenant_middleware",
-        "django_distlock.idempotency.middleware.IdempotencyMiddleware",
-    ]
-    settings.CACHES = {
-        "default": {
-            "BACKEND": "django.core.cache.backends.locmem.LocMemCache",
-            "KEY_FUNCTION": f"{__name__}.key_of_tenant",
-        }
-    }
+    ours = "django_distlock.idempotency.middleware.IdempotencyMiddleware"
+    settings.MIDDLEWARE = [f"{__name__}.tenant_middleware", ours]
+    backend = "django.core.cache.backends.locmem.LocMemCache"
+    settings.CACHES = {"default": {"BACKEND": backend, "KEY_FUNCTION": f"{__name__}.key_of_tenant"}}
     settings.DISTLOCK_IDEMPOTENCY = {"STORAGE": storage, "REPLAY_TO_CREDENTIALS": True}
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(post, TENANTS[0])
@@ -108,13 +101,8 @@ def twice(link: Any, storage: str) -> None:
         threading.Event().wait(2.5)  # without a renewal the claim would have ended
         again, elsewhere = post(TENANTS[0]), post(TENANTS[1])
         go_on.set()
-        link.say([answer.status_code for answer in (first.result(PATIENCE), again, elsewhere)])
+        link.say([first.result(PATIENCE), again, elsewhere])
     link.say(runs)
-
-
-def key_of_tenant(key: str, key_prefix: str, version: int) -> str:
-    """As ``django_tenants.cache.make_key``."""
-    return f"{connection.schema_name}:{key_prefix}:{version}:{key}"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("storage", ["database", "cache"])
@@ -125,47 +113,32 @@ def test_a_claim_is_renewed_in_the_schema_of_its_request(schemas: None, storage:
         assert child.hear() == list(TENANTS)
 
 
-def shown() -> list[int]:
-    """How many editors of the accounts each function of this tenant shows."""
-    from django_distlock.editing import editors
-    from django_distlock.editing.listing import list_edits
-
-    return [len(editors([account()])), len(list_edits("default", model="wallet.account")), len(list_edits(limit=1))]
-
-
-def account() -> Any:
-    from testproject.wallet.models import Account
-
-    found = Account(pk=7)
-    found._state.adding = False
-    return found
-
-
 def edit(link: Any, shared: bool) -> None:
     """In a child: hold the edit lock of one object in a tenant, for longer than its TTL."""
-    from django_distlock.editing import edit_lock
-    from django_distlock.editing.listing import break_edit
+    account = Account(pk=7)
+    account._state.adding = False
+
+    def shown(tenant: str) -> list[int]:
+        """How many editors of the account each function of this tenant shows."""
+        connection.set_schema(tenant)  # type: ignore[attr-defined]
+        return [len(editors([account])), len(list_edits("default", model="wallet.account")), len(list_edits(limit=1))]
 
     migrated(() if shared else TENANTS)
-    connection.set_schema(TENANTS[0])  # type: ignore[attr-defined]
-    with edit_lock(account(), by="an import", ttl=1.5) as hold:
+    one, other = TENANTS
+    connection.set_schema(one)  # type: ignore[attr-defined]
+    with edit_lock(account, by="an import", ttl=1.5) as hold:
         threading.Event().wait(2.5)
-        link.say([hold.held, *shown()])
-        connection.set_schema(TENANTS[1])  # type: ignore[attr-defined]
-        link.say(shown())
-        with pytest.raises(LockLost), edit_lock(account(), by="another import"):  # noqa: PT012 - it is broken inside
-            link.say(shown())
-            link.say(break_edit(account()) is not None)
-        connection.set_schema(TENANTS[0])  # type: ignore[attr-defined]
-        link.say([hold.held, *shown()])
+        link.say([hold.held, shown(one), shown(other)])
+        with pytest.raises(LockLost), edit_lock(account, by="another import"):
+            link.say([shown(other), break_edit(account) is not None])
+        link.say([hold.held, shown(one)])
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["in the public schema", "in the schema of the tenant"])
 def test_edit_locks_are_those_of_the_tenant(schemas: None, shared: bool) -> None:
     """Wherever the table is, they are renewed there, and object 7 of one tenant is not that of another."""
+    seen, nothing = [1, 1, 1], [0, 0, 0]
     with Child(edit, shared) as child:
-        assert child.hear() == [True, 1, 1, 1]
-        assert child.hear() == [0, 0, 0]
-        assert child.hear() == [1, 1, 1]
-        assert child.hear() is True
-        assert child.hear() == [True, 1, 1, 1]
+        assert child.hear() == [True, seen, nothing]
+        assert child.hear() == [seen, True]
+        assert child.hear() == [True, seen]

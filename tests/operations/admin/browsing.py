@@ -1,95 +1,64 @@
-"""A real browser, and the test project on a real server in this process, whose locks are on its pages."""
+"""Real browsers on real servers whose locks are on the pages; also for sites with another theme."""
 
 from __future__ import annotations
 
+import threading
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-import pytest
+from django.apps import apps
 from django.conf import settings
-from django.db import connections
-from django.test import Client, override_settings
+from django.contrib import admin
+from django.test import Client
+from django.urls import include, path
 from pytest_django.live_server_helper import LiveServer
-from selenium.webdriver.common.by import By
-from selenium.webdriver.support.wait import WebDriverWait
 
-from django_distlock.manager.registry import registry
-from tests.operations.admin.pages import LIST, make_people, remove_people
-from tests.support import axe
-from tests.support.browsers import browser
+from django_distlock import advisory_lock, held_locks
+from tests.conftest import eventually
+from tests.operations.admin.pages import LIST, log_in, remove_people
+from tests.support.browsers import Tab
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from django.http import HttpRequest, HttpResponse
 
-PATIENCE = 20
+    from tests.support.child import Link
+
+NAME = "nightly-import of all the invoices of the year"
+# What a careful site lets its pages do.
 POLICY = "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 
 
-class StrictPolicy:
-    """Middleware: what a careful site lets its pages do."""
-
-    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
-        self.get_response = get_response
-
-    def __call__(self, request: HttpRequest) -> HttpResponse:
-        response = self.get_response(request)
+def strict_policy(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
+    def middleware(request: HttpRequest) -> HttpResponse:
+        response = get_response(request)
         response["Content-Security-Policy"] = POLICY
         return response
 
-
-@pytest.fixture(scope="module")
-def chrome() -> Iterator[Any]:
-    with browser("chromium") as profile:
-        profile.driver.set_script_timeout(PATIENCE)
-        yield profile.driver
+    return middleware
 
 
-@pytest.fixture(scope="module")
-def site(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
-    """Its address."""
-    aliases = {alias: settings.DISTLOCK[alias] for alias in ("memory", "redis", "postgres")}
-    middleware = [f"{__name__}.StrictPolicy", *settings.MIDDLEWARE]
-    with (
-        django_db_blocker.unblock(),
-        override_settings(DISTLOCK=aliases, MIDDLEWARE=middleware, ALLOWED_HOSTS=["127.0.0.1"]),
-    ):
-        server = LiveServer("127.0.0.1:0")
-        try:
-            yield server.url
-        finally:
-            server.stop()
-            registry.close()
-            connections.close_all()
+class Page(Tab):
+    """A tab of somebody who may do everything."""
 
+    def __init__(self, tab: Tab, url: str) -> None:
+        super().__init__(tab.profile, tab.handle)
+        self.url = url
+        self.driver: Any = tab.profile.driver  # type: ignore[attr-defined]
+        self.open(f"{url}/static/admin/css/base.css")
+        session = log_in(Client(), "boss").cookies["sessionid"].value
+        self.driver.add_cookie({"name": settings.SESSION_COOKIE_NAME, "value": session})
 
-class Page:
-    """What a person does with the browser."""
+    def go(self, where: str = LIST) -> None:
+        self.open(self.url + where)
 
-    def __init__(self, driver: Any, url: str) -> None:
-        self.driver, self.url = driver, url
+    def press(self, selector: str) -> None:
+        """A link or a button that leads to another page."""
+        self.follow(lambda: self.click(selector))
 
-    def log_in(self) -> None:
-        """As somebody who may do everything."""
-        client = Client()
-        client.force_login(make_people()["boss"])
-        self.open("/static/admin/css/base.css")
-        self.driver.add_cookie({"name": settings.SESSION_COOKIE_NAME, "value": client.cookies["sessionid"].value})
-
-    def open(self, path: str = LIST) -> None:
-        self.driver.get(self.url + path)
-
-    def find(self, selector: str) -> Any:
-        return self.driver.find_element(By.CSS_SELECTOR, selector)
-
-    def all(self, selector: str) -> list[Any]:
-        return self.driver.find_elements(By.CSS_SELECTOR, selector)
-
-    def run(self, script: str, *arguments: Any) -> Any:
-        return self.driver.execute_script(script, *arguments)
-
-    def until(self, condition: Callable[[], Any], message: str) -> Any:
-        return WebDriverWait(self.driver, PATIENCE, poll_frequency=0.05).until(lambda _driver: condition(), message)
+    def get(self, selector: str, attribute: str) -> str:
+        return str(self.run("return document.querySelector(arguments[0])[arguments[1]]", selector, attribute))
 
     def names(self) -> list[str]:
         found: list[str] = self.run(  # at once: a refresh may replace the list at any time
@@ -97,29 +66,37 @@ class Page:
         )
         return found
 
-    def follow(self, element: Any) -> None:
-        """Click, and wait until the next page is there."""
-        before = self.find("html")
-        element.click()
-        self.until(lambda: before.id != self.find("html").id, "no other page came")
-        self.until(lambda: self.run("return document.readyState") == "complete", "the page is not complete")
 
-    def dark(self, on: bool) -> None:
-        features = [{"name": "prefers-color-scheme", "value": "dark" if on else "light"}]
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-
-    def faults(self, *only: str) -> list[str]:
-        """What axe calls serious or critical; of all rules, or of some."""
-        return axe.faults(self.driver, *only)
-
-
-@pytest.fixture
-def page(databases: None, site: str, chrome: Any) -> Iterator[Page]:
-    """The browser, logged in. It asks for nothing between tests."""
-    found = Page(chrome, site)
+@contextmanager
+def visit(tab: Tab, url: str) -> Iterator[Page]:
     try:
-        found.log_in()
-        yield found
+        yield Page(tab, url)
     finally:
-        chrome.get("about:blank")
+        tab.open("about:blank")  # it asks for nothing between tests
         remove_people()
+
+
+def serve(link: Link) -> None:
+    """In a process of its own, as a theme cannot be added to one that runs: hold locks, have another thread wait for
+    one, and serve the pages about them until told to end."""
+    global urlpatterns
+    urlpatterns = [path("admin/", admin.site.urls)]
+    if apps.is_installed("grappelli"):
+        urlpatterns.insert(0, path("grappelli/", include("grappelli.urls")))
+    settings.ROOT_URLCONF = __name__
+
+    def wait() -> None:
+        with advisory_lock(NAME, using="leases", timeout=300):
+            pass
+
+    with ExitStack() as stack:
+        waiter = threading.Thread(target=wait)
+        stack.callback(lambda: waiter.join())
+        for using, name, shared in (("leases", NAME, False), ("leases", "stock:9", False), ("default", "prices", True)):
+            stack.enter_context(advisory_lock(name, using=using, shared=shared, timeout=5))
+        waiter.start()
+        eventually(lambda: any(info.waiters for info in held_locks("leases")[0].locks), "nobody waits")
+        server = LiveServer("127.0.0.1:0")
+        stack.callback(server.stop)
+        link.say(server.url)
+        link.hear()

@@ -1,4 +1,4 @@
-"""People, clients that are logged in as them, and the browser."""
+"""People with different permissions, and clients that are logged in as them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ from django.conf import settings
 from django.test import Client, override_settings
 
 from django_distlock import break_lock, held_locks
-from tests.operations.admin.browsing import chrome, page, site  # noqa: F401 - fixtures
-from tests.operations.admin.pages import make_people, remove_people
+from tests.operations.admin.pages import log_in, remove_people
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from django.contrib.auth.models import User
 
 
 @pytest.fixture
@@ -28,25 +25,13 @@ def two_aliases(databases: None) -> Iterator[None]:
 
 
 @pytest.fixture
-def people(databases: None) -> Iterator[dict[str, User]]:
+def as_(databases: None) -> Iterator[Callable[..., Client]]:
+    """``as_("viewer")``: a client that is logged in; ``as_("anonymous")``: one that is not."""
     remove_people()
     try:
-        yield make_people()
+        yield lambda name, **options: log_in(Client(**options), name)
     finally:
         remove_people()
-
-
-@pytest.fixture
-def as_(people: dict[str, User]) -> Callable[..., Client]:
-    """``as_("viewer")``: a client that is logged in; ``as_("anonymous")``: one that is not."""
-
-    def client_of(name: str, **options: bool) -> Client:
-        client = Client(**options)
-        if name != "anonymous":
-            client.force_login(people[name])
-        return client
-
-    return client_of
 
 
 @pytest.fixture

@@ -1,10 +1,10 @@
-"""People with different permissions, the addresses that they ask for, and what stands there, read as a person would."""
+"""People, the addresses that they ask for, and what stands there, read as a person would."""
 
 from __future__ import annotations
 
 import re
 from html import unescape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from django.conf import settings
@@ -22,31 +22,30 @@ if TYPE_CHECKING:
 LIST = reverse("admin:django_distlock_heldlock_changelist")
 BREAK = reverse("admin:django_distlock_heldlock_break")
 ALIASES = settings.DISTLOCK  # all of them
-PEOPLE: dict[str, tuple[str, ...]] = {
-    "nobody": (),
-    "viewer": ("view_heldlock",),
-    "breaker": ("break_lock",),
-    "both": ("view_heldlock", "break_lock"),
+PEOPLE = {
+    "nobody": [],
+    "viewer": ["view_heldlock"],
+    "breaker": ["break_lock"],
+    "both": ["view_heldlock", "break_lock"],
+    "boss": [],  # who is a superuser
 }
-_ROW = re.compile(r"<tr>(.*?)</tr>", re.DOTALL)
 _CELL = re.compile(r'<t[hd] class="field-(\w+)[^"]*">(.*?)</t[hd]>', re.DOTALL)
 
 
-def make_people() -> dict[str, User]:
-    found = {}
-    for name, codenames in PEOPLE.items():
-        found[name] = User.objects.create(username=name, password="!", is_staff=True)
-        found[name].user_permissions.set(
-            Permission.objects.filter(content_type__app_label="django_distlock", codename__in=codenames)
-        )
-    found["boss"] = User.objects.create(username="boss", password="!", is_staff=True, is_superuser=True)
-    return found
+def log_in(client: Client, name: str) -> Client:
+    """As one of the people, who is made if need be; "anonymous" is none."""
+    if name != "anonymous":
+        user, _ = User.objects.get_or_create(username=name, is_staff=True, is_superuser=name == "boss")
+        may = Permission.objects.filter(content_type__app_label="django_distlock", codename__in=PEOPLE[name])
+        user.user_permissions.set(may)
+        client.force_login(user)
+    return client
 
 
 def remove_people() -> None:
     LogEntry.objects.all().delete()
     Session.objects.all().delete()
-    User.objects.filter(username__in=[*PEOPLE, "boss"]).delete()
+    User.objects.filter(username__in=PEOPLE).delete()
 
 
 def text(html: str) -> str:
@@ -61,7 +60,7 @@ def told(answer: HttpResponse) -> list[str]:
 def rows(html: str) -> list[dict[str, str]]:
     """The rows of the list: column -> text. Below it are tables of what users have locked, of other tests perhaps."""
     body = html.partition('id="result_list"')[2].partition("<tbody>")[2].partition("</tbody>")[0]
-    return [{column: text(cell) for column, cell in _CELL.findall(row)} for row in _ROW.findall(body)]
+    return [{column: text(cell) for column, cell in _CELL.findall(row)} for row in body.split("<tr>")[1:]]
 
 
 def names(client: Client, query: str = "") -> list[str]:
@@ -78,9 +77,10 @@ def address(client: Client, name: str, what: str = "change") -> str:
     return f"{found}{what}/"
 
 
-def key_of(address: str) -> str:
-    """What the box before the row of that lock sends."""
-    return unquote(address.removeprefix(LIST).partition("/")[0])
+def chosen(*addresses: str) -> dict[str, Any]:
+    """What the list sends when the boxes before these locks are ticked and the action is chosen."""
+    keys = [unquote(each.removeprefix(LIST).partition("/")[0]) for each in addresses]
+    return {"action": "break_selected", "index": "0", "_selected_action": keys}
 
 
 def shown(client: Client, name: str) -> str:

@@ -1,10 +1,10 @@
-"""Breaking from the admin: exactly the holder that was shown, with a log entry and a message."""
+"""Breaking from the admin: who may, and exactly the holder that was shown, with a log entry and a message."""
 
 from __future__ import annotations
 
 import logging
 import re
-from contextlib import ExitStack
+from contextlib import suppress
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
@@ -14,8 +14,8 @@ from django.test import override_settings
 
 from django_distlock import LockLost, advisory_lock
 from django_distlock.backends.memory import MemoryBackend
-from tests.operations.admin.pages import ALIASES, BREAK, LIST, address, key_of, names, rows, shown, text, told
-from tests.operations.listening import listening
+from tests.operations.admin.pages import ALIASES, BREAK, LIST, address, chosen, names, rows, shown, text, told
+from tests.operations.world import listening
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,9 +31,9 @@ def test_the_holder_loses_it_and_the_log_says_who_did_it(
     client = as_("both")
     lease = advisory_lock("stuck", using="leasetable", timeout=1).acquire()
     (row,) = rows(client.get(f"{LIST}?q=stuck").text)
-    page = client.get(address(client, "stuck", "break")).text
+    page = text(client.get(address(client, "stuck", "break")).text)
     assert "Break this lock?" in page
-    assert row["holder"] in text(page)
+    assert row["holder"] in page
     with listening("stuck") as heard, caplog.at_level(logging.WARNING, "django_distlock.operations"):
         answer = client.post(BREAK, {"lock": shown(client, "stuck"), "reason": "it\r\nhangs \x1b[2J"})
     assert (answer.status_code, answer.url) == (302, LIST)
@@ -48,8 +48,7 @@ def test_the_holder_loses_it_and_the_log_says_who_did_it(
         assert part in entry.change_message
     # the link in the log leads to a page that says that it is over
     gone = client.get(f"/admin/{entry.get_admin_url().partition('/admin/')[2]}")
-    assert gone.status_code == 404
-    assert "no longer held" in gone.text
+    assert (gone.status_code, "no longer held" in gone.text) == (404, True)
 
 
 def test_whoever_has_it_meanwhile_keeps_it(boss: Client) -> None:
@@ -58,8 +57,7 @@ def test_whoever_has_it_meanwhile_keeps_it(boss: Client) -> None:
         assert address(boss, "changing", "break") == page  # as long as one holder has it
     with advisory_lock("changing", using="leasetable", timeout=1) as lease:
         answer = boss.get(page)
-        assert answer.status_code == 404
-        assert "has another holder" in answer.text
+        assert (answer.status_code, "has another holder" in answer.text) == (404, True)
         assert told(boss.post(BREAK, {"lock": yes})) == ["The lock “changing” has changed hands; it was not broken."]
         lease.ensure_held()
     assert "is no longer held; nothing was broken" in told(boss.post(BREAK, {"lock": yes}))[-1]
@@ -76,26 +74,22 @@ def test_another_holding_of_the_same_session_is_not_broken(boss: Client) -> None
         override_settings(DISTLOCK={"postgres": ALIASES["postgres"]}),
         advisory_lock("again", using="postgres", timeout=5) as lease,
     ):
-        yes = shown(boss, "again")
-        key, _, stamp = yes.rpartition("@")
+        key, _, stamp = shown(boss, "again").rpartition("@")
         for earlier in (f"{key}@{float(stamp) - 100:.3f}", f"{key}?{float(stamp) - 100:.3f}"):
             answer = boss.post(BREAK, {"lock": earlier})
             assert told(answer)[-1] == "The lock “again” has changed hands; it was not broken."
         lease.ensure_held()
-        assert not LogEntry.objects.exists()
+    assert not LogEntry.objects.exists()
 
 
 def test_several_at_once_but_never_more_than_one_can_read(boss: Client) -> None:
     leases = [advisory_lock(f"many{number}", using="memory", timeout=1).acquire() for number in range(101)]
-    keys = [key_of(address(boss, f"many{number}")) for number in (3, 4, 50, 51, 52, 53)]
-    asked = {"action": "break_selected", "index": "0", "_selected_action": keys}
+    asked = chosen(*(address(boss, f"many{number}") for number in (3, 4, 50, 51, 52, 53)))
     everything = boss.post(LIST, asked | {"select_across": "1"})
-    assert everything.status_code == 302
     assert told(everything) == ["At most 100 locks can be broken at once."]
     question = boss.post(LIST, asked)
     assert "Break these locks?" in question.text
     found = re.findall(r'name="lock" value="([^"]+)"', question.text)
-    assert len(found) == 6
     assert not any(lease.lost for lease in leases)
     assert told(boss.post(BREAK, {"lock": found})) == ["6 locks were broken."]
     assert [number for number, lease in enumerate(leases) if lease.lost] == [3, 4, 50, 51, 52, 53]
@@ -119,7 +113,7 @@ def test_the_way_back_leads_to_the_list_and_nowhere_else(boss: Client) -> None:
             asked = {"_changelist_filters": hostile, "next": hostile}
             for answer in (boss.get(page, asked), boss.get(question, asked)):
                 links = re.findall(r'(?:href|action)="([^"]*)"', answer.text)
-                assert all(link.startswith(("/", "#")) and not link.startswith("//") for link in links), links
+                assert all(re.match(r"/(?!/)|#", link) for link in links), links
             answer = boss.post(f"{BREAK}?{urlencode(asked)}", {"next": hostile})
             assert (answer.status_code, answer.url.partition("?")[0]) == (302, LIST)
             assert not set(answer.url) & set("\r\n\"'<> ")
@@ -132,11 +126,8 @@ class Unbreakable(MemoryBackend):
 
 
 def test_what_cannot_be_broken_has_no_button_and_says_so_if_asked(boss: Client) -> None:
-    with (
-        override_settings(DISTLOCK={"firm": {"BACKEND": f"{__name__}.Unbreakable"}}),
-        ExitStack() as stack,
-    ):
-        lease = stack.enter_context(advisory_lock("kept", using="firm", timeout=1))
+    firm = {"firm": {"BACKEND": f"{__name__}.Unbreakable"}}
+    with override_settings(DISTLOCK=firm), advisory_lock("kept", using="firm", timeout=1) as lease:
         page = address(boss, "kept")
         assert names(boss) == ["kept"]
         assert 'name="_selected_action"' not in boss.get(LIST).text
@@ -144,6 +135,56 @@ def test_what_cannot_be_broken_has_no_button_and_says_so_if_asked(boss: Client) 
         asked = boss.get(address(boss, "kept", "break")).text
         assert "These cannot be broken and are left out" in asked
         assert 'name="lock"' not in asked
-        assert told(boss.post(BREAK, {"lock": key_of(page)})) == ["The lock “kept” cannot be broken here."]
+        answer = boss.post(BREAK, {"lock": chosen(page)["_selected_action"]})
+        assert told(answer) == ["The lock “kept” cannot be broken here."]
         lease.ensure_held()
     assert not LogEntry.objects.exists()
+
+
+# By GET and by POST: the list, its refresh, its action, the page of a lock, the question, and the answer to it.
+EVERYTHING = [(200, 200)] * 3 + [(200, 403)] * 2 + [(302, 302)]
+EXPECTED = {
+    "anonymous": [(302, 302)] * 6,
+    "nobody": [(403, 403)] * 6,
+    "breaker": [(403, 403)] * 6,  # the page shows the holder, so one must be allowed to view, too
+    "viewer": [(200, 403)] * 4 + [(403, 403)] * 2,
+    "both": EVERYTHING,
+    "boss": EVERYTHING,
+}
+
+
+@pytest.mark.parametrize("person", EXPECTED)
+def test_who_may_do_what(as_: Callable[..., Client], boss: Client, person: str) -> None:
+    """Every address by GET and by POST."""
+    client, may, refresh = as_(person), person in ("both", "boss"), {"X-Distlock-Refresh": "1"}
+    with advisory_lock("matrix", using="memory", timeout=1) as lease:
+        page = address(boss, "matrix")
+        # who may break is asked about a lock that nobody holds
+        yes = {"lock": "memory/gone/0" if may else shown(boss, "matrix"), "reason": "x"}
+        asked = [(LIST, {}, {}), (LIST, {}, refresh), (LIST, chosen(page), {}), (page, {}, {})]
+        asked += [(page.replace("/change/", "/break/"), {}, {}), (BREAK, yes, {})]
+        for (url, data, headers), expected in zip(asked, EXPECTED[person], strict=True):
+            answers = client.get(url, headers=headers), client.post(url, data, headers=headers)
+            assert tuple(answer.status_code for answer in answers) == expected, url
+            for answer in answers:
+                if answer.status_code == 302:
+                    assert answer.url.startswith("/admin/login/?next=" if person == "anonymous" else LIST)
+                if answer.status_code == 403:
+                    assert "matrix" not in answer.text
+        if EXPECTED[person][0][0] == 200:
+            assert ("break_selected" in client.get(LIST).text) is may
+            assert ("Break this lock" in client.get(page).text) is may
+        lease.ensure_held()
+    assert not LogEntry.objects.exists()
+
+
+def test_a_post_from_elsewhere_is_refused(as_: Callable[..., Client]) -> None:
+    client = as_("boss", enforce_csrf_checks=True)
+    with suppress(LockLost), advisory_lock("csrf", using="memory", timeout=1) as lease:
+        page, yes = address(client, "csrf", "break"), shown(client, "csrf")
+        for url, data in ((BREAK, {"lock": yes}), (LIST, chosen(page))):
+            assert client.post(url, data).status_code == 403
+        lease.ensure_held()
+        token = {"csrfmiddlewaretoken": client.get(page).context["csrf_token"]}
+        assert client.post(BREAK, {"lock": yes, **token}).status_code == 302
+        assert lease.lost

@@ -2,25 +2,60 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.conf import settings as usual
 from django.contrib.admin.models import LogEntry
-from django.utils import timezone
+from django.db import connections
+from django.test import override_settings
+from pytest_django.live_server_helper import LiveServer
 
 from django_distlock import advisory_lock, held_locks
-from django_distlock.operations.history import Event, plot
+from django_distlock.manager.registry import registry
 from tests.conftest import eventually
+from tests.operations.admin.browsing import NAME, Page, serve, visit
 from tests.operations.admin.pages import LIST
 from tests.operations.programs import hold, wait
+from tests.support import axe
+from tests.support.browsers import Tab, browser
 from tests.support.processes import Child
 
 if TYPE_CHECKING:
-    from tests.operations.admin.browsing import Page
+    from collections.abc import Iterator
 
-pytestmark = pytest.mark.tier2
+pytestmark = [pytest.mark.tier2, pytest.mark.usefixtures("databases")]
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator[Tab]:
+    with browser("chromium") as profile:
+        yield profile.tab()
+
+
+@pytest.fixture(scope="module")
+def site(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
+    """The test project on a real server in this process."""
+    aliases = {alias: usual.DISTLOCK[alias] for alias in ("memory", "redis", "postgres")}
+    middleware = ["tests.operations.admin.browsing.strict_policy", *usual.MIDDLEWARE]
+    with (
+        django_db_blocker.unblock(),
+        override_settings(DISTLOCK=aliases, MIDDLEWARE=middleware, ALLOWED_HOSTS=["127.0.0.1"]),
+    ):
+        server = LiveServer("127.0.0.1:0")
+        yield server.url
+        server.stop()
+        registry.close()
+        connections.close_all()
+
+
+@pytest.fixture
+def page(databases: None, site: str, tab: Tab) -> Iterator[Page]:
+    with visit(tab, site) as found:
+        yield found
 
 
 @pytest.mark.parametrize("using", ["redis", "postgres"])
@@ -32,85 +67,43 @@ def test_from_the_list_to_a_broken_lock(page: Page, using: str) -> None:
         assert victim.hear() == "held"
         with Child(wait, using, name) as waiter:
 
-            def seen() -> bool:
+            def seen() -> list[tuple[int | None, bool]]:
                 """Where the server knows only hashes of names, the holder writes them down."""
                 infos = [info for info in held_locks(using)[0].locks if info.name in (name, beside)]
-                return sorted((info.waiters, f":{victim.pid}:" in (info.holder or "")) for info in infos) == [
-                    (0, True),
-                    (1, True),
-                ]
+                return sorted((info.waiters, f":{victim.pid}:" in (info.holder or "")) for info in infos)
 
-            eventually(seen, "it is not seen")
-            page.open(f"{LIST}?using={using}")
-            page.find("#searchbar").send_keys(token)
-            page.follow(page.find("#changelist-search input[type=submit]"))
-            page.follow(page.find("th.column-waiters a"))
+            eventually(lambda: seen() == [(0, True), (1, True)], "it is not seen")
+            page.go(f"{LIST}?using={using}")
+            page.type("#searchbar", token)
+            page.press("#changelist-search input[type=submit]")
+            page.press("th.column-waiters a")
             assert page.names() == [beside, name]  # nobody waits for the first one
-            page.follow(page.find("th.column-waiters .toggle"))
-            assert page.find("th.column-waiters").get_attribute("aria-sort") == "descending"
+            page.press("th.column-waiters .toggle")
+            assert page.get("th.column-waiters", "ariaSort") == "descending"
             listed = page.driver.current_url
-            page.follow(page.find("th.field-name a"))
-            assert page.find("h1").text == name
-            assert len(page.all(".distlock-waiting li")) == 1
+            page.press("th.field-name a")
+            assert page.text("h1") == name
+            assert page.run("return document.querySelectorAll('.distlock-waiting li').length") == 1
             detail = page.driver.current_url
-            page.follow(page.find("a.distlock-break"))
-            assert page.find("h1").text == "Break this lock?"
-            assert (beside in page.find(".distlock-facts").text) == (using == "postgres")
-            page.find("#distlock-reason").send_keys("hangs since noon")
-            page.follow(page.find(".distlock-yes"))
-            assert page.find(".messagelist .success").text.startswith(f"The lock “{name}” was broken.")
+            page.press("a.distlock-break")
+            assert page.text("h1") == "Break this lock?"
+            assert (beside in page.text(".distlock-facts")) == (using == "postgres")
+            page.type("#distlock-reason", "hangs since noon")
+            page.press(".distlock-yes")
+            assert page.text(".messagelist .success").startswith(f"The lock “{name}” was broken.")
             assert page.driver.current_url == listed
             assert "hangs since noon" in LogEntry.objects.get(object_repr=name).change_message
             assert waiter.hear() == "it is mine"
-            page.driver.get(detail)
-            assert page.find("h1").text == "This lock is no longer held"
+            page.open(detail)
+            assert page.text("h1") == "This lock is no longer held"
             waiter.say()
         victim.say()
         assert victim.hear() == ["LockLost", "LockLost" if using == "postgres" else "released"]
 
 
-def test_the_list_refreshes_itself_and_stops(page: Page) -> None:
-    with ExitStack() as stack:
-        for number in range(2):
-            stack.enter_context(advisory_lock(f"old {number}", using="memory"))
-        page.open(f"{LIST}?using=memory")
-        toggle = page.find("#distlock-refresh")
-        assert toggle.get_attribute("aria-pressed") == "false"
-        page.run("arguments[0].dataset.seconds = '0.2'; document.querySelector('#result_list').marked = true", toggle)
-        # where one is, and what one chose, stays
-        box = page.find("tr:nth-child(2) input.action-select")
-        chosen = box.get_attribute("value")
-        box.click()
-        toggle.click()
-        page.run("document.querySelectorAll('th.field-name a')[1].focus()")
-        focused = page.run("return document.activeElement.href")
-        page.until(lambda: page.run("return !document.querySelector('#result_list').marked"), "it was not refreshed")
-        assert page.run("return document.activeElement.href") == focused
-        checked = "return Array.from(document.querySelectorAll('input.action-select:checked'), box => box.value)"
-        assert page.run(checked) == [chosen]
-        # what comes is seen without a reload, and told
-        with advisory_lock("fresh", using="memory"):
-            page.until(lambda: "fresh" in page.names(), "the new lock is not seen")
-            page.until(lambda: "eld locks" in page.find("#distlock-news").text, "nothing is told")
-            # a hidden tab asks for nothing
-            page.run("Object.defineProperty(document, 'hidden', {value: true, configurable: true});"
-                     "document.dispatchEvent(new Event('visibilitychange'))")  # fmt: skip
-            assert requests_in(page, 600) == 0
-            page.run("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
-            page.until(lambda: requests_in(page, 300) > 0, "it did not go on")
-            # remembered for this tab
-            page.open(f"{LIST}?using=memory")
-            assert page.find("#distlock-refresh").get_attribute("aria-pressed") == "true"
-            page.run("document.getElementById('distlock-refresh').dataset.seconds = '0.1'")
-            page.find("#distlock-refresh").click()
-            assert page.find("#distlock-news").text == "The list is not refreshed any more."
-        assert requests_in(page, 500) == 0
-        assert "fresh" in page.names()
-
-
 def requests_in(page: Page, milliseconds: int) -> int:
     """How often the page begins to ask for itself in that time; what is under way may end late."""
-    found: int = page.driver.execute_async_script(
+    found: int = page.profile.execute_async_script(
         "const done = arguments[1], send = window.fetch; let begun = 0;"
         "window.fetch = (...asked) => { begun += 1; return send(...asked); };"
         "setTimeout(() => { window.fetch = send; done(begun); }, arguments[0])",
@@ -119,27 +112,63 @@ def requests_in(page: Page, milliseconds: int) -> int:
     return found
 
 
+def test_the_list_refreshes_itself_and_stops(page: Page) -> None:
+    with ExitStack() as stack:
+        for number in range(2):
+            stack.enter_context(advisory_lock(f"old {number}", using="memory"))
+        page.go(f"{LIST}?using=memory")
+        assert page.get("#distlock-refresh", "ariaPressed") == "false"
+        page.run("document.querySelector('#distlock-refresh').dataset.seconds = '0.2';"
+                 "document.querySelector('#result_list').marked = true")  # fmt: skip
+        # where one is, and what one chose, stays
+        page.click("tr:nth-child(2) input.action-select")
+        page.click("#distlock-refresh")
+        state = "return [document.activeElement.href, ...Array.from("
+        state += "document.querySelectorAll('input.action-select:checked'), box => box.value)]"
+        before = page.run(f"document.querySelectorAll('th.field-name a')[1].focus(); {state}")
+        page.until(lambda: page.run("return !document.querySelector('#result_list').marked"), "it was not refreshed")
+        assert page.run(state) == before
+        assert len(before) == 2
+        # what comes is seen without a reload, and told
+        with advisory_lock("fresh", using="memory"):
+            page.until(lambda: "fresh" in page.names(), "the new lock is not seen")
+            page.until(lambda: "eld locks" in page.text("#distlock-news"), "nothing is told")
+            # a hidden tab asks for nothing
+            page.run("Object.defineProperty(document, 'hidden', {value: true, configurable: true});"
+                     "document.dispatchEvent(new Event('visibilitychange'))")  # fmt: skip
+            assert requests_in(page, 600) == 0
+            page.run("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
+            page.until(lambda: requests_in(page, 300) > 0, "it did not go on")
+            # remembered for this tab
+            page.go(f"{LIST}?using=memory")
+            assert page.get("#distlock-refresh", "ariaPressed") == "true"
+            page.run("document.getElementById('distlock-refresh').dataset.seconds = '0.1'")
+            page.click("#distlock-refresh")
+            assert page.text("#distlock-news") == "The list is not refreshed any more."
+        assert requests_in(page, 500) == 0
+        assert "fresh" in page.names()
+
+
 def test_axe_finds_nothing_serious_and_the_policy_is_kept(page: Page, settings: Any) -> None:
     with advisory_lock("cluster:rebalance", using="redis"), advisory_lock("beside", using="memory", shared=True):
-        page.open(f"{LIST}?o=-5.1&q=e")
-        detail = page.find("th.field-name a").get_attribute("href").removeprefix(page.url)
+        page.go(f"{LIST}?o=-5.1&q=e")
+        detail = page.get("th.field-name a", "href")
         page.driver.get_log("browser")
         faults = {}
-        for path in (f"{LIST}?o=-5.1&q=e", detail, detail.replace("/change/", "/break/")):
-            page.open(path)
-            faults[path] = page.faults()
-            page.dark(True)
-            faults[path] += page.faults("color-contrast")
-            page.dark(False)
+        for url in (f"{page.url}{LIST}?o=-5.1&q=e", detail, detail.replace("/change/", "/break/")):
+            page.open(url)
+            faults[url] = axe.faults(page.profile)
+            page.profile.dark(True)
+            faults[url] += axe.faults(page.profile, "color-contrast")
+            page.profile.dark(False)
         assert not any(faults.values()), faults
         complaints = [entry["message"] for entry in page.driver.get_log("browser") if entry["level"] == "SEVERE"]
         assert not complaints
-        # from right to left
+        # from right to left; a date is read from its year on, also after a Persian word
         settings.LANGUAGE_CODE = "fa"
-        page.open()
-        assert page.find("html").get_attribute("dir") == "rtl"
-        assert page.faults() == []
-        # a date is read from its year on, also after a Persian word
+        page.go()
+        assert page.get("html", "dir") == "rtl"
+        assert axe.faults(page.profile) == []
         year, day, second = page.run(
             "const text = document.querySelector('.distlock-since time').firstChild, range = document.createRange();"
             "const left = at => { range.setStart(text, at); range.setEnd(text, at + 1);"
@@ -147,13 +176,59 @@ def test_axe_finds_nothing_serious_and_the_policy_is_kept(page: Page, settings: 
             "return [left(0), left(9), left(18)]"
         )
         assert year < day < second
-    # and the labels of the history stay beside its axis
-    event = Event(kind="released", name="a", using="default", at=timezone.now(), wait=None, hold=2.0)
-    ends, axis = page.run(
-        "document.body.insertAdjacentHTML('beforeend', arguments[0]);"
-        "const plot = document.querySelector('svg.distlock-plot'), right = each => each.getBoundingClientRect().right;"
-        "return [Math.max(...[...plot.querySelectorAll('text')].map(right)),"
-        " plot.querySelector('path').getBoundingClientRect().left]",
-        plot([event]),
-    )
-    assert ends <= axis
+
+
+# --- the clothes of other packages, at 1300 pixels, light and dark
+
+# What is ours on a page; the rest is the theme's.
+OURS = (".distlock-page", ".distlock-refresh", "#distlock-errors", ".distlock-list tbody")
+# What axe says of a contrast that is too low; and what WCAG wants at least, of large text.
+RATIO, SEEN = re.compile(r"color contrast of ([0-9.]+)"), 3.0
+# Text that does not fit its box, or a box that ends outside of the window or of what scrolls.
+CUT = """
+return [...document.querySelectorAll(arguments[0].map(it => `${it} *`).join())].filter(each => {
+  const box = each.getBoundingClientRect();
+  if (!box.width || each.closest('.distlock-hidden')) return false;
+  const hides = getComputedStyle(each).overflowX !== 'visible';
+  return hides && each.scrollWidth > each.clientWidth + 1 || box.right > innerWidth + 1 || box.left < -1;
+}).concat([...document.querySelectorAll('.distlock-list')].filter(each => each.scrollWidth > each.clientWidth + 1))
+.map(each => each.outerHTML.slice(0, 100))
+"""
+# The edge of a field must be seen: a border or a background of its own.
+EDGE = "const style = getComputedStyle(document.querySelector('#distlock-reason'));"
+EDGE += "return [style.borderBottomStyle, parseFloat(style.borderBottomWidth), style.borderBottomColor]"
+
+
+def faint(page: Page) -> list[str]:
+    """Text that is hard to read. The colour of links is the theme's: jazzmin's and grappelli's have a little less
+    contrast than WCAG wants, but can be seen."""
+    present = [selector for selector in OURS if page.run("return !!document.querySelector(arguments[0])", selector)]
+    ours = axe.faults(page.profile, "color-contrast", within=present, without=["a:not(.distlock-break)"])
+    every = axe.faults(page.profile, "color-contrast", within=present)
+    return ours + [fault for fault in every if float(RATIO.findall(fault)[0]) < SEEN]
+
+
+@pytest.mark.parametrize("theme", ["unfold", "jazzmin", "grappelli"])
+def test_in_a_theme_nothing_is_invisible_and_nothing_is_cut(theme: str, tab: Tab) -> None:
+    module = "tests.operations.admin.themed_settings"
+    environment = {"DJANGO_SETTINGS_MODULE": module, "DISTLOCK_TEST_THEME": theme}
+    size = {"width": 1300, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    found = {}
+    with Child(serve, env=environment) as child, visit(tab, child.hear()) as page:
+        page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        page.go()
+        assert NAME in page.names()
+        assert page.text("#distlock-refresh") == "Refresh every 5 s"
+        page.go(f"{LIST}?q=nightly")
+        detail = page.get("th.field-name a", "href")
+        for url in (page.url + LIST, detail, detail.replace("/change/", "/break/")):
+            page.open(url)
+            for dark in (True, False):
+                page.profile.dark(dark)
+                found[url, dark] = faint(page) + page.run(CUT, OURS)
+        style, width, colour = page.run(EDGE)
+        page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        child.say("end")
+    assert (style, width >= 1) == ("solid", True)
+    assert colour not in ("transparent", "rgba(0, 0, 0, 0)", "rgb(255, 255, 255)")
+    assert not any(found.values()), found

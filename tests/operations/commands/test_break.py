@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import re
 from dataclasses import replace
@@ -14,11 +15,8 @@ from django_distlock.backends.mysql.session import MySQLSession
 from django_distlock.records import LockInfo
 from tests.conftest import eventually
 from tests.faults.server import holders, key_of, session_exists, session_of
-from tests.operations.commands.calling import UNAVAILABLE, WRONG, Terminal, call
-from tests.operations.commands.test_list import DOWN, MEMORY
-from tests.operations.listening import listening
 from tests.operations.programs import hold
-from tests.operations.test_doctor_servers import poor_account
+from tests.operations.world import DOWN, MEMORY, UNAVAILABLE, WRONG, Terminal, call, listening, poor_account
 from tests.support.processes import Child
 
 if TYPE_CHECKING:
@@ -32,9 +30,7 @@ def test_the_holder_is_told_why(using: str, name: str) -> None:
     with listening(name) as heard:
         lease = advisory_lock(name, using=using).acquire()
         status, out, err = call("break", name, "--using", using, "--yes", "--reason", "it hangs")
-        assert (status, err) == (0, "")
-        assert "held by" in out
-        assert "Broken: " in out
+        assert (status, err, "held by" in out, "Broken: " in out) == (0, "", True, True)
         assert re.fullmatch(r"manage\.py distlock break by \S+: it hangs", heard.facts("broken")["reason"])
         if using != "redis":  # whose holder looks at the next renewal
             eventually(lambda: lease.lost, "the holder does not know")
@@ -45,35 +41,26 @@ def test_the_holder_is_told_why(using: str, name: str) -> None:
 def test_nobody_holds_it(name: str, settings: Any) -> None:
     settings.DISTLOCK = {"default": MEMORY, "down": DOWN}
     status, out, err = call("break", name, "--yes")
-    assert (status, out) == (1, "")
+    assert (status, out, "is not held." in err) == (1, "", True)
     assert "The locks of alias 'down' cannot be listed: ConnectionError." in err
-    assert "is not held." in err
     assert call("break", name, "--using", "down", "--yes")[0] == UNAVAILABLE
 
 
-class Answers(Terminal):
-    """A person at a terminal."""
-
-    def __init__(self, answer: str, before: Callable[[], object] = lambda: None) -> None:
-        super().__init__()
-        self._answer, self._before = answer, before
-
-    def readline(self, *args: Any) -> str:
-        self._before()
-        return self._answer
+def answers(monkeypatch: pytest.MonkeyPatch, answer: str, before: Callable[[], object] = lambda: None) -> None:
+    """A person at a terminal, and what happens before the answer."""
+    terminal = Terminal()
+    terminal.readline = lambda *args: before() or answer  # type: ignore[method-assign]
+    monkeypatch.setattr("sys.stdin", terminal)
 
 
 def test_it_asks(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     for answer, status in (("n\n", 1), ("\n", 1), ("", 1), ("YES\n", 0)):
         lease = advisory_lock(name, using="memory").acquire()
-        monkeypatch.setattr("sys.stdin", Answers(answer))
-        said = call("break", name, "--using", "memory")
-        assert said[0] == status
-        assert ("Nothing was broken." in said[2]) == bool(status)
-        assert lease.lost is not bool(status)
-        # who cannot be asked must say yes
-        monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
-        if status:
+        answers(monkeypatch, answer)
+        found, _, err = call("break", name, "--using", "memory")
+        assert (found, "Nothing was broken." in err, lease.lost) == (status, bool(status), not status)
+        if status:  # who cannot be asked must say yes
+            monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
             assert "--yes" in call("break", name, "--using", "memory")[2]
             lease.release()
 
@@ -85,32 +72,25 @@ def test_a_lock_that_changes_hands_meanwhile_is_left_alone(monkeypatch: pytest.M
         leases[0].release()
         leases.append(advisory_lock(name, using="redis").acquire())
 
-    monkeypatch.setattr("sys.stdin", Answers("y\n", change))
+    answers(monkeypatch, "y\n", change)
     status, _, err = call("break", name, "--using", "redis")
-    assert status == 1
-    assert "has changed hands" in err
+    assert (status, "has changed hands" in err) == (1, True)
     leases[1].ensure_held()
     leases[1].release()
 
 
 def test_several_holders(name: str) -> None:
-    import asyncio
-
     lock = advisory_lock(name, using="memory", shared=True)
     one, two = (asyncio.run(lock.aacquire()) for _ in range(2))  # in two contexts
     known = [name, "--using", "memory", "--yes"]
     for choice in ([], ["--holder", "0"], ["--holder", "3"]):
         status, _, err = call("break", *known, *choice)
-        assert status == WRONG
-        assert "--holder" in err
+        assert (status, "--holder" in err) == (WRONG, True)
     status, out, _ = call("break", *known, "--holder", "2")
-    assert status == 0
-    assert "1. memory: " in out
-    assert "(shared)" in out
+    assert (status, "1. memory: " in out, "(shared)" in out) == (0, True, True)
     assert one.lost + two.lost == 1
     assert call("break", *known, "--all")[0] == 0
-    assert one.lost
-    assert two.lost
+    assert one.lost + two.lost == 2
 
 
 # --- who may end a session, and which one: the server decides
@@ -120,14 +100,11 @@ def test_several_holders(name: str) -> None:
 def test_the_right_that_is_missing_is_named(using: str, right: str, name: str, settings: Any) -> None:
     with Child(hold, using, name) as child:
         assert child.hear() == "held"
-        (session,) = holders(using, name)
-        key = key_of(using, name)
-        usual = settings.DISTLOCK
+        (session,), key, usual = holders(using, name), key_of(using, name), settings.DISTLOCK
         with poor_account({"mysql": "mariadb"}.get(using, using)) as database:
             settings.DISTLOCK = {**usual, using: {**usual[using], "OPTIONS": {"database": database}}}
-            # the names' table belongs to another account, too: the listing goes without
             info = LockInfo(backend=using, key=key.text, details={"connection": str(session)})
-            if using == "postgres":
+            if using == "postgres":  # the names' table belongs to another account, too: the listing goes without
                 info = next(each for each in held_locks(using)[0].locks if each.key == str(key.number))
             with pytest.raises(UnsupportedOperation, match=right):
                 break_lock(info)

@@ -1,4 +1,4 @@
-"""``manage.py distlock list``: what it shows, and that nothing in it can do harm."""
+"""``manage.py distlock``: its arguments; ``list``: what it shows, and that nothing in it can do harm."""
 
 from __future__ import annotations
 
@@ -13,27 +13,64 @@ from django_distlock import advisory_lock
 from django_distlock.operations.commands import listing
 from django_distlock.operations.commands.listing import described, table
 from django_distlock.records import BackendReport, LockInfo
-from tests.operations.commands.calling import UNAVAILABLE, Terminal, call
+from tests.operations.world import CANARY, DOWN, MEMORY, UNAVAILABLE, WRONG, Terminal, call, manage
 
 pytestmark = pytest.mark.usefixtures("databases")
 
 HOSTILE = "a\x1b[31m\r\nb\u202e\u2028\x9b<script>\x00"
 SHOWN = r"a\x1b[31m\r\nb\u202e\u2028\x9b<script>\x00"
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-CANARY = "canary-of-a-password"
-DOWN = {
-    "BACKEND": "django_distlock.backends.redis.RedisBackend",
-    "OPTIONS": {"url": f"redis://:{CANARY}@127.0.0.1:1/0"},
-}
-MEMORY = {"BACKEND": "django_distlock.backends.memory.MemoryBackend"}
+
+
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [
+        ("list {} {}", 0),
+        ("run a-name {} {} -- true", 0),
+        ("break a-name {} --yes {}", 1),
+        ("doctor {} {}", 0),
+        ("prune {} {}", 0),
+        ("migrate --plan {} {}", 0),
+    ],
+)
+def test_each_subcommand_takes_the_arguments_of_django_and_a_known_alias(
+    command: str, status: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    everywhere = "--settings tests.settings --pythonpath . -v 2 --traceback --no-color"
+    assert manage(*command.format("--using leasetable_postgres", everywhere).split()) == status
+    assert "unrecognized" not in capfd.readouterr().err
+    assert manage(*command.format("--using nowhere", "").split()) == WRONG
+    assert "There is no lock backend 'nowhere' in DISTLOCK. Known: 'default'" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("run x --timeout -1 -- true", """'-1' is not a number of seconds, at least 0, nor "none"."""),
+        ("run x --timeout soon -- true", "--timeout: 'soon' is not a number of seconds, at least 0"),
+        ("run x --ttl 0 -- true", "--ttl: '0' is not a number of seconds, above 0."),
+        ("run x --grace inf -- true", "--grace: 'inf' is not a number of seconds, at least 0."),
+        ("run x", "required: command"),
+        ("list --watch nan", "--watch: 'nan' is not a number of seconds, above 0."),
+        ("list --json --table", "not allowed with"),
+        ("list --no-such-thing", "--no-such-thing"),
+        ("prune --days=-1", "--days: '-1' is not a number of days, at least 0."),
+        ("break", "Give the name of the lock, or --key."),
+        ("break x --key y", "Give the name of the lock, or --key."),
+        ("break x --all --holder 1", "not allowed with"),
+        ("edits --database nowhere", "nowhere"),
+    ],
+)
+def test_wrong_arguments_have_one_exit_status(arguments: str, message: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert manage(*arguments.split()) == WRONG
+    assert message in capfd.readouterr().err
 
 
 def test_json_has_stable_keys(name: str) -> None:
     with advisory_lock(name, using="redis"):
         status, out, _ = call("list", "--using", "redis")
-    assert status == 0
     document = json.loads(out)
-    assert list(document) == ["at", "backends"]
+    assert (status, list(document)) == (0, ["at", "backends"])
     (report,) = document["backends"]
     assert list(report) == ["alias", "backend", "error", "locks"]
     keys = "name key shared holder acquired_at expires_at fence waiters_at_least waiting details"
@@ -53,26 +90,32 @@ def test_names_cannot_steer_the_terminal(using: str) -> None:
 
 
 def test_the_table_fits_the_terminal() -> None:
-    info = LockInfo(
-        backend="default",
-        key="k",
-        name="日本語" * 40,
-        holder="host:1:" + "thread" * 30,
-        acquired_at=NOW - timedelta(days=2, hours=3),
-        expires_at=NOW - timedelta(seconds=1),
-        fence=2**60,
-        waiters=3,
-    )
-    reports = [BackendReport(alias="default", backend="B", locks=(info, LockInfo(backend="default", key="17")))]
+    times = {"acquired_at": NOW - timedelta(days=2, hours=3), "expires_at": NOW - timedelta(seconds=1)}
+    long = LockInfo(backend="a", key="k", name="日本語" * 40, holder="host:1:" + "thread" * 30, fence=2**60, **times)
+    relation = LockInfo(backend="a", key="r", name="t", details={"kind": "row", "mode": "X"})
+    report = BackendReport(alias="a", backend="B", locks=(long, LockInfo(backend="a", key="17"), relation))
     for width in (100, 120):
-        lines = table(reports, NOW, width).splitlines()
+        lines = table([report], NOW, width).splitlines()
         # a letter of these takes two columns
-        assert {len(line) + sum("\u3000" < char < "\ua000" for char in line) <= width for line in lines} == {True}
-        assert "2d3h" in lines[1]
-        assert " 0s " in lines[1]
-        assert "key 17" in lines[2]
-    relation = LockInfo(backend="default", key="r", name="t", details={"kind": "row", "mode": "X"})
-    assert " X " in table([BackendReport(alias="default", backend="B", locks=(relation,))], NOW)
+        assert max(len(line) + sum("\u3000" < char < "\ua000" for char in line) for line in lines) <= width
+        for line, parts in ((1, ["2d3h", " 0s "]), (2, ["key 17"]), (3, [" X "])):
+            assert all(part in lines[line] for part in parts), lines[line]
+
+
+def test_everything_is_shown_before_a_lock_is_broken() -> None:
+    details = {"pid": "7", "also_holds": "other", "collision": "twin"}
+    info = LockInfo(
+        backend="a", key="k", name=HOSTILE, holder="h\x1b", acquired_at=NOW - timedelta(seconds=61), fence=7,
+        waiters=2, waiting=("w1", "w\n2"), details=details,
+    )  # fmt: skip
+    assert described(info, NOW) == [
+        "a: " + SHOWN,
+        r"  held by h\x1b, since 2026-01-02 03:03:04 UTC (1m1s)",
+        "  fence 7",
+        r"  at least 2 waiting: w1; w\n2",
+        "  breaking it ends the whole database session and rolls its transaction back; it also holds: other",
+        "  another name has the same key, and may be the one that is held: twin",
+    ]
 
 
 def test_a_backend_that_is_down_is_a_line(settings: Any) -> None:
@@ -82,8 +125,7 @@ def test_a_backend_that_is_down_is_a_line(settings: Any) -> None:
     (_, report) = json.loads(call("list")[1])["backends"]
     assert (report["error"], report["locks"]) == ("ConnectionError", [])
     status, out, err = call("list", "--using", "down")
-    assert status == UNAVAILABLE
-    assert CANARY not in out + err
+    assert (status, CANARY in out + err) == (UNAVAILABLE, False)
 
 
 @pytest.mark.parametrize("out", [io.StringIO, Terminal])
@@ -112,25 +154,3 @@ def test_a_reader_that_has_seen_enough() -> None:
             raise BrokenPipeError
 
     assert call("list", "--using", "memory", "--watch", out=Closed())[0] == 0
-
-
-def test_everything_is_shown_before_a_lock_is_broken() -> None:
-    info = LockInfo(
-        backend="a",
-        key="k",
-        name=HOSTILE,
-        holder="h\x1b",
-        acquired_at=NOW - timedelta(seconds=61),
-        fence=7,
-        waiters=2,
-        waiting=("w1", "w\n2"),
-        details={"pid": "7", "also_holds": "other", "collision": "twin"},
-    )
-    assert described(info, NOW) == [
-        "a: " + SHOWN,
-        r"  held by h\x1b, since 2026-01-02 03:03:04 UTC (1m1s)",
-        "  fence 7",
-        r"  at least 2 waiting: w1; w\n2",
-        "  breaking it ends the whole database session and rolls its transaction back; it also holds: other",
-        "  another name has the same key, and may be the one that is held: twin",
-    ]

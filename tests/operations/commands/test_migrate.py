@@ -5,8 +5,8 @@ from __future__ import annotations
 import secrets
 import sqlite3
 import threading
-from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING, Any, NamedTuple
+from contextlib import ExitStack, closing, contextmanager
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.core.management import CommandError
@@ -14,10 +14,10 @@ from django.core.management.commands.migrate import Command as Migrate
 from django.db import connections
 
 from tests.conftest import eventually
-from tests.faults.conftest import database_alias
+from tests.faults.conftest import BACKENDS, database_alias
 from tests.faults.server import ask
-from tests.operations.commands.calling import BUSY, UNAVAILABLE, WRONG, call
 from tests.operations.programs import manage
+from tests.operations.world import BUSY, UNAVAILABLE, WRONG, call
 from tests.support.processes import Child
 
 if TYPE_CHECKING:
@@ -26,48 +26,38 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("databases")
 
-ROWS = "SELECT n, (SELECT count(*) FROM django_migrations WHERE app = 'dataapp') FROM counted"
-LEASES = {"BACKEND": "django_distlock.backends.leasetable.LeaseTableBackend", "OPTIONS": {"database": "postgres"}}
 
-
-class Fresh(NamedTuple):
-    """A database without tables: the alias of its server, its name, and a query on it."""
-
-    alias: str
-    name: str
-    ask: Callable[[str], list[Any]]
-
-
-@pytest.fixture(params=["postgres", "mariadb", "sqlite"])
-def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fresh]:
+@contextmanager
+def fresh(database: str, folder: Path) -> Iterator[tuple[str, Callable[[str], list[Any]]]]:
+    """A database without tables: its name, and a query on it."""
     name = f"distlock_fresh_{secrets.token_hex(4)}"
-    if request.param == "sqlite":
-        path = str(tmp_path / "fresh.sqlite3")
+    if database == "default":
+        path = str(folder / name)
 
         def rows(sql: str) -> list[Any]:
             with closing(sqlite3.connect(path)) as connection:
                 return connection.execute(sql).fetchall()
 
-        yield Fresh("default", path, rows)
-        return
+        yield path, rows
+    else:
+        ask(database, f"CREATE DATABASE {name}")
+        with database_alias("fresh", database, NAME=name) as alias:
+            yield name, lambda sql: [tuple(row) for row in ask(alias, sql)]
+        ask(database, f"DROP DATABASE {name}{' WITH (FORCE)' if database == 'postgres' else ''}")
 
-    ask(request.param, f"CREATE DATABASE {name}")
-    with database_alias("fresh", request.param, NAME=name) as alias:
-        yield Fresh(request.param, name, lambda sql: [tuple(row) for row in ask(alias, sql)])
-    ask(request.param, f"DROP DATABASE {name}{' WITH (FORCE)' if request.param == 'postgres' else ''}")
+
+def errors(child: Child) -> str:
+    return "".join(child._errors)
 
 
 @pytest.mark.tier2
-def test_several_processes_migrate_once(fresh: Fresh) -> None:
+@pytest.mark.parametrize("database", ["postgres", "mariadb", "default"])
+def test_several_processes_migrate_once(database: str, tmp_path: Path) -> None:
     """All others wait while the first one is in the middle of it, also through CREATE INDEX CONCURRENTLY, which would
     wait for statements that wait. The table of the site key is not there when they begin."""
     command = ["distlock", "migrate", "dataapp", "-v0"]
-
-    def errors(child: Child) -> str:
-        return "".join(child._errors)
-
-    with ExitStack() as stack:
-        children = [stack.enter_context(Child(manage, fresh.alias, fresh.name, *command)) for _ in range(3)]
+    with fresh(database, tmp_path) as (name, query), ExitStack() as stack:
+        children = [stack.enter_context(Child(manage, database, name, *command)) for _ in range(3)]
         for child in children:
             child.killed = True  # its exit status is what is looked at
             child.say()
@@ -75,14 +65,14 @@ def test_several_processes_migrate_once(fresh: Fresh) -> None:
         eventually(lambda: speaking.extend(c for c in children if not c._lines.empty()) or speaking, "none", 60)
         (first,) = speaking
         assert first.hear() == "migrating"
-        for child in children:
-            if child is not first:
-                eventually(lambda c=child: "Waiting" in errors(c) or c.process.poll(), "it does not wait", 60)
-                assert "Waiting" in errors(child), errors(child)
+        for child in (child for child in children if child is not first):
+            eventually(lambda c=child: "Waiting" in errors(c) or c.process.poll(), "it does not wait", 60)
+            assert "Waiting" in errors(child), errors(child)
         first.say()
         assert {child.process.wait(60) for child in children} == {0}, [errors(child) for child in children]
-    assert fresh.ask(ROWS) == [(1, 3)]
-    assert len(fresh.ask("SELECT site_key FROM django_distlock_sitekey")) == 1
+        applied = "(SELECT count(*) FROM django_migrations WHERE app = 'dataapp')"
+        assert query(f"SELECT n, {applied} FROM counted") == [(1, 2)]
+        assert len(query("SELECT site_key FROM django_distlock_sitekey")) == 1
 
 
 @pytest.mark.parametrize("database", ["default", "postgres", "mariadb"])
@@ -113,23 +103,21 @@ def test_it_holds_a_lock_whose_holder_others_are_told(using: list[str], monkeypa
 
 
 def test_locks_that_cannot_be_used(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = ["migrate", "--plan", "--database", "pgbouncer", "registration"]
     assert call("migrate", "--using", "nowhere")[0] == WRONG
     assert "cannot keep other processes out" in call("migrate", "--using", "memory")[2]
     # behind a pooler there must be a direct way for the lock, which an alias for the database lends
-    backend = "django_distlock.backends.postgres.AdvisoryBackend"
-    settings.DISTLOCK = {
-        "broken": {"BACKEND": "no.such.Thing"},
-        "direct": {"BACKEND": backend, "OPTIONS": {"database": "pgbouncer", "session_database": "postgres"}},
-    }
-    assert call("migrate", "--plan", "--database", "pgbouncer", "registration")[0] == 0
-    settings.DISTLOCK = {"leases": LEASES}
-    assert "session_database" in call("migrate", "--plan", "--database", "pgbouncer", "registration")[2]
+    options = {"database": "pgbouncer", "session_database": "postgres"}
+    direct = {"BACKEND": BACKENDS["postgres"], "OPTIONS": options}
+    settings.DISTLOCK = {"broken": {"BACKEND": "no.such.Thing"}, "direct": direct}
+    assert call(*plan)[0] == 0
+    leases = {"BACKEND": BACKENDS["leasetable_postgres"], "OPTIONS": {"database": "postgres"}}
+    settings.DISTLOCK = {"leases": leases}
+    assert "session_database" in call(*plan)[2]
     # leases in a table are not there yet; the message says what to do instead
     monkeypatch.setitem(connections.settings["postgres"], "NAME", "postgres")  # the server's own, without our tables
     status, _, err = call("migrate", "--using", "leases")
-    assert status == UNAVAILABLE
-    assert "does not exist" in err
-    assert "leave out --using" in err
+    assert (status, "does not exist" in err, "leave out --using" in err) == (UNAVAILABLE, True, True)
 
 
 def test_a_lock_that_is_lost_meanwhile_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,5 +128,4 @@ def test_a_lock_that_is_lost_meanwhile_is_a_failure(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Migrate, "handle", loses)
     status, _, err = call("migrate", "--database", "postgres")
-    assert status == UNAVAILABLE
-    assert "was lost" in err
+    assert (status, "was lost" in err) == (UNAVAILABLE, True)

@@ -1,15 +1,10 @@
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from django.db import migrations
 
 from tests.operations import programs
-
-
-def begin(apps: Any, schema_editor: Any) -> None:
-    """Tell the test, which lets it go on when all others wait."""
-    programs.tell("migrating")
 
 
 class Migration(migrations.Migration):
@@ -17,5 +12,6 @@ class Migration(migrations.Migration):
     operations: ClassVar = [
         migrations.RunSQL("CREATE TABLE counted (id integer PRIMARY KEY, n integer NOT NULL)"),
         migrations.RunSQL("INSERT INTO counted (id, n) VALUES (1, 0)"),
-        migrations.RunPython(begin),
+        # tell the test, which lets it go on when all others wait
+        migrations.RunPython(lambda apps, editor: programs.tell("migrating")),
     ]

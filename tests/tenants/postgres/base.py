@@ -1,7 +1,5 @@
-"""The part of django-tenants' database backend that matters here: the schema is a state of the wrapper.
-
-With the package itself (4.0) the tests pass as well: name its backend in :data:`tests.tenants.test_tenants.ENGINE`.
-"""
+"""What matters here of django-tenants' database backend: the schema is a state of the wrapper. With the package itself
+(4.0, DISTLOCK_TENANTS_ENGINE names its backend) the tests pass as well."""
 
 from __future__ import annotations
 
@@ -14,16 +12,14 @@ PUBLIC = "public"
 
 
 class DatabaseWrapper(base.DatabaseWrapper):  # type: ignore[misc]
-    include_public_schema = True
-    tenant: Any = None
+    tenant, include_public_schema = SimpleNamespace(schema_name=PUBLIC), True
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.set_schema(PUBLIC)
+    @property
+    def schema_name(self) -> str:
+        return str(self.tenant.schema_name)
 
     def set_tenant(self, tenant: Any, include_public: bool = True) -> None:
         self.tenant, self.include_public_schema = tenant, include_public
-        self.schema_name = tenant.schema_name
 
     def set_schema(self, schema_name: str, include_public: bool = True) -> None:
         self.set_tenant(SimpleNamespace(schema_name=schema_name), include_public)
