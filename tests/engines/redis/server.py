@@ -89,11 +89,30 @@ def waiters(using: str, name: str) -> int:
     return sum(info.waiters or 0 for info in report.locks if info.name == name)
 
 
+def commands(data: bytes) -> Iterator[list[bytes]]:
+    """The words of each packed command, as clients send them."""
+    at = 0
+
+    def number() -> int:
+        nonlocal at
+        begin, at = at + 1, data.index(b"\r\n", at) + 2
+        return int(data[begin : at - 2])
+
+    while at < len(data):
+        words = []
+        for _ in range(number()):
+            size = number()
+            words.append(data[at : at + size])
+            at += size + 2
+        yield words
+
+
 class Own:
     """A server of one test's own, which may stop, restart and lose its scripts and connections."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, options: str = "") -> None:
         self._folder = folder
+        self._options = options
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self._held: Grant | None = None
@@ -103,9 +122,10 @@ class Own:
         self.holder = RedisBackend("redis", {"url": self.url})
 
     def start(self) -> None:
-        options = f"--port {self.port} --bind 127.0.0.1 --dir {self._folder} --appendonly yes --save".split()
+        self._folder.mkdir(exist_ok=True)
+        options = f"--port {self.port} --bind 127.0.0.1 --dir {self._folder} {self._options} --appendonly yes --save"
         with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(["redis-server", *options, ""], stdout=log)
+            self._process = subprocess.Popen(["redis-server", *options.split(), ""], stdout=log)
         eventually(self._answers, "the server does not answer")
 
     def _answers(self) -> bool:
@@ -136,9 +156,9 @@ class Own:
         # Redis does not end while it writes its first file
         eventually(lambda: not self.client.info("persistence")["aof_rewrite_in_progress"], "it writes on")
 
-    def hold(self, name: str) -> Grant:
+    def hold(self, name: str, ttl: float = 30.0) -> Grant:
         site_key.load()
-        grant = self.holder.try_acquire(claim_of(name), 5)
+        grant = self.holder.try_acquire(claim_of(name, ttl), 5)
         assert grant is not None
         return grant
 
