@@ -93,9 +93,7 @@ class Router:
     def _serve(self, client: socket.socket) -> None:
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
             stack.enter_context(client)
-            nodes = [
-                stack.enter_context(socket.create_connection(("127.0.0.1", port))) for port in self._cluster.ports
-            ]
+            nodes = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for port in self._cluster.ports]
             for node in nodes[1:]:
                 node.sendall(pack("HELLO", 3))
                 node.recv(65536)

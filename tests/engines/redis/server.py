@@ -42,21 +42,9 @@ def url(port: int | None = None) -> str:
     return f"redis://:{server['password']}@{server['host']}:{port or server['port']}/0"
 
 
-def text(using: str, name: str) -> str:
-    """What the keys of a lock have in their middle."""
-    site_key.load()
-    return registry.entry(using).key(name).text
-
-
-def keys(using: str, name: str) -> dict[str, str]:
-    """The keys that there are of one lock: last part -> type."""
-    with client() as server:
-        found = server.scan_iter(match=f"distlock:{{{text(using, name)}}}:*", count=1000)
-        return {key.decode().rpartition(":")[2]: server.type(key).decode() for key in found}
-
-
 def claim_of(name: str, ttl: float = 30.0, **facts: Any) -> Claim:
     """What a backend is asked for a lock of the alias "redis"."""
+    site_key.load()
     key = registry.entry("redis").key(name)
     return Claim(key=key, ttl=ttl, token=new_token(), answer_by=monotonic() + 5, **facts)
 
@@ -76,11 +64,6 @@ def _totals(server: Any) -> Counter[str]:
     stats = server.info("commandstats")
     names = {name: name.removeprefix("cmdstat_").partition("|")[0] for name in stats}
     return Counter({names[name]: stats[name]["calls"] for name in stats if names[name] in SENT})
-
-
-def free(using: str, name: str) -> bool:
-    """Is nothing left but the fence, long before the TTL of 30 s?"""
-    return set(keys(using, name)) <= {"fence"}
 
 
 def waiters(using: str, name: str) -> int:
@@ -157,7 +140,6 @@ class Own:
         eventually(lambda: not self.client.info("persistence")["aof_rewrite_in_progress"], "it writes on")
 
     def hold(self, name: str, ttl: float = 30.0) -> Grant:
-        site_key.load()
         grant = self.holder.try_acquire(claim_of(name, ttl), 5)
         assert grant is not None
         return grant

@@ -210,8 +210,8 @@ def test_an_old_primary_that_wakes_grants_nothing_without_replicas(own: Own, ano
 
 def test_the_doctor_asks_for_min_replicas(own: Own, another: Own) -> None:
     another.follow(own)
-    for wanted in (1, 0):
-        own.client.config_set("min-replicas-to-write", 1 - wanted)
+    for enough in (0, 1):
+        own.client.config_set("min-replicas-to-write", enough)
         texts = " ".join(finding.text for finding in diagnose(USING))
         assert "is replicated" in texts
-        assert ("min-replicas-to-write is 0" in texts) == bool(wanted)
+        assert ("min-replicas-to-write is 0" in texts) == (enough == 0)
