@@ -141,7 +141,7 @@ def test_r6_files_that_cannot_be_used(path: Path, name: str, monkeypatch: pytest
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 2")
     connection.close()
-    with pytest.raises(BackendUnavailable, match="made by a newer version .*format 2, known: 1"):
+    with pytest.raises(BackendUnavailable, match=r"made by a newer version .*format 2, known: 1"):
         lock.acquire()
     registry.close()
     path.write_bytes(b"x" * 5000)
