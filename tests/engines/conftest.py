@@ -33,3 +33,10 @@ def own(databases: None, settings: Any, tmp_path: Path) -> Iterator[Own]:
         settings.DISTLOCK = {**settings.DISTLOCK, "redis": {"BACKEND": BACKEND, "OPTIONS": {"url": own.url}}}
         yield own
         registry.close()
+
+
+@pytest.fixture
+def another(tmp_path: Path) -> Iterator[Own]:
+    """A second one, which no alias knows."""
+    with Own(tmp_path / "another") as another:
+        yield another

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import contextlib
 import resource
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.conf import settings
 from redis.exceptions import OutOfMemoryError
 
 from django_distlock import BackendUnavailable, advisory_lock, held_locks, lock_all, semaphore
 from django_distlock.manager.registry import registry
 from tests.conftest import eventually
-from tests.engines.redis.server import BACKEND, Own, free, waiters
+from tests.engines.redis.server import Own, waiters
 from tests.support.processes import Child
 
 if TYPE_CHECKING:
@@ -34,12 +34,37 @@ def no_memory(own: Own) -> Iterator[None]:
     own.client.config_set("maxmemory", 0)
 
 
-def test_r6_redis_without_memory_refuses_and_says_why(own: Own, name: str) -> None:
-    lock = advisory_lock(name, using="redis", timeout=2)
-    with no_memory(own), pytest.raises(BackendUnavailable, match="maxmemory"):
-        lock.acquire()
-    assert free("redis", name)
-    lock.acquire().release()
+def listed(using: str) -> list[str | None]:
+    (report,) = held_locks(using)
+    assert not report.error
+    return [info.name for info in report.locks]
+
+
+@pytest.fixture
+def nodes(databases: None, settings: Any, tmp_path: Path) -> Iterator[list[Own]]:
+    """The three of the alias "redlock"."""
+    with contextlib.ExitStack() as stack:
+        owns = [stack.enter_context(Own(tmp_path / str(number))) for number in range(3)]
+        backend = "django_distlock.backends.redlock.RedlockBackend"
+        options = {"nodes": [own.url for own in owns]}
+        settings.DISTLOCK = {**settings.DISTLOCK, "redlock": {"BACKEND": backend, "OPTIONS": options}}
+        yield owns
+        registry.close()
+
+
+def renewed_and_released(lease: Any, using: str, *full: Own) -> None:
+    """Otherwise a server that is full for the length of a TTL would take every lock away."""
+    with contextlib.ExitStack() as stack:
+        for own in full:
+            stack.enter_context(no_memory(own))
+        for each in getattr(lease, "leases", [lease]):
+            before = each.valid_until
+            each.extend(40)
+            assert each.valid_until > before + 10
+        with pytest.raises(BackendUnavailable, match=r"maxmemory|OutOfMemoryError"):
+            advisory_lock("another", using=using, timeout=2).acquire()
+        lease.release()
+        eventually(lambda: not listed(using), "still held")
 
 
 KINDS: dict[str, Any] = {
@@ -51,72 +76,25 @@ KINDS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_r20_redis_without_memory_renews_and_releases(own: Own, name: str, kind: Any) -> None:
-    """Otherwise a server that is full for the length of a TTL would take every lock away."""
-    lease = kind(name, using="redis", ttl=20).acquire()
-    with no_memory(own):
-        for each in getattr(lease, "leases", [lease]):
-            before = each.valid_until
-            each.extend(40)
-            assert each.valid_until > before + 10
-        lease.release()
-        eventually(lambda: not held_names("redis"), "still held")
+def test_r6_r20_redis_without_memory_refuses_renews_and_releases(own: Own, name: str, kind: Any) -> None:
+    renewed_and_released(kind(name, using="redis", ttl=20).acquire(), "redis", own)
     kind(name, using="redis").acquire().release()
 
 
-@pytest.fixture
-def three(databases: None, settings: Any, tmp_path: Path) -> Iterator[list[Own]]:
-    """The three nodes of the alias "redlock"."""
-    with contextlib.ExitStack() as stack:
-        nodes = []
-        for number in range(3):
-            (tmp_path / str(number)).mkdir()
-            nodes.append(stack.enter_context(Own(tmp_path / str(number))))
-        backend = {
-            "BACKEND": "django_distlock.backends.redlock.RedlockBackend",
-            "OPTIONS": {"nodes": [node.url for node in nodes]},
-        }
-        settings.DISTLOCK = {**settings.DISTLOCK, "redlock": backend}
-        yield nodes
-        registry.close()
-
-
-def test_r20_redlock_without_memory_renews_releases_and_refuses(three: list[Own], name: str) -> None:
-    lease = advisory_lock(name, using="redlock", ttl=20).acquire(timeout=20)
-    with contextlib.ExitStack() as stack:
-        for node in three:
-            stack.enter_context(no_memory(node))
-        before = lease.valid_until or 0
-        lease.extend(40)
-        assert (lease.valid_until or 0) > before + 10
-        with pytest.raises(BackendUnavailable, match="OutOfMemoryError"):
-            advisory_lock(f"{name} another", using="redlock", timeout=2).acquire()
-        lease.release()
-        eventually(lambda: not held_names("redlock"), "still held")
-    advisory_lock(name, using="redlock").acquire(timeout=20).release()
-
-
-def held_names(using: str) -> list[str]:
-    (report,) = held_locks(using)
-    assert not report.error
-    return [info.name or info.key for info in report.locks]
-
-
-def ask_at(link: Any, url: str, name: str) -> None:
-    settings.DISTLOCK = {**settings.DISTLOCK, "redis": {"BACKEND": BACKEND, "OPTIONS": {"url": url}}}
-    registry.reset()
-    with advisory_lock(name, using="redis", timeout=20):
-        link.say("taken")
+def test_r6_r20_redlock_without_memory_refuses_renews_and_releases(nodes: list[Own], name: str) -> None:
+    lock = advisory_lock(name, using="redlock", ttl=20)
+    renewed_and_released(lock.acquire(timeout=20), "redlock", *nodes)
+    lock.acquire(timeout=20).release()
 
 
 def test_r4_redis_without_memory_hands_over(own: Own, name: str) -> None:
-    lease = advisory_lock(name, using="redis").acquire()
-    with Child(ask_at, own.url, name) as waiter:
+    with ThreadPoolExecutor(1) as pool, own.held(name):
+        waiting = pool.submit(advisory_lock(name, using="redis").acquire, timeout=20)
         eventually(lambda: waiters("redis", name) == 1, "it does not wait")
-        own.client.config_set("maxmemory", 1)
-        lease.release()
-        assert waiter.hear() == "taken"
-    eventually(lambda: free("redis", name), "still held")
+        with no_memory(own):
+            own.let_go()
+            waiting.result(25).release()
+            eventually(lambda: own.keys() == ["fence"], "still held")
 
 
 def on_a_full_disk(link: Any, name: str) -> None:
@@ -137,21 +115,14 @@ def on_a_full_disk(link: Any, name: str) -> None:
     link.hear()
 
 
-def listed(name: str) -> list[str]:
-    (report,) = held_locks("leasetable")
-    return [info.name.removeprefix(name) for info in report.locks if name in info.name]
-
-
 def test_r7_a_full_disk_refuses_and_says_why_and_what_was_released_becomes_free(name: str) -> None:
     """A lock whose release could not be written is released when there is room again, long before its TTL."""
     with Child(on_a_full_disk, name) as child:
         refused, extended, asked, released = (child.hear() for _ in range(4))
-        assert "disk I/O error" in refused
-        assert "disk I/O error" in extended
+        assert all("disk I/O error" in said for said in (refused, extended, released))
         assert asked == ""  # it is held until the lease ends
-        assert "disk I/O error" in released
-        assert listed(name) == [", held"]
+        assert f"{name}, held" in listed("leasetable")
         child.say()
         assert child.hear() == "room"
-        eventually(lambda: listed(name) == [], "still held")
+        eventually(lambda: f"{name}, held" not in listed("leasetable"), "still held")
         child.say()

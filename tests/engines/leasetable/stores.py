@@ -7,6 +7,7 @@ import os
 import secrets
 from typing import TYPE_CHECKING
 
+import pytest
 from django.db import connections
 
 from django_distlock.backends.leasetable import server, sqlite, statements
@@ -18,8 +19,6 @@ from tests.faults.server import ask
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
-
     from django_distlock.backends.leasetable.sqlite import LeaseFile
 
 SQLITE = ("file", "memory")
@@ -28,6 +27,8 @@ SERVERS = {"postgres": "postgres", "mariadb": "mariadb"}
 PORTABLE = {"portable on postgres": "postgres", "portable on mariadb": "mariadb"}
 STORES = (*SQLITE, *SERVERS, *PORTABLE)
 TTL = 30.0
+WAIT = 1000.0
+everywhere = pytest.mark.parametrize("stores", STORES, indirect=True)
 
 
 class Stores:

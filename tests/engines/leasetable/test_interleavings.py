@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import combinations
 from typing import Any
 
-from tests.engines.leasetable.stores import TTL, Stores
+from tests.engines.leasetable.stores import TTL, WAIT, Stores, everywhere
 
-ORDERS = list(combinations(range(8), 4))  # the positions of the first client
-WAIT = 1000.0
+# For each order, whose step is which.
+ORDERS = [[int(at not in first) for at in range(8)] for first in combinations(range(8), 4)]
 
 
 class Queueing:
@@ -43,8 +43,7 @@ def test_queueing(stores: Stores) -> None:
     for order in ORDERS:
         holder: int | None = None
         waiting: list[int] = []
-        for position in range(8):
-            who = int(position not in order)
+        for who in order:
             event, fence = clients[who].step()
             if event == "granted":
                 assert holder is None, order
@@ -64,73 +63,65 @@ def test_queueing(stores: Stores) -> None:
     assert waited > 50, "they did meet"
 
 
-class Model:
-    """What a lease is."""
+class Working:
+    """Takes a lease, works for more than half the TTL, extends, releases. Whoever the other one delays has lost it.
 
-    def __init__(self) -> None:
-        self.owner: int | None = None
-        self.now = self.expires = 0.0
+    ``owner`` is what the lease should be: who has it, until when."""
 
-    def holds(self, who: int) -> bool:
-        return self.owner == who and self.now < self.expires
+    owner: tuple[Any, float] = (None, 0.0)
+    now = 0.0
 
-    def take(self, who: int) -> bool:
-        if self.owner is not None and self.now < self.expires:
-            return False
-        self.owner, self.expires = who, self.now + TTL
+    def __init__(self, stores: Stores) -> None:
+        self.stores = stores
+        self.client = stores.client()
+        self.grant: Any = None
+
+    def is_ours(self) -> bool:
+        return Working.owner[0] is self and Working.now < Working.owner[1]
+
+    def take(self) -> bool:
+        free = Working.now >= Working.owner[1]
+        self.grant = self.client.try_acquire(self.stores.claim())
+        assert (self.grant is not None) == free
+        if free:
+            Working.owner = self, Working.now + TTL
+        return free
+
+    def work(self) -> bool:
+        self.stores.shift(0.6 * TTL)
+        Working.now += 0.6 * TTL
         return True
 
+    def extend(self) -> bool | None:
+        if self.grant is None:
+            return None
+        ours = self.is_ours()
+        assert (self.client.extend(self.grant, TTL) is not None) == ours
+        if ours:
+            Working.owner = self, Working.now + TTL
+        return ours
 
-class Working:
-    """Take, work for more than half the TTL, extend, release. A client that the other one delays loses the lease."""
-
-    def __init__(self, stores: Stores, number: int) -> None:
-        self.stores = stores
-        self.number = number
-        self.client = stores.client()
-        self.outcomes: set[tuple[str, bool]] = set()
-
-    def begin(self, model: Model) -> None:
-        self.model = model
-        self.grant: Any = None
-        self.steps = iter((self.take, self.work, self.extend, self.release))
-
-    def saw(self, step: str, outcome: bool, expected: bool) -> None:
-        assert outcome == expected, step
-        self.outcomes.add((step, outcome))
-
-    def take(self) -> None:
-        self.grant = self.client.try_acquire(self.stores.claim())
-        self.saw("take", self.grant is not None, self.model.take(self.number))
-
-    def work(self) -> None:
-        self.stores.shift(0.6 * TTL)
-        self.model.now += 0.6 * TTL
-
-    def extend(self) -> None:
-        if self.grant is not None:
-            held = self.model.holds(self.number)
-            self.saw("extend", self.client.extend(self.grant, TTL) is not None, held)
-            if held:
-                self.model.expires = self.model.now + TTL
-
-    def release(self) -> None:
-        if self.grant is not None:
-            held = self.model.holds(self.number)
-            self.saw("release", self.client.release(self.grant), held)
-            if held:
-                self.model.owner = None
+    def release(self) -> bool | None:
+        if self.grant is None:
+            return None
+        ours = self.is_ours()
+        assert self.client.release(self.grant) == ours
+        if ours:
+            Working.owner = None, 0.0
+        return ours
 
 
-def test_working(stores: Stores) -> None:
-    """A client that was too slow learns it, and does no harm to the next holder."""
-    clients = [Working(stores, 0), Working(stores, 1)]
+@everywhere
+def test_r17_r20_working(stores: Stores) -> None:
+    """A client that was too slow learns it, revives nothing, and does no harm to the next holder."""
+    clients = [Working(stores), Working(stores)]
+    outcomes = set()
     for order in ORDERS:
-        model = Model()
-        for client in clients:
-            client.begin(model)
-        for position in range(8):
-            next(clients[position not in order].steps)()
+        Working.owner = None, 0.0
+        steps = [iter((each.take, each.work, each.extend, each.release)) for each in clients]
+        for who in order:
+            step = next(steps[who])
+            outcomes.add((step.__name__, step()))
         stores.shift(TTL + 1)
-    for client in clients:
-        assert client.outcomes == {(step, how) for step in ("take", "extend", "release") for how in (True, False)}
+        Working.now += TTL + 1
+    assert {(step, how) for step in ("take", "extend", "release") for how in (True, False)} <= outcomes

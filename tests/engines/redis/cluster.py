@@ -1,5 +1,4 @@
-"""A Redis Cluster of three masters, and a proxy that routes commands by key and hides from its clients that there is a
-cluster."""
+"""A Redis Cluster of three masters, and a proxy that routes commands by key and hides that there is a cluster."""
 
 from __future__ import annotations
 
@@ -10,12 +9,11 @@ import subprocess
 import threading
 from typing import TYPE_CHECKING, Self
 
-from redis import Redis
 from redis.crc import key_slot
 
-from django_distlock.backends.redis.connection import PENDING, Push, pack
+from django_distlock.backends.redis.connection import pack
 from tests.conftest import eventually
-from tests.engines.redis.resp import parse
+from tests.engines.redis.server import Own, commands
 from tests.support.services.process import free_port
 
 if TYPE_CHECKING:
@@ -23,20 +21,21 @@ if TYPE_CHECKING:
 
 SLOTS = 16384
 NODES = 3
-_HELLO = b"%3\r\n$6\r\nserver\r\n$5\r\nredis\r\n$5\r\nproto\r\n:3\r\n$4\r\nmode\r\n$10\r\nstandalone\r\n"
 
 
 class Cluster:
     """Each node has a third of the slots."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.ports = [free_port() for _ in range(NODES)]
-        self.clients = [Redis(port=port) for port in self.ports]
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._stack = contextlib.ExitStack()
+        self._nodes = [
+            Own(folder / str(number), f"--cluster-enabled yes --cluster-port {free_port()}") for number in range(NODES)
+        ]
+        self.clients = [node.client for node in self._nodes]
+        self.ports = [node.port for node in self._nodes]
 
-    def url(self, node: int) -> str:
-        return f"redis://127.0.0.1:{self.ports[node]}/0"
+    def url(self, node: int, database: int = 0) -> str:
+        return f"redis://127.0.0.1:{self.ports[node]}/{database}"
 
     @staticmethod
     def node_of(key: bytes) -> int:
@@ -44,52 +43,21 @@ class Cluster:
         return key_slot(key) * NODES // SLOTS
 
     def __enter__(self) -> Self:
-        try:
-            self._form()
-        except BaseException:
-            self.__exit__()
-            raise
+        with contextlib.ExitStack() as stack:
+            for node in self._nodes:
+                stack.enter_context(node)
+            addresses = [f"127.0.0.1:{port}" for port in self.ports]
+            create = ["redis-cli", "--cluster", "create", *addresses, "--cluster-yes"]
+            subprocess.run(create, check=True, capture_output=True, timeout=60)
+            eventually(self._whole, "the cluster does not form")
+            self._stack = stack.pop_all()
         return self
 
-    def _form(self) -> None:
-        for port in self.ports:
-            folder = self._folder / str(port)
-            folder.mkdir()
-            bus = free_port()
-            options = f"--port {port} --cluster-port {bus} --bind 127.0.0.1 --dir {folder} --cluster-enabled yes --save"
-            log = (folder / "log").open("wb")
-            with log:
-                self._processes.append(subprocess.Popen(["redis-server", *options.split(), ""], stdout=log))
-        for node, client in enumerate(self.clients):
-            eventually(lambda: _answers(client), "a node does not answer")  # noqa: B023
-            first, last = -(-SLOTS * node // NODES), -(-SLOTS * (node + 1) // NODES) - 1
-            client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, last)
-            client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", node + 1)
-        for client in self.clients[1:]:
-            bus = self.clients[0].config_get("cluster-port")["cluster-port"]
-            client.execute_command("CLUSTER", "MEET", "127.0.0.1", self.ports[0], bus)
-        eventually(self._whole, "the cluster does not form")
-
     def _whole(self) -> bool:
-        """Does each know all, and that every slot has a master?"""
-        answers = [
-            (client.execute_command("CLUSTER", "INFO"), client.execute_command("CLUSTER", "NODES"))
-            for client in self.clients
-        ]
-        return all(b"cluster_state:ok" in info and nodes.count(b" connected ") == NODES for info, nodes in answers)
+        return all(b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO") for client in self.clients)
 
     def __exit__(self, *exception: object) -> None:
-        for client in self.clients:
-            client.close()
-        for process in self._processes:
-            process.kill()
-            process.wait(10)
-
-
-def _answers(client: Redis) -> bool:
-    with contextlib.suppress(Exception):
-        return bool(client.ping())
-    return False
+        self._stack.close()
 
 
 class Router:
@@ -99,105 +67,53 @@ class Router:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-        self._threads: list[threading.Thread] = []
-        self._ends: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._clients: list[socket.socket] = []
         self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
 
     def __enter__(self) -> Self:
-        self._start(self._accept)
+        self._threads[0].start()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for end in (self._listener, *self._ends):
+        for end in (self._listener, *self._clients):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join(10)
         self._listener.close()
 
-    def _start(self, work: object, *args: object) -> None:
-        thread = threading.Thread(target=work, args=args, name="router", daemon=True)  # type: ignore[arg-type]
-        self._threads.append(thread)
-        thread.start()
-
     def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            self._ends.append(client)
-            self._start(self._serve, client)
+        with contextlib.suppress(OSError):
+            while True:
+                self._clients.append(self._listener.accept()[0])
+                self._threads.append(threading.Thread(target=self._serve, args=(self._clients[-1],)))
+                self._threads[-1].start()
 
     def _serve(self, client: socket.socket) -> None:
-        nodes = [socket.create_connection(("127.0.0.1", port)) for port in self._cluster.ports]
-        ends = [Spout(client), *map(Spout, nodes)]
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError, EOFError):
-            for end in ends:
-                stack.callback(end.sock.close)
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            stack.enter_context(client)
+            nodes = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for port in self._cluster.ports]
+            for node in nodes[1:]:
+                node.sendall(pack("HELLO", 3))
+                node.recv(65536)
             selector = stack.enter_context(selectors.DefaultSelector())
-            for end in ends:
-                selector.register(end.sock, selectors.EVENT_READ, end)
-            for end in ends[1:]:
-                end.sock.sendall(pack("HELLO", 3))
-                end.one()
+            for end in (client, *nodes):
+                selector.register(end, selectors.EVENT_READ, end)
             while True:
                 for key, _ in selector.select():
-                    self._route(ends, key.data)
+                    data = key.data.recv(65536)
+                    if not data:
+                        return
+                    if key.data is client:
+                        self._route(client, nodes, data)
+                    else:  # a message
+                        client.sendall(data)
 
-    def _route(self, ends: list[Spout], ready: Spout) -> None:
-        client, *nodes = ends
-        ready.fill()
-        for value, raw in ready.all():
-            if ready is not client:
-                client.sock.sendall(raw)
-            elif value[0] == b"HELLO":
-                client.sock.sendall(_HELLO)
-            else:
-                scripted = value[0] in (b"EVAL", b"EVALSHA")
-                node = nodes[self._cluster.node_of(value[3]) if scripted else 0]
-                node.sock.sendall(raw)
-                while not self._answered(node, client):
-                    pass
-
-    @staticmethod
-    def _answered(node: Spout, client: Spout) -> bool:
-        """Pass on one value: was it the answer, and no message?"""
-        value, raw = node.one()
-        client.sock.sendall(raw)
-        return type(value) is not Push or value[0] == b"subscribe"
-
-
-class Spout:
-    """A connection, read value by value."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self._in = b""
-
-    def fill(self) -> None:
-        data = self.sock.recv(65536)
-        if not data:
-            raise EOFError
-        self._in += data
-
-    def all(self) -> list[tuple[object, bytes]]:
-        """Every whole value that has come, and its bytes."""
-        found = []
-        while self._in:
-            value, at = parse(self._in, 0)
-            if value is PENDING:
-                break
-            found.append((value, self._in[:at]))
-            self._in = self._in[at:]
-        return found
-
-    def one(self) -> tuple[object, bytes]:
-        """The next value, and its bytes; waits for it."""
-        while True:
-            if self._in:
-                value, at = parse(self._in, 0)
-                if value is not PENDING:
-                    raw, self._in = self._in[:at], self._in[at:]
-                    return value, raw
-            self.fill()
+    def _route(self, client: socket.socket, nodes: list[socket.socket], data: bytes) -> None:
+        """One command after the other, so that the answers come in order."""
+        for words in commands(data):
+            scripted = words[0] in (b"EVAL", b"EVALSHA")
+            node = nodes[self._cluster.node_of(words[3]) if scripted else 0]
+            node.sendall(pack(*words))
+            client.sendall(node.recv(65536).replace(b"$7\r\ncluster", b"$10\r\nstandalone"))

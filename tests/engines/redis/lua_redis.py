@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lupa import lua51
 
 from django_distlock.backends.redis.connection import Push
-from tests.engines.redis.resp import parse
+from tests.engines.redis.server import commands
 
 if TYPE_CHECKING:
     from django_distlock.backends.redis.commands import Script
@@ -42,7 +42,7 @@ class World:
 
     def run(self, command: bytes) -> Any:
         """An EVALSHA, packed."""
-        (_, sha, count, *rest), _ = parse(command, 0)
+        ((_, sha, count, *rest),) = commands(command)
         words = [word.decode("latin-1") for word in rest]
         keys, args = words[: int(count)], words[int(count) :]
         self._clock += 1000

@@ -42,21 +42,9 @@ def url(port: int | None = None) -> str:
     return f"redis://:{server['password']}@{server['host']}:{port or server['port']}/0"
 
 
-def text(using: str, name: str) -> str:
-    """What the keys of a lock have in their middle."""
-    site_key.load()
-    return registry.entry(using).key(name).text
-
-
-def keys(using: str, name: str) -> dict[str, str]:
-    """The keys that there are of one lock: last part -> type."""
-    with client() as server:
-        found = server.scan_iter(match=f"distlock:{{{text(using, name)}}}:*", count=1000)
-        return {key.decode().rpartition(":")[2]: server.type(key).decode() for key in found}
-
-
 def claim_of(name: str, ttl: float = 30.0, **facts: Any) -> Claim:
     """What a backend is asked for a lock of the alias "redis"."""
+    site_key.load()
     key = registry.entry("redis").key(name)
     return Claim(key=key, ttl=ttl, token=new_token(), answer_by=monotonic() + 5, **facts)
 
@@ -78,22 +66,36 @@ def _totals(server: Any) -> Counter[str]:
     return Counter({names[name]: stats[name]["calls"] for name in stats if names[name] in SENT})
 
 
-def free(using: str, name: str) -> bool:
-    """Is nothing left but the fence, long before the TTL of 30 s?"""
-    return set(keys(using, name)) <= {"fence"}
-
-
 def waiters(using: str, name: str) -> int:
     """How many wait at the server, in any process."""
     (report,) = held_locks(using)
     return sum(info.waiters or 0 for info in report.locks if info.name == name)
 
 
+def commands(data: bytes) -> Iterator[list[bytes]]:
+    """The words of each packed command, as clients send them."""
+    at = 0
+
+    def number() -> int:
+        nonlocal at
+        begin, at = at + 1, data.index(b"\r\n", at) + 2
+        return int(data[begin : at - 2])
+
+    while at < len(data):
+        words = []
+        for _ in range(number()):
+            size = number()
+            words.append(data[at : at + size])
+            at += size + 2
+        yield words
+
+
 class Own:
     """A server of one test's own, which may stop, restart and lose its scripts and connections."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, options: str = "") -> None:
         self._folder = folder
+        self._options = options
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self._held: Grant | None = None
@@ -103,9 +105,10 @@ class Own:
         self.holder = RedisBackend("redis", {"url": self.url})
 
     def start(self) -> None:
-        options = f"--port {self.port} --bind 127.0.0.1 --dir {self._folder} --appendonly yes --save".split()
+        self._folder.mkdir(exist_ok=True)
+        options = f"--port {self.port} --bind 127.0.0.1 --dir {self._folder} {self._options} --appendonly yes --save"
         with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(["redis-server", *options, ""], stdout=log)
+            self._process = subprocess.Popen(["redis-server", *options.split(), ""], stdout=log)
         eventually(self._answers, "the server does not answer")
 
     def _answers(self) -> bool:
@@ -136,9 +139,8 @@ class Own:
         # Redis does not end while it writes its first file
         eventually(lambda: not self.client.info("persistence")["aof_rewrite_in_progress"], "it writes on")
 
-    def hold(self, name: str) -> Grant:
-        site_key.load()
-        grant = self.holder.try_acquire(claim_of(name), 5)
+    def hold(self, name: str, ttl: float = 30.0) -> Grant:
+        grant = self.holder.try_acquire(claim_of(name, ttl), 5)
         assert grant is not None
         return grant
 

@@ -10,17 +10,13 @@ import pytest
 
 from django_distlock import LockLost, advisory_lock, held_locks, semaphore
 from django_distlock.concurrency.clock import now as monotonic
-from django_distlock.concurrency.deadline import Deadline
-from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.tokens import new_token
-from django_distlock.manager.acquire import ask_engine
-from django_distlock.manager.lock_table import Hold
 from django_distlock.manager.registry import registry
 from django_distlock.operations.doctor import diagnose
 from django_distlock.records import Claim
 from tests.conftest import eventually
 from tests.docs.pages import blocks
-from tests.engines.redis.server import BACKEND, client
+from tests.engines.redis.server import BACKEND, client, waiters
 from tests.support import services
 
 if TYPE_CHECKING:
@@ -50,11 +46,9 @@ def account(request: pytest.FixtureRequest, settings: Any) -> Iterator[str]:
         with client(node) as server:
             server.acl_log_reset()
             server.execute_command("ACL", "SETUSER", user, "reset", *rules)
-    ports = [services.load()[node]["port"] for node in NODES]
-    urls = [f"redis://{user}:{password}@127.0.0.1:{port}/0" for port in ports]
-    if request.param == "redis":
-        entry = {"BACKEND": BACKEND, "OPTIONS": {"url": urls[0]}}
-    else:
+    urls = [f"redis://{user}:{password}@127.0.0.1:{services.load()[node]['port']}/0" for node in NODES]
+    entry = {"BACKEND": BACKEND, "OPTIONS": {"url": urls[0]}}
+    if request.param == "redlock":
         entry = {"BACKEND": "django_distlock.backends.redlock.RedlockBackend", "OPTIONS": {"nodes": urls}}
     settings.DISTLOCK = {**settings.DISTLOCK, "account": entry}
     yield "account"
@@ -68,49 +62,32 @@ def account(request: pytest.FixtureRequest, settings: Any) -> Iterator[str]:
     assert denied <= {"client", "client|setinfo"}, "redis-py asks for it, and does without"
 
 
-def test_acquire_extend_release_list_and_doctor(account: str, name: str) -> None:
-    lock = advisory_lock(name, using=account, timeout=5)
-    with lock as lease:
-        lease.extend(20)
-        lease.ensure_held()
-        (report,) = held_locks(account)
-        assert report.error is None
-        assert name in [info.name for info in report.locks]
-    found = diagnose(account)
-    assert [finding for finding in found if finding.level == "error"] == []
-    assert not [finding for finding in found if "INFO" in finding.text]
-
-
-def test_wait_and_hand_over(account: str, name: str) -> None:
+def test_a_lock_its_waiters_its_list_and_the_doctor(account: str, name: str) -> None:
     """The waiter has a backend of its own, as another process has."""
-    lease = advisory_lock(name, using=account).acquire(timeout=5)
     entry = registry.entry(account)
+    lease = advisory_lock(name, using=account).acquire(timeout=5)
+    lease.extend(20)
+    lease.ensure_held()
     other = type(entry.backend)(account, entry.backend.options)
-    claim = Claim(key=entry.key(name), ttl=30.0, token=new_token(), answer_by=monotonic() + 10)
-    hold = Hold(other, claim.key, "another process", False)
-    flow = ask_engine(hold, claim, Deadline(10))
+    claim = Claim(key=entry.key(name), ttl=30.0, token=new_token(), answer_by=monotonic() + 25)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(run, flow)
-        eventually(
-            lambda: any(info.waiters for info in held_locks(account)[0].locks if info.name == name), "none waits"
-        )
+        waiting = pool.submit(other.try_acquire, claim, 20)
+        eventually(lambda: waiters(account, name), "none waits")
         lease.release()
-        waiting.result(10)
-        grant = hold.grant
+        grant = waiting.result(25)
     assert grant is not None
     assert other.release(grant)
     other.close()
+    found = diagnose(account)
+    assert not [finding for finding in found if finding.level == "error" or "INFO" in finding.text]
 
 
-def test_shared_and_semaphore(account: str, name: str) -> None:
+def test_other_kinds_and_a_break(account: str, name: str) -> None:
     if registry.entry(account).backend.supports_shared:
         with advisory_lock(name, using=account, shared=True, timeout=5):
             pass
-    with semaphore(name + "many", limit=2, using=account, timeout=5):
+    with semaphore(f"{name} many", limit=2, using=account, timeout=5):
         pass
-
-
-def test_break(account: str, name: str) -> None:
     lease = advisory_lock(name, using=account).acquire(timeout=5)
     (info,) = (info for info in held_locks(account)[0].locks if info.name == name)
     assert registry.entry(account).backend.break_lock(info)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock.backends.redis.backend import RedisBackend
-from django_distlock.backends.redis.commands import LATE, keys_of
+from django_distlock.backends.redis.commands import keys_of
 from tests.conftest import eventually
 from tests.engines.redis.server import claim_of, counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from concurrent.futures import Future
 
     from django_distlock.records import Grant
@@ -37,13 +37,15 @@ class Queue:
         assert grant is not None
         return grant
 
-    def wait(self, ttl: float, **facts: Any) -> Future[Grant | None]:
+    def wait(self, ttl: float, **facts: Any) -> Future[Any]:
         """Join the queue."""
         claim = claim_of(self._name, ttl, **facts)
-
         waiting, self._length = self._pool.submit(self.backend.try_acquire, claim, 30), self._length + 1
         eventually(lambda: self._own.client.zcard(keys_of(claim.key)[1]) == self._length, "it does not wait")
         return waiting
+
+    def release(self, grant: Grant) -> None:
+        assert self.backend.release(grant)
 
 
 @pytest.fixture
@@ -54,13 +56,19 @@ def line(own: Own, name: str) -> Iterator[Queue]:
         line.backend.close()
 
 
-def handed_on(line: Queue) -> Future[Any]:
+def handed_on(line: Queue, **facts: Any) -> Future[Any]:
     """The next holder has a shorter TTL."""
-    first = line.hold(LONG)
-    dying, waiting = line.wait(SHORT), line.wait(LONG)
-    assert line.backend.release(first)
+    first = line.hold(LONG, **facts)
+    dying, waiting = line.wait(SHORT, **facts), line.wait(LONG, **facts)
+    line.release(first)
     assert dying.result(20)
     return waiting
+
+
+def place_of_a_semaphore(line: Queue) -> Future[Any]:
+    """One of two places goes to a holder with a shorter TTL."""
+    line.hold(LONG, limit=2)
+    return handed_on(line, limit=2)
 
 
 def shortened(line: Queue) -> Future[Any]:
@@ -76,41 +84,18 @@ def last_reader(line: Queue) -> Future[Any]:
     first = line.hold(LONG, shared=True)
     line.hold(SHORT, shared=True)
     waiting = line.wait(LONG)
-    assert line.backend.release(first)
-    return waiting
-
-
-def place_of_a_semaphore(line: Queue) -> Future[Any]:
-    """One of two places goes to a holder with a shorter TTL."""
-    first, _ = line.hold(LONG, limit=2), line.hold(LONG, limit=2)
-    dying, waiting = line.wait(SHORT, limit=2), line.wait(LONG, limit=2)
-    assert line.backend.release(first)
-    assert dying.result(20)
+    line.release(first)
     return waiting
 
 
 @pytest.mark.parametrize("changed", [handed_on, shortened, last_reader, place_of_a_semaphore])
-def test_a_shorter_lease_that_nobody_releases(own: Own, line: Queue, changed: Callable[[Queue], Future[Any]]) -> None:
+def test_a_shorter_lease_that_nobody_releases(own: Own, line: Queue, changed: Any) -> None:
     with counted(own.client) as commands:
-        waiting = changed(line)
-        grant = waiting.result(40)
+        grant = changed(line).result(40)
     assert grant is not None, "it was not told that the lease is shorter"
     # two holders and waiters at most, what each case does, two times that the last one asks again
     assert commands["evalsha"] + commands["eval"] <= 10
-    assert line.backend.release(grant)
-
-
-def test_a_lease_that_is_hardly_shorter_costs_no_message(own: Own, line: Queue) -> None:
-    """Holders with one TTL, which is the rule: only the waiter that is handed the lock is woken."""
-    first = line.hold(LONG, shared=True)
-    second = line.hold(LONG - LATE / 2000, shared=True)
-    waiting = line.wait(LONG)
-    assert line.backend.release(first)
-    assert "cmdstat_publish" not in own.client.info("commandstats")
-    assert line.backend.release(second)
-    grant = waiting.result(20)
-    assert grant is not None
-    assert line.backend.release(grant)
+    line.release(grant)
 
 
 def test_the_commands_of_a_hand_over_do_not_grow_with_the_queue(own: Own, line: Queue) -> None:
@@ -119,14 +104,12 @@ def test_the_commands_of_a_hand_over_do_not_grow_with_the_queue(own: Own, line: 
     def executed() -> int:
         return sum(stats["calls"] for stats in own.client.info("commandstats").values())
 
-    assert line.backend.release(line.hold(LONG))  # the server knows the scripts
+    line.release(line.hold(LONG))  # the server knows the scripts
     holder, waiting, spent = line.hold(LONG), [line.wait(LONG) for _ in range(6)], []
     for each in waiting:
         before = executed()
-        assert line.backend.release(holder)
-        granted = each.result(20)
-        assert granted is not None
+        line.release(holder)
+        holder = each.result(20)
         spent.append(executed() - before)
-        holder = granted
-    assert line.backend.release(holder)
+    line.release(holder)
     assert len(set(spent[1:-1])) == 1, spent  # the first one opens a connection, the last one leaves no queue

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from contextlib import contextmanager
+import itertools
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,26 +20,20 @@ from django_distlock.operations.doctor import diagnose
 from tests.conftest import eventually
 from tests.engines.actors import share_and_write
 from tests.engines.redis.cluster import Cluster, Router
-from tests.engines.redis.server import BACKEND, Own, claim_of, client, url, waiters
+from tests.engines.redis.server import BACKEND, claim_of, client, url, waiters
 from tests.faults.proxy import Proxy
 from tests.support.processes import Child
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from django_distlock.keys import LockKey
-    from django_distlock.records import Claim, Grant
-
+    from tests.engines.redis.server import Own
 
 pytestmark = pytest.mark.usefixtures("databases")
 USING = "redis"
-
-
 # The lease that the waiter waits for: at its end it asks, wherever it is connected. Seconds.
 SHORT = 1.0
-
-
 # A fail-over takes less. Seconds.
 FAIL_OVER = 2.0
 
@@ -49,16 +44,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-@contextmanager
-def waiting(backend: RedisBackend, claim: Claim) -> Iterator[list[Grant | None]]:
-    """Another thread waits; what it got."""
-    found: list[Grant | None] = []
-    thread = threading.Thread(target=lambda: found.append(backend.try_acquire(claim, 10)))
-    thread.start()
-    yield found
-    thread.join(15)
-
-
 def queued(client: Any, key: LockKey) -> int:
     return int(client.zcard(keys_of(key)[1]))
 
@@ -67,40 +52,38 @@ def holders(client: Any, key: LockKey) -> list[bytes]:
     return [who[1:] for who in client.hkeys(keys_of(key)[0])]
 
 
-@pytest.mark.tier2
-def test_r22a_a_waiter_at_the_old_primary_is_handed_nothing(own: Own, name: str, tmp_path: Path) -> None:
-    """A fail-over in order, which loses nothing; clients have one address, which moves on; old connections live on."""
-    (tmp_path / "other").mkdir()
-    with Own(tmp_path / "other") as new, Proxy("127.0.0.1", own.port) as address:
-        new.client.config_set("repl-diskless-sync-delay", 0)
-        new.follow(own)
-        there = RedisBackend("moving", {"url": f"redis://127.0.0.1:{address.port}/0"})
-        held = own.holder.try_acquire(claim_of(name, FAIL_OVER + SHORT))
-        assert held is not None
-        with waiting(there, claim_of(name)) as found:
-            eventually(lambda: queued(own.client, held.claim.key) == 1, "there is no waiter")
-            fail_over(own.client, new.client)
-            address.target = ("127.0.0.1", new.port)
-            assert new.holder.release(held)
-            newcomer = new.holder.try_acquire(claim_of(name, 30))
-            assert newcomer is not None
-            # it asks again at the end of the lease that it knows, and is connected to the right one then
-            eventually(lambda: found or queued(new.client, held.claim.key) == 1, "it does not ask")
-            assert found == [], "it believes that it was handed the lock, which another holds"
-            assert new.holder.release(newcomer)
-        (grant,) = found
-        assert grant is not None
-        assert holders(new.client, grant.claim.key) == [grant.claim.token.encode()]
-        assert newcomer.fence < grant.fence
-        assert there.release(grant)
-        there.close()
-
-
 def fail_over(old: Any, new: Any) -> None:
+    """In order: nothing is lost."""
     eventually(lambda: old.info("replication")["connected_slaves"] == 1, "no replica")
     old.execute_command("FAILOVER", "TIMEOUT", 5000)
     eventually(lambda: new.info("replication")["role"] == "master", "no fail-over")
     eventually(lambda: old.info("replication").get("master_link_status") == "up", "it does not follow")
+
+
+@pytest.mark.tier2
+def test_r22a_a_waiter_at_the_old_primary_is_handed_nothing(own: Own, another: Own, name: str) -> None:
+    """Clients have one address, which moves on; old connections live on."""
+    another.client.config_set("repl-diskless-sync-delay", 0)
+    another.follow(own)
+    with Proxy("127.0.0.1", own.port) as address, ThreadPoolExecutor(1) as pool:
+        there = RedisBackend("moving", {"url": f"redis://127.0.0.1:{address.port}/0"})
+        held = own.hold(name, FAIL_OVER + SHORT)
+        waiting = pool.submit(there.try_acquire, claim_of(name), 10)
+        eventually(lambda: queued(own.client, held.claim.key) == 1, "there is no waiter")
+        fail_over(own.client, another.client)
+        address.target = ("127.0.0.1", another.port)
+        assert another.holder.release(held)
+        newcomer = another.hold(name)
+        # it asks again at the end of the lease that it knows, and is connected to the right one then
+        eventually(lambda: waiting.done() or queued(another.client, held.claim.key) == 1, "it does not ask")
+        assert not waiting.done(), "it believes that it was handed the lock, which another holds"
+        assert another.holder.release(newcomer)
+        grant = waiting.result(15)
+        assert grant is not None
+        assert holders(another.client, grant.claim.key) == [grant.claim.token.encode()]
+        assert newcomer.fence < grant.fence
+        assert there.release(grant)
+        there.close()
 
 
 @pytest.mark.tier2
@@ -110,24 +93,23 @@ def test_r22a_a_message_on_the_bus_of_a_cluster_is_no_grant(cluster: Cluster, na
     site_key.load()
     names = (f"{name}{number}" for number in range(100))
     name = next(each for each in names if cluster.node_of(keys_of(registry.entry(USING).key(each))[0]) == node)
-    with Router(cluster) as router:
+    owner = cluster.clients[node]
+    with Router(cluster) as router, ThreadPoolExecutor(1) as pool:
         backend = RedisBackend("routed", {"url": router.url})
         held = backend.try_acquire(claim_of(name, SHORT))
         assert held is not None
-        owner = cluster.clients[node]
-        with waiting(backend, claim_of(name)) as found:
-            eventually(lambda: queued(owner, held.claim.key) == 1, "there is no waiter")
-            assert backend.release(held)
-            newcomer = backend.try_acquire(claim_of(name, 3 * SHORT))
-            if node == 0:
-                eventually(lambda: found, "it was not handed the lock")
-                assert newcomer is None
-            else:
-                assert newcomer is not None
-                eventually(lambda: found or queued(owner, held.claim.key) == 1, "it does not ask")
-                assert found == [], "it believes that it was handed the lock, which another holds"
-                assert backend.release(newcomer)
-        (grant,) = found
+        waiting = pool.submit(backend.try_acquire, claim_of(name), 10)
+        eventually(lambda: queued(owner, held.claim.key) == 1, "there is no waiter")
+        assert backend.release(held)
+        newcomer = backend.try_acquire(claim_of(name, 3 * SHORT))
+        if node == 0:
+            assert newcomer is None, "the waiter was not handed the lock"
+        else:
+            assert newcomer is not None
+            eventually(lambda: waiting.done() or queued(owner, held.claim.key) == 1, "it does not ask")
+            assert not waiting.done(), "it believes that it was handed the lock, which another holds"
+            assert backend.release(newcomer)
+        grant = waiting.result(15)
         assert grant is not None
         assert holders(owner, grant.claim.key) == [grant.claim.token.encode()]
         assert grant.fence > max(held.fence, newcomer.fence if newcomer else 0)
@@ -144,49 +126,44 @@ def alias(cluster: Cluster, settings: Any) -> str:
     return "node"
 
 
+def errors(using: str) -> list[str]:
+    """What the doctor says."""
+    return [finding.text for finding in diagnose(using) if finding.level == "error" and finding.alias]
+
+
 @pytest.mark.parametrize("hidden", [False, True], ids=["by its first reply", "by MOVED"])
 def test_r22b_each_name_is_refused_alike(alias: str, name: str, hidden: bool, monkeypatch: Any) -> None:
     """Two thirds of the names are of other nodes. redis-py before 5.1 keeps nothing of the first reply."""
     site_key.load()
-    if hidden:
-        monkeypatch.setattr(target, "_clustered", lambda connection: False)
     names = [f"{name}{number}" for number in range(30)]
     if hidden:
+        monkeypatch.setattr(target, "_clustered", lambda connection: False)
         key_of = registry.entry(alias).key
         names = [each for each in names if Cluster.node_of(keys_of(key_of(each))[0]) != 0]
     for each in names[:3]:
         lock = advisory_lock(each, using=alias, timeout=5)
-        with pytest.raises(UnsupportedOperation, match="The Redis server of alias 'node': A " + MEANS):
-            lock.acquire()
-        with pytest.raises(UnsupportedOperation, match=MEANS):
-            asyncio.run(lock.aacquire())
-    if not hidden:
+        for work in (lock.acquire, lambda lock=lock: asyncio.run(lock.aacquire())):
+            with pytest.raises(UnsupportedOperation, match="The Redis server of alias 'node': A " + MEANS):
+                work()
+    if hidden:  # a proxy may answer for the server, and pass INFO on
+        assert [error for error in errors(alias) if error.startswith("A node of a Redis Cluster")]
+    else:
         assert [report.error for report in held_locks(alias)] == ["ClusterNode"]
 
 
-@pytest.mark.parametrize("database", [0, 1])
-def test_the_doctor_says_so_whatever_the_name_is(cluster: Cluster, settings: Any, database: int) -> None:
-    options = {"url": cluster.url(0).removesuffix("0") + str(database)}
-    settings.DISTLOCK = {"node": {"BACKEND": BACKEND, "OPTIONS": options}}
-    found = [finding for finding in diagnose("node") if finding.alias]
-    assert [finding.level for finding in found] == ["error"]
-    assert "No lock can be acquired: The Redis server of alias 'node': A node of a Redis Cluster" in found[0].text
+def test_r22b_the_doctor_says_so_whatever_the_name_is(cluster: Cluster, settings: Any) -> None:
+    for database in (0, 1):
+        settings.DISTLOCK = {"node": {"BACKEND": BACKEND, "OPTIONS": {"url": cluster.url(0, database)}}}
+        (error,) = errors("node")
+        assert "No lock can be acquired: The Redis server of alias 'node': A node of a Redis Cluster" in error
 
 
-def test_the_doctor_asks_the_server_too(alias: str, monkeypatch: Any) -> None:
-    """A proxy may answer for it, and pass INFO on."""
-    monkeypatch.setattr(target, "_clustered", lambda connection: False)
-    found = [finding for finding in diagnose(alias) if finding.level == "error"]
-    assert [finding for finding in found if finding.text.startswith("A node of a Redis Cluster")]
-
-
-def test_redlock_says_which_nodes_are_in_a_cluster(cluster: Cluster, settings: Any, name: str) -> None:
+def test_r22b_redlock_says_which_nodes_are_in_a_cluster(cluster: Cluster, settings: Any, name: str) -> None:
     options = {"nodes": [cluster.url(0), cluster.url(1), url()]}
     settings.DISTLOCK = {"votes": {"BACKEND": BACKEND.replace("redis.RedisB", "redlock.RedlockB"), "OPTIONS": options}}
     with pytest.raises(BackendUnavailable, match="2 of 3 Redis nodes failed: 1, 2 .*" + MEANS):
         advisory_lock(name, using="votes").acquire(timeout=5)
-    texts = [finding.text for finding in diagnose("votes") if finding.level == "error"]
-    assert sum(text.startswith(("Node 1: A node of", "Node 2: A node of")) for text in texts) == 2
+    assert sum(text.startswith(("Node 1: A node of", "Node 2: A node of")) for text in errors("votes")) == 2
 
 
 @pytest.mark.tier2
@@ -204,3 +181,37 @@ def test_r4_a_monitor_of_all_channels_does_not_stand_for_a_dead_waiter(name: str
         eventually(lambda: others.issuperset(server.pubsub_channels("distlock:*")), "it is connected")
         lease.release()
         advisory_lock(name, using=USING).acquire(timeout=0).release()
+
+
+@pytest.mark.tier2
+def test_an_old_primary_that_wakes_grants_nothing_without_replicas(own: Own, another: Own, name: str) -> None:
+    """With min-replicas-to-write. It hung, its replica was promoted, and clients are connected to both."""
+    another.follow(own)
+    assert own.holder.release(own.hold(name))
+    own.client.config_set("min-replicas-to-write", 1)
+    own.client.config_set("min-replicas-max-lag", 1)
+    own.signal(signal.SIGSTOP)
+    another.client.replicaof("NO", "ONE")
+    grant = another.hold(name)
+    own.signal(signal.SIGCONT)
+    numbers = itertools.count()
+
+    def refused() -> bool:
+        try:
+            own.holder.try_acquire(claim_of(f"{name}{next(numbers)}"))
+        except BackendUnavailable as error:
+            return "NOREPLICAS" in str(error)
+        return False
+
+    eventually(refused, "it goes on granting locks")
+    assert another.holder.release(grant)
+    own.client.config_set("min-replicas-to-write", 0)
+
+
+def test_the_doctor_asks_for_min_replicas(own: Own, another: Own) -> None:
+    another.follow(own)
+    for enough in (0, 1):
+        own.client.config_set("min-replicas-to-write", enough)
+        texts = " ".join(finding.text for finding in diagnose(USING))
+        assert "is replicated" in texts
+        assert ("min-replicas-to-write is 0" in texts) == (enough == 0)

@@ -6,14 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock.manager.registry import registry
-from django_distlock.manager.site_key import site_key
 from tests.engines.redlock.nodes import Nodes, five_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from django_distlock.keys import LockKey
 
 
 @pytest.fixture
@@ -21,24 +17,23 @@ def nodes(settings: Any, databases: None) -> Iterator[Nodes]:
     """With time to answer: a node that is late is left out, and keeps what it has."""
     with five_nodes(settings) as nodes:
         yield nodes
-        registry.close()
 
 
 @pytest.fixture
-def key(nodes: Nodes, name: str) -> LockKey:
-    """Of the test's name."""
-    site_key.load()
-    return registry.entry(nodes.using).key(name)
+def patient_nodes(settings: Any, databases: None) -> Iterator[Nodes]:
+    """No request of theirs is sent a second time while a test lets it wait."""
+    with five_nodes(settings, node_timeout=15) as nodes:
+        yield nodes
 
 
 @pytest.fixture
-def lead(key: LockKey) -> int:
-    """The node at which waiters stand in line."""
-    return key.digest[0] % 5
+def lead(nodes: Nodes, name: str) -> int:
+    """The node at which waiters of the test's name stand in line."""
+    return nodes.key(name).digest[0] % 5
 
 
 @pytest.fixture
 def engine(nodes: Nodes, name: str) -> Any:
     """The backend of "five", connected to all nodes."""
     nodes.connect(name)
-    return registry.entry(nodes.using).backend
+    return nodes.engine

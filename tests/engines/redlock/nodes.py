@@ -5,40 +5,54 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-import redis
-
 from django_distlock import BackendUnavailable, advisory_lock
-from django_distlock.backends.redlock.backend import RedlockBackend
+from django_distlock.concurrency.clock import now as monotonic
+from django_distlock.concurrency.tokens import new_token
 from django_distlock.manager.registry import registry
+from django_distlock.manager.site_key import site_key
+from django_distlock.records import Claim
 from tests.conftest import eventually
+from tests.engines.redis.server import client
 from tests.faults.proxy import Proxy
 from tests.support import services
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-NODES = [f"redis{number}" for number in range(1, 6)]
+    from django_distlock.keys import LockKey
 
 
 class Nodes:
-    """The alias "five" of the test: the five servers, each behind a proxy of its own."""
+    """The alias "five" of the test."""
 
     using = "five"
 
-    def __init__(self, proxies: list[Proxy]) -> None:
-        self.proxies = proxies
-        self.servers = [services.load()[name] for name in NODES]
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self.servers = [services.load()[f"redis{number}"] for number in range(1, 6)]
+        self.proxies = [stack.enter_context(Proxy(each["host"], each["port"])) for each in self.servers]
+        self.clients = [stack.enter_context(client(f"redis{number}")) for number in range(1, 6)]
         self.urls = [
             f"redis://:{server['password']}@127.0.0.1:{proxy.port}/0"
-            for server, proxy in zip(self.servers, proxies, strict=True)
+            for server, proxy in zip(self.servers, self.proxies, strict=True)
         ]
-        self.clients = [
-            redis.Redis(host=server["host"], port=server["port"], password=server["password"], socket_timeout=5)
-            for server in self.servers
-        ]
+        for each in self.clients:
+            for key in each.scan_iter("redlock:*"):
+                each.delete(key)
+
+    @property
+    def engine(self) -> Any:
+        """The backend."""
+        return registry.entry(self.using).backend
 
     def lock(self, name: str, **options: Any) -> Any:
         return advisory_lock(name, using=self.using, **options)
+
+    def key(self, name: str) -> LockKey:
+        site_key.load()
+        return registry.entry(self.using).key(name)
+
+    def claim(self, name: str, ttl: float = 60.0, answer_in: float = 20.0) -> Claim:
+        return Claim(key=self.key(name), ttl=ttl, token=new_token(), answer_by=monotonic() + answer_in)
 
     def keys(self, nodes: Any = range(5)) -> list[int]:
         """How many locks each of ``nodes`` has."""
@@ -63,7 +77,7 @@ class Nodes:
     def connect(self, name: str) -> None:
         """Have connections to all five, which know the scripts: a majority is enough for a caller, and whoever could
         not be asked is not asked later."""
-        lock, nodes = self.lock(name), registry.entry(self.using).backend._nodes  # type: ignore[attr-defined]
+        lock, nodes = self.lock(name), self.engine._nodes
 
         def connected() -> bool:
             """And have asked each of them once more."""
@@ -81,31 +95,34 @@ class Nodes:
         for proxy in self.proxies:
             eventually(lambda: not any(pair.asking for pair in proxy._pairs), "a node does not answer")  # noqa: B023
 
-    def close(self) -> None:
-        for client in self.clients:
-            client.close()
+    @contextlib.contextmanager
+    def silent(self, *numbers: int) -> Iterator[None]:
+        """Nothing passes to and from these nodes."""
+        for number in numbers:
+            self.proxies[number].blackhole()
+        yield
+        for number in numbers:
+            self.proxies[number].heal()
+
+    @contextlib.contextmanager
+    def down(self, *numbers: int, reset: bool = False) -> Iterator[None]:
+        """These servers do not run."""
+        proxies = [self.proxies[number] for number in numbers]
+        targets = [proxy.target for proxy in proxies]
+        for proxy in proxies:
+            proxy.target = ("127.0.0.1", 1)
+            proxy.cut(reset=reset)
+        yield
+        for proxy, target in zip(proxies, targets, strict=True):
+            proxy.target = target
 
 
 @contextlib.contextmanager
 def five_nodes(settings: Any, node_timeout: float = 2.0) -> Iterator[Nodes]:
     with contextlib.ExitStack() as stack:
-        servers = [services.load()[name] for name in NODES]
-        nodes = Nodes([stack.enter_context(Proxy(server["host"], server["port"])) for server in servers])
-        for client in nodes.clients:
-            for key in client.scan_iter("redlock:*"):
-                client.delete(key)
-        backend = f"{RedlockBackend.__module__}.{RedlockBackend.__qualname__}"
-        settings.DISTLOCK = {
-            **settings.DISTLOCK,
-            nodes.using: {"BACKEND": backend, "OPTIONS": {"nodes": nodes.urls, "node_timeout": node_timeout}},
-        }
+        nodes = Nodes(stack)
+        options = {"nodes": nodes.urls, "node_timeout": node_timeout}
+        backend = "django_distlock.backends.redlock.RedlockBackend"
+        settings.DISTLOCK = {**settings.DISTLOCK, nodes.using: {"BACKEND": backend, "OPTIONS": options}}
         yield nodes
-        nodes.close()
-
-
-def extended(lease: Any) -> bool:
-    """False if too few nodes have answered in time."""
-    with contextlib.suppress(BackendUnavailable):
-        lease.extend(30)
-        return True
-    return False
+        registry.close()
