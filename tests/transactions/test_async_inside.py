@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
-from django.db import connections, transaction
+from django.db import connections
 
 from tests.transactions import rows
-from tests.transactions.test_deferral import in_thread  # what asgiref leaves on a thread is left on that one
+from tests.transactions.world import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.transactions.world import World
 
 
@@ -24,12 +22,10 @@ async def locked_write(world: World) -> None:
         assert lease.held
 
 
-def inside(world: World, call: Callable[..., Any]) -> None:
-    with transaction.atomic(world.alias):
-        call(locked_write)(world)
+def inside(world: World) -> None:
+    with world.transaction():
+        async_to_sync(locked_write)(world)
         assert world.written() == 1, "written on another connection"
-        world.still_inside()
-    world.ended()
 
 
 @pytest.mark.parametrize("where", ["thread", "task"])
@@ -38,39 +34,31 @@ def test_r11_async_lock_inside_the_transaction_of_a_waiting_thread(world: World,
     opens a transaction and calls async code."""
 
     async def view() -> None:
-        await sync_to_async(inside)(world, async_to_sync)
+        await sync_to_async(inside)(world)
         await sync_to_async(connections.close_all)()
 
-    in_thread((lambda: inside(world, async_to_sync)) if where == "thread" else lambda: asyncio.run(view()))
-    world.check_rival_came_in(1)
-    world.check_returned_once()
+    in_thread((lambda: inside(world)) if where == "thread" else lambda: asyncio.run(view()))
 
 
 def test_r11_async_lock_before_does_not_hide_a_later_transaction(postgres: World) -> None:
     """Django keeps other connections for async code of the same thread; what was looked up there holds only there."""
-    world = postgres
 
     async def other() -> None:
-        async with world.lock("-other"):
+        async with postgres.lock("-other"):
             pass
 
     def work() -> None:
-        world.written()  # connected before, so that nothing is looked up anew later
+        postgres.written()  # connected before, so that nothing is looked up anew later
         asyncio.run(other())
-        with transaction.atomic(world.alias):
-            with world.lock():
-                world.write()
-            world.still_inside()
-        world.ended()
+        with postgres.transaction(), postgres.lock():
+            postgres.write()
 
     in_thread(work)
-    world.check_rival_came_in(1)
-    world.check_returned_once()
 
 
-@pytest.mark.parametrize("thread_sensitive", [True, False, None])
-def test_r11_kept_lock_is_entered_again_from_async_code(postgres: World, thread_sensitive: bool | None) -> None:
-    """The same context asks again, by another thread that cannot use the connection of the first (None: by a task)."""
+@pytest.mark.parametrize("by", ["same thread", "other thread", "task"])
+def test_r11_kept_lock_is_entered_again_from_async_code(postgres: World, by: str) -> None:
+    """The same context asks again, also by another thread that cannot use the connection of the first."""
     world = postgres
 
     def again() -> None:
@@ -78,27 +66,23 @@ def test_r11_kept_lock_is_entered_again_from_async_code(postgres: World, thread_
             with world.lock().acquire(timeout=0) as lease:
                 assert lease.held
         finally:
-            if not thread_sensitive:
+            if by == "other thread":
                 connections.close_all()
 
     async def asynchronous() -> None:
-        if thread_sensitive is None:
+        if by == "task":
             async with await world.lock().aacquire(timeout=0) as lease:
                 assert lease.held
         else:
-            await sync_to_async(again, thread_sensitive=thread_sensitive)()
+            await sync_to_async(again, thread_sensitive=by == "same thread")()
 
     def work() -> None:
-        with transaction.atomic(world.alias):
+        with world.transaction():
             with world.lock():
                 world.write()
             async_to_sync(asynchronous)()
-            world.still_inside()
-        world.ended()
 
     in_thread(work)
-    world.check_rival_came_in(1)
-    world.check_returned_once()
 
 
 @pytest.mark.parametrize("face", ["sync", "async"])
@@ -109,18 +93,14 @@ def test_r11_transaction_on_the_event_loop(postgres: World, face: str, monkeypat
 
     async def cell() -> None:
         try:
-            with transaction.atomic(world.alias):
+            with world.transaction():
                 if face == "sync":
                     with world.lock():
                         world.write()
                 else:
                     async with world.lock():
                         world.write()
-                world.still_inside()
-            world.ended()
         finally:
             connections.close_all()
 
     in_thread(lambda: asyncio.run(cell()))
-    world.check_rival_came_in(1)
-    world.check_returned_once()
