@@ -19,7 +19,7 @@ from django_distlock.records import Claim
 from tests.conftest import connect, eventually
 from tests.engines.actors import hold
 from tests.engines.zookeeper.server import USING, clerk, nodes, path_of, session_of, stand_in, use
-from tests.faults.test_loss import Ears
+from tests.faults.conftest import Ears
 from tests.support.processes import Child
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@ where SQL begins and ends them behind Django's back, and where another thread re
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -197,15 +196,6 @@ def test_r11_mysql_transaction_under_nested_locks(sent: list[str], name: str) ->
     for lease in leases[0], leases[2]:
         with refused():
             lease.release()
-
-
-@pytest.mark.parametrize("how", ["thread", "task"])
-def test_r11_release_by_another_thread_waits_for_the_transaction_of_the_owner(lease_world: World, how: str) -> None:
-    lease = lease_world.lock().acquire()
-    with lease_world.transaction():
-        lease_world.write()
-        in_thread(lease.release if how == "thread" else lambda: asyncio.run(lease.arelease()))
-        assert not lease.held
 
 
 def test_r11_release_by_another_thread_after_the_transaction_is_at_once(world: World) -> None:

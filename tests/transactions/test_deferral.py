@@ -1,4 +1,4 @@
-"""R10, R11: what is kept for a transaction: leases from outside, leases that nobody released, re-entry, failures."""
+"""R11: what is kept for a transaction: re-entry, sets, hooks and receivers, failures, and what it costs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from django.db import transaction
 from django.test.utils import CaptureQueriesContext
 
-from django_distlock import DeadlockDetected, LockNotHeld, advisory_lock, lock_all, semaphore, signals
+from django_distlock import DeadlockDetected, advisory_lock, lock_all, semaphore, signals
 from django_distlock.manager.registry import registry
 from tests.conftest import eventually
 from tests.engines.statements import counted
@@ -20,44 +20,6 @@ from tests.transactions.world import check_connections_are_clean, in_thread, swa
 
 if TYPE_CHECKING:
     from tests.transactions.world import World
-
-
-@pytest.mark.parametrize("end", ["commit", "close"])
-def test_r11_lease_from_outside_released_inside_is_deferred(each_world: World, end: str) -> None:
-    world = each_world
-    lease = world.lock().acquire()
-    with transaction.atomic(world.alias):
-        world.write()
-        lease.release()
-        assert not lease.held
-        world.still_inside()
-        if end == "close":
-            world.connection.close()
-            world.ended()
-    world.check_rival_came_in(int(end == "commit"))
-    world.check_returned_once()
-
-
-def test_r11_lease_that_nobody_released_ends_with_the_outermost_transaction(world: World) -> None:
-    with world.transaction():
-        with transaction.atomic(world.alias):
-            lease = world.lock().acquire()
-            world.write()
-        assert lease.held
-    with pytest.raises(LockNotHeld):
-        lease.ensure_held()
-    lease.release()
-    world.check_rival_keeps_it()
-
-
-def test_r10_lock_around_the_transaction_is_given_back_by_its_own_exit(each_world: World) -> None:
-    world = each_world
-    with world.lock():
-        with transaction.atomic(world.alias):
-            world.write()
-        world.still_inside()
-    world.check_rival_came_in(1)
-    world.check_returned_once()
 
 
 def test_r11_reentry_finds_that_the_engine_gave_the_lock_to_somebody_else(each_world: World) -> None:
@@ -240,18 +202,3 @@ def test_r11_statements_inside_atomic_on_postgresql(postgres: World) -> None:
     locks = {text: count for text, count in calls.items() if "advisory" in text or "distlock" in text}
     assert sum(locks.values()) == 1, locks
     assert not registry.entry("postgres").backend.sessions.all(), "a session was opened"  # type: ignore[attr-defined]
-
-
-def test_r11_nothing_is_asked_on_the_callers_connection_elsewhere(make_world: Any) -> None:
-    """And two statements on a session of its own, the second one after the transaction."""
-    world: World = make_world("mysql", "mariadb")
-    with world.lock():  # the session is open
-        pass
-    with counted("mysql") as calls, transaction.atomic("mariadb"):
-        world.write()
-        with CaptureQueriesContext(world.connection) as queries, world.lock():
-            pass
-        assert len(queries) == 0
-        assert sum(count for text, count in calls.items() if "RELEASE" in text) == 0
-    locks = {text: count for text, count in calls.items() if "LOCK" in text.upper() and "INSERT" not in text}
-    assert sum(locks.values()) == 2, locks

@@ -4,15 +4,20 @@ the with-block of the lock is over. It returns how many rows are committed.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+from unittest import mock
 
-from django.db import Error, IntegrityError, close_old_connections, transaction
+from asgiref.sync import async_to_sync, sync_to_async
+from django.db import Error, IntegrityError, close_old_connections, connections, transaction
 
+from django_distlock import Lease, LockNotHeld
 from tests.transactions import rows
-from tests.transactions.world import World, swallow
+from tests.transactions.world import World, check_connections_are_clean, in_thread, swallow
 
 Way = Callable[[World], int]
 
@@ -195,6 +200,142 @@ def two_databases(world: World, *, own_first: bool) -> int:
     return 1
 
 
+# leases, and other threads and tasks
+
+
+def release_in_a_thread(lease: Lease) -> None:
+    in_thread(lease.release)
+
+
+def release_in_a_task(lease: Lease) -> None:
+    in_thread(lambda: asyncio.run(lease.arelease()))
+
+
+def lease_from_outside(world: World, release: Callable[[Lease], None], *, closed: bool = False) -> int:
+    """Acquired before the transaction and released inside it."""
+    lease = world.lock().acquire()
+    with transaction.atomic(world.alias):
+        world.write()
+        release(lease)
+        assert not lease.held
+        world.still_inside()
+        if closed:
+            close(world)
+    return int(not closed)
+
+
+def never_released(world: World) -> int:
+    with transaction.atomic(world.alias):
+        with transaction.atomic(world.alias):
+            lease = world.lock().acquire()
+            world.write()
+        assert lease.held
+        world.still_inside()
+    with swallow(LockNotHeld):
+        lease.ensure_held()
+    lease.release()
+    return 1
+
+
+def around(world: World) -> int:
+    """R10: given back by its own exit."""
+    with world.lock():
+        with transaction.atomic(world.alias):
+            world.write()
+        world.still_inside()
+    return 1
+
+
+async def locked_write(world: World) -> None:
+    async with world.lock() as lease:
+        await sync_to_async(rows.write)(world.alias, world.name)
+        assert lease.held
+
+
+def async_inside(world: World) -> int:
+    """``async_to_sync`` inside ``atomic()``: its ORM calls run in that transaction. Django keeps other connections for
+    async code of the same thread; what was looked up there before holds only there."""
+
+    async def before() -> None:
+        async with world.lock("-other"):
+            pass
+
+    def inside() -> None:
+        world.written()  # connected before, so that nothing is looked up anew later
+        asyncio.run(before())
+        with transaction.atomic(world.alias):
+            async_to_sync(locked_write)(world)
+            assert world.written() == 1, "written on another connection"
+            world.still_inside()
+        check_connections_are_clean()
+
+    in_thread(inside)
+    return 1
+
+
+def async_inside_a_view(world: World) -> int:
+    """A sync view under ASGI that opens a transaction and calls async code."""
+
+    def inside() -> None:
+        with transaction.atomic(world.alias):
+            async_to_sync(locked_write)(world)
+            world.still_inside()
+        connections.close_all()
+
+    in_thread(lambda: asyncio.run(sync_to_async(inside)()))
+    return 1
+
+
+def entered_again(world: World, by: str) -> int:
+    """From async code of the same context, also by another thread that cannot use the connection of the first."""
+
+    def again() -> None:
+        with world.lock().acquire(timeout=0) as lease:
+            assert lease.held
+        if by == "thread":
+            connections.close_all()
+
+    async def asynchronous() -> None:
+        if by == "task":
+            async with await world.lock().aacquire(timeout=0) as lease:
+                assert lease.held
+        else:
+            await sync_to_async(again, thread_sensitive=by == "caller")()
+
+    def inside() -> None:
+        with transaction.atomic(world.alias):
+            with world.lock():
+                world.write()
+            async_to_sync(asynchronous)()
+            world.still_inside()
+        check_connections_are_clean()
+
+    in_thread(inside)
+    return 1
+
+
+def on_the_event_loop(world: World, *, asynchronous: bool) -> int:
+    """As in a notebook: DJANGO_ALLOW_ASYNC_UNSAFE lets the ORM run on the thread of the loop."""
+
+    async def cell() -> None:
+        try:
+            with transaction.atomic(world.alias):
+                if asynchronous:
+                    async with world.lock():
+                        world.write()
+                else:
+                    with world.lock():
+                        world.write()
+                world.still_inside()
+            check_connections_are_clean()
+        finally:
+            connections.close_all()
+
+    with mock.patch.dict(os.environ, DJANGO_ALLOW_ASYNC_UNSAFE="1"):
+        in_thread(lambda: asyncio.run(cell()))
+    return 1
+
+
 commit: Way = partial(blocks, outermost={})
 WAYS: dict[str, Way] = {
     "commit": commit,
@@ -210,6 +351,17 @@ WAYS: dict[str, Way] = {
     "by_hand_atomic_inside": lambda world: by_hand(world, transaction.commit, 1, atomic=True),
     "by_hand_close": by_hand_close,
     "autocommit_on": autocommit_on,
+    "lease_from_outside": partial(lease_from_outside, release=Lease.release),
+    "lease_from_outside_and_close": partial(lease_from_outside, release=Lease.release, closed=True),
+    "released_by_another_thread": partial(lease_from_outside, release=release_in_a_thread),
+    "released_by_another_task": partial(lease_from_outside, release=release_in_a_task),
+    "never_released": never_released,
+    "around": around,
+    "async_inside": async_inside,
+    "async_inside_a_view": async_inside_a_view,
+    **{f"entered_again_by_{by}": partial(entered_again, by=by) for by in ("caller", "thread", "task")},
+    "on_the_event_loop": partial(on_the_event_loop, asynchronous=False),
+    "async_on_the_event_loop": partial(on_the_event_loop, asynchronous=True),
     "two_databases": partial(two_databases, own_first=False),
     "two_databases_crosswise": partial(two_databases, own_first=True),
 }
