@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -9,6 +11,8 @@ from typing import Any
 import pytest
 from django.db import connections
 
+from django_distlock.signals import lock_lost
+from tests.conftest import PATIENCE
 from tests.faults.proxy import Proxy
 from tests.support import services
 
@@ -33,6 +37,28 @@ def database_alias(alias: str, original: str, **changes: Any) -> Iterator[str]:
             connections[alias].close()
             del connections[alias]
         del connections.settings[alias]
+
+
+class Ears:
+    """Every way of being told of a loss."""
+
+    def __init__(self, lease: Any) -> None:
+        self.name = lease.name
+        self.callback, self.signal = threading.Event(), threading.Event()
+        self.facts: dict[str, Any] = {}
+        lease.on_lost(lambda lost: self.callback.set())
+        lock_lost.connect(self._hear)
+
+    def _hear(self, **facts: Any) -> None:
+        if facts["name"] == self.name:
+            self.facts = facts
+            self.signal.set()
+
+    def told(self, since: float = 0) -> float:
+        """Seconds until both the callback and the signal had come."""
+        assert self.callback.wait(PATIENCE), "on_lost was not called"
+        assert self.signal.wait(PATIENCE), "no lock_lost"
+        return time.monotonic() - since
 
 
 Proxied = Callable[[str], Proxy]

@@ -12,12 +12,6 @@ from tests.faults.history import History, Hold
 if TYPE_CHECKING:
     from pathlib import Path
 
-THREADS, SECONDS = 4, 25.0
-# In the section, so that somebody is inside for most of the time.
-PAUSE = 0.0005
-# A lock that is broken now and then lets in one in so many.
-ONE_IN = 1000
-
 
 def held(start: float, end: float, **facts: Any) -> Hold:
     told: dict[str, Any] = {"lock": "a", "pid": 1, "invoke": start, "valid_until": None, "fence": None, "shared": False}

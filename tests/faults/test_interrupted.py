@@ -1,9 +1,9 @@
-"""R7: Ctrl-C, or the soft time limit of a task, leaves nothing held: on memory at every place at which an acquire or
-a release looks for signals, on each engine at three gates. Here a test does what the keepalive thread does in a second.
-"""
+"""R7: Ctrl-C, the soft time limit of a task, cancellations and closed event loops leave nothing held: on memory at
+every place at which an acquire or a release looks for signals, on each engine at three gates."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import signal
@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.db import connections
 
 from django_distlock import LockNotAcquired, advisory_lock, lock_all, semaphore
 from django_distlock.backends import memory
@@ -24,7 +25,8 @@ from django_distlock.manager.keepalive import keepalive
 from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
 from tests.conftest import PATIENCE, connect, eventually
-from tests.faults.server import holders
+from tests.engines.actors import held_elsewhere
+from tests.faults.server import SESSION_LOCKS, holders, waiters
 from tests.support.interrupts import interrupted_everywhere
 from tests.support.processes import Child
 
@@ -234,26 +236,39 @@ def test_r1_an_interrupt_within_a_release_takes_no_lock_from_another_reader(name
         other.release()
 
 
-@pytest.mark.parametrize("started", [False, True])
-def test_r20_an_interrupted_start_of_the_keepalive_thread(
-    name: str, started: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "started", "using", "options"),
+    [
+        pytest.param(KeyboardInterrupt(), False, "memory", {}, id="before"),
+        pytest.param(KeyboardInterrupt(), True, "memory", {}, id="after"),
+        # as at a limit of processes; on the short way of an acquire, and on the long one
+        pytest.param(RuntimeError("can't start new thread"), False, "redis", {}, id="no thread"),
+        pytest.param(RuntimeError("can't start new thread"), False, "redis", {"ttl": 6.0}, id="no thread-ttl"),
+    ],
+)
+def test_r16_r20_nothing_is_acquired_that_nobody_looks_after(
+    name: str, error: BaseException, started: bool, using: str, options: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The keepalive thread does not start, or the caller is interrupted while it does; the next one is looked after."""
     registry.close()
     eventually(lambda: not keepalive.running, "the thread goes on without work")
     start = threading.Thread.start
 
-    def interrupted(thread: threading.Thread) -> None:
-        if started:
+    def fail(thread: threading.Thread) -> None:
+        if started or not thread.name.startswith("distlock-keepalive"):
             start(thread)
-        raise KeyboardInterrupt
+        if thread.name.startswith("distlock-keepalive"):
+            raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            advisory_lock(name, using="memory").acquire()
-    with advisory_lock(f"{name}-next", using="memory"):
+        patch.setattr(threading.Thread, "start", fail)
+        for number in range(1 if started else 2):
+            with pytest.raises(type(error)):
+                advisory_lock(f"{name}{number}", using=using, **options).acquire(timeout=10)
+    with advisory_lock(f"{name}-next", using=using, **options) as lease:
         assert keepalive.running
         eventually(lambda: len(lock_table.all()) == 1, "not given back")
+        lease.ensure_held()
 
 
 # a generator that holds a lock and ends as cyclic garbage: the collector closes it at any allocation
@@ -264,34 +279,30 @@ def leave_garbage(using: str, name: str) -> None:
         with advisory_lock(name, using=using):
             yield
 
-    generator = inside()
-    next(generator)
-    cycle: list[Any] = [generator]
+    cycle: list[Any] = [inside()]
+    next(cycle[0])
     cycle.append(cycle)
 
 
 def collect_in_the_midst(link: Any, using: str, name: str) -> None:
     """In a child: collect it at every line of the acquire and the release of another lock."""
     gc.disable()
-    at, met = 0, True
-    while met:
-        met = False
+    at, left = 0, -1
+    while left < 0:
         leave_garbage(using, f"{name}{at}")
-        countdown = at
+        left = at
 
         def look(frame: Any, event: str, argument: object) -> Any:
-            nonlocal countdown, met
-            countdown -= event == "line"
-            if countdown < 0 and not met:
-                met = True
+            nonlocal left
+            if "django_distlock" not in frame.f_code.co_filename:
+                return None
+            left -= event == "line"
+            if left == -1:
                 gc.collect()
             return look
 
-        def enter(frame: Any, event: str, argument: object) -> Any:
-            return look if "django_distlock" in frame.f_code.co_filename else None
-
         def work() -> None:
-            sys.settrace(enter)
+            sys.settrace(look)
             with advisory_lock(f"{name}-other", using=using):
                 pass
             sys.settrace(None)
@@ -309,3 +320,60 @@ def test_garbage_in_the_midst_of_bookkeeping(name: str) -> None:
     """In a thread that has the very mutex which its clean-up needs. What went wrong here would stand still for ever."""
     with Child(collect_in_the_midst, "memory", name) as child:
         assert child.hear() > 20
+
+
+# tasks: cancelled, and those of a closed event loop, which are never run again, not even to be cancelled
+
+
+def until_one_waits(using: str, name: str) -> None:
+    try:
+        eventually(lambda: waiters(using, name), "nobody waits")
+    finally:
+        connections.close_all()
+
+
+@pytest.mark.parametrize("using", SESSION_LOCKS)
+def test_r7_a_cancel_of_a_wait_is_heard(using: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a lock that is never free, and though the server has not yet begun with the statement when it hears of the
+    cancel, which is sent again."""
+    backend: Any = registry.entry(using).backend
+    cancels = []
+
+    async def work() -> None:
+        task = asyncio.create_task(advisory_lock(name, using=using).aacquire(timeout=None))
+        await asyncio.to_thread(until_one_waits, using, name)
+        kind = type(backend.sessions.all()[0])
+        cancel = kind.cancel
+
+        def late(self: Any, other: Any, until: float) -> Any:
+            cancels.append(other)
+            if len(cancels) > 1:
+                yield from cancel(self, other, until)
+
+        monkeypatch.setattr(kind, "cancel", late)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with held_elsewhere(using, name):
+        asyncio.run(work())
+        eventually(lambda: not waiters(using, name), "it waits on")
+        assert len(cancels) > 1
+    eventually(lambda: not holders(using, name), "a cancelled wait got the lock")
+
+
+@pytest.mark.parametrize("using", SESSION_LOCKS)
+def test_r7_a_loop_that_is_closed_under_its_waiters(using: str, name: str) -> None:
+    with held_elsewhere(using, name):
+        loop = asyncio.new_event_loop()
+        tasks = [loop.create_task(advisory_lock(name, using=using).aacquire(timeout=30)) for _ in range(3)]
+        loop.run_until_complete(asyncio.to_thread(until_one_waits, using, name))
+        for task in tasks:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]  # a warning of asyncio's, meant for others
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
+        del tasks, task, loop
+        gc.collect()
+    eventually(lambda: not holders(using, name), "held by a task of a closed loop")
+    advisory_lock(name, using=using, timeout=10).acquire().release()
+    assert not list(lock_table.everything())

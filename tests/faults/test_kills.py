@@ -16,9 +16,8 @@ import pytest
 
 from django_distlock import DistlockError, LockLost, advisory_lock
 from tests.conftest import connect, eventually
-from tests.engines.actors import hold, share_and_write
-from tests.engines.zookeeper.server import clerk, nodes
-from tests.faults import server
+from tests.engines.actors import hold
+from tests.engines.zookeeper.server import use
 from tests.faults.history import History, Journal
 from tests.faults.pausing import take_over, wake
 from tests.faults.server import SESSION_LOCKS
@@ -36,14 +35,6 @@ pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.tier2]
 each_engine = pytest.mark.parametrize("using", SESSION_LOCKS)
 
 
-def in_the_queue(using: str, name: str) -> int:
-    """How many hold the name or wait for it."""
-    if using == "zookeeper":
-        with clerk() as client:
-            return len(nodes(client, name))
-    return len(server.holds(using, name))
-
-
 @pytest.mark.alone
 @each_engine
 def test_i8_sigkill_of_the_holder_frees_at_once(using: str, name: str) -> None:
@@ -56,24 +47,6 @@ def test_i8_sigkill_of_the_holder_frees_at_once(using: str, name: str) -> None:
         killed = time.monotonic()
         with advisory_lock(name, using=using, timeout=5):
             within(time.monotonic() - killed, 0.1 + 1)
-
-
-@pytest.mark.parametrize("using", [*SESSION_LOCKS, "zookeeper"])
-def test_r4_a_waiter_that_was_killed_is_passed_over(using: str, name: str) -> None:
-    """It leaves the queue while the lock is held, and the lock goes to the one behind it."""
-    with ExitStack() as stack:
-        holder = stack.enter_context(Child(hold, using, name))
-        assert holder.hear() == "held"
-        waiting = [stack.enter_context(Child(share_and_write, using, name)) for _ in range(2)]
-        for number, child in enumerate(waiting, 2):
-            assert child.hear() == "asking"
-            eventually(lambda number=number: in_the_queue(using, name) >= number, "nobody waits")
-        waiting[0].kill()
-        eventually(lambda: in_the_queue(using, name) == 2, "the dead one is still in the queue")
-        holder.say()
-        waiting[1].hear()
-        assert holder.hear() == "released"
-        waiting[1].say()
 
 
 def hold_and_start_a_program(link: Any, using: str, name: str) -> None:
@@ -134,15 +107,14 @@ def test_r18_a_lease_that_ended_while_the_host_was_suspended_is_lost_at_the_firs
     """SIGSTOP stops the process as a suspended host does; what the kernel does to the clock, the child does."""
     with Child(holder, using, name) as child:
         assert child.hear() == "ready"
-        lease = take_over(child, advisory_lock(name, using=using), patience=8)
-        child.say("look")
-        wake(child)
-        first = child.hear()
-        assert "was lost" in first or "ZooKeeper does not answer" in first
-        child.say("and later")
-        assert "was lost" in child.hear()
-        lease.ensure_held()
-        lease.release()
+        with take_over(child, advisory_lock(name, using=using), patience=8) as lease:
+            child.say("look")
+            wake(child)
+            first = child.hear()
+            assert "was lost" in first or "ZooKeeper does not answer" in first
+            child.say("and later")
+            assert "was lost" in child.hear()
+            lease.ensure_held()
 
 
 def taker(link: Any, using: str, name: str, path: str, count: int) -> None:
@@ -172,19 +144,17 @@ def test_r21_fences_rise_through_a_restart_of_the_server(using: str, server: str
     assert len(history.holds) >= 120
 
 
-def test_a_lock_outlives_a_restart_of_zookeeper(name: str, settings: Any) -> None:
-    from tests.engines.zookeeper.server import use
+def try_it(link: Any, name: str) -> None:
+    link.say(advisory_lock(name, using="zookeeper").try_acquire() is not None)
 
+
+def test_a_lock_outlives_a_restart_of_zookeeper(name: str, settings: Any) -> None:
     use(settings, session_timeout=15)
     with advisory_lock(name, using="zookeeper") as lease:
         services.restart("zookeeper")
         eventually(lambda: lease.held, "it is not held again")
-        with Child(get_not, name) as rival:
+        with Child(try_it, name) as rival:
             assert rival.hear() is False
-
-
-def get_not(link: Any, name: str) -> None:
-    link.say(advisory_lock(name, using="zookeeper").try_acquire() is not None)
 
 
 # programs that end with locks held: without a word, and the server has the lock back
@@ -212,13 +182,13 @@ def forget_in_a_generator(link: Any, using: str, name: str) -> None:
 
 def forget_in_a_thread(link: Any, using: str, name: str) -> None:
     """One daemon thread holds, another one waits behind it."""
-    held = threading.Event()
 
     def hold() -> None:
         with advisory_lock(name, using=using):
             held.set()
             threading.Event().wait()
 
+    held = threading.Event()
     threading.Thread(target=hold, daemon=True).start()
     held.wait()
     threading.Thread(target=lambda: advisory_lock(name, using=using).acquire(timeout=None), daemon=True).start()

@@ -7,7 +7,7 @@ The connection is either cut at our end or falls silent; the server does not not
 from __future__ import annotations
 
 import asyncio
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +27,11 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("databases")
 each_engine = pytest.mark.parametrize("using", SESSION_LOCKS)
 # a lease of a task lives on after the task and its loop
-each_way = pytest.mark.parametrize(
-    ("cut", "in_task"),
-    [
-        pytest.param(True, False, id="cut"),
-        pytest.param(False, True, id="silent-task", marks=pytest.mark.tier2),
-    ],
-)
+WAYS = [
+    pytest.param({"cut": True}, False, id="cut"),
+    pytest.param({"cut": False}, True, id="silent-task", marks=pytest.mark.tier2),
+]
+each_way = pytest.mark.parametrize(("lost", "in_task"), WAYS)
 TIMEOUT = 0.5
 MOST_REQUESTS = 40
 
@@ -57,15 +55,23 @@ def freed(proxy: Proxy, using: str, name: str, lease: Any) -> None:
     eventually(lambda: not holders(using, name), "held, and nobody knows")
 
 
+def connected(using: str, proxied: Proxied) -> Proxy:
+    """Everything is prepared: the next request is that of the lock."""
+    proxy = proxied(using)
+    connect(using)
+    connect(using)
+    return proxy
+
+
 @pytest.mark.tier2
 @each_way
 @each_engine
-def test_r7_each_reply_of_a_first_acquire(using: str, cut: bool, in_task: bool, name: str, proxied: Proxied) -> None:
+def test_r7_each_reply_of_a_first_acquire(using: str, lost: Any, in_task: bool, name: str, proxied: Proxied) -> None:
     """From the greeting of the server on: connecting, preparing, locking."""
     proxy = proxied(using)
     for number in range(1, MOST_REQUESTS):
         registry.close()
-        proxy.swallow(number, cut=cut)
+        proxy.swallow(number, **lost)
         before = proxy.requests
         known_or_free(proxy, using, f"{name}{number}", in_task)
         if proxy.requests - before < number:  # there was no such request any more
@@ -74,19 +80,19 @@ def test_r7_each_reply_of_a_first_acquire(using: str, cut: bool, in_task: bool, 
     raise AssertionError(f"an acquire of {MOST_REQUESTS} requests")
 
 
-@each_way
+@pytest.mark.parametrize(("lost", "in_task"), [*WAYS, pytest.param({"passing": 7}, False, id="broken off")])
 @each_engine
-def test_r7_the_reply_of_a_later_acquire(using: str, cut: bool, in_task: bool, name: str, proxied: Proxied) -> None:
-    """On a session that is open and holds another lock, which is lost with it."""
-    proxy = proxied(using)
-    connect(using)
-    connect(using)
+def test_r7_the_reply_of_a_later_acquire(using: str, lost: Any, in_task: bool, name: str, proxied: Proxied) -> None:
+    """On a session that is open and holds another lock, which is lost with it. "broken off": the first bytes arrive, so
+    that there is something to read, and the rest does not."""
+    proxy = connected(using, proxied)
     other = advisory_lock(name + "-other", using=using).acquire()
-    proxy.swallow(1, cut=cut)
+    proxy.swallow(1, **lost)
     known_or_free(proxy, using, name, in_task)
     eventually(lambda: other.lost, "the loss of the session is not told")
     with pytest.raises(LockLost):
         other.release()
+    advisory_lock(name, using=using).acquire(timeout=20).release()
 
 
 def hold_each(link: Any, using: str, *names: str) -> None:
@@ -98,42 +104,39 @@ def hold_each(link: Any, using: str, *names: str) -> None:
         link.say("released")
 
 
+def wait(using: str, name: str) -> Any:
+    try:
+        return advisory_lock(name, using=using).try_acquire(timeout=1)
+    except DistlockError:
+        return None
+    finally:
+        connections.close_all()
+
+
 @pytest.mark.tier2
 @pytest.mark.parametrize(("using", "cut"), [("postgres", False), ("mysql", True)])
 def test_r7_each_reply_of_a_wait(using: str, cut: bool, name: str, proxied: Proxied) -> None:
     """The lock becomes free while we wait; the server grants it to us, and we do not hear of it."""
     names = [f"{name}{number}" for number in range(1, 4)]
-    with Child(hold_each, using, *names) as child:
+    with Child(hold_each, using, *names) as child, ThreadPoolExecutor(1) as pool:
         assert child.hear() == "held"
         proxy = proxied(using)
         for number, one in enumerate(names, 1):
             assert advisory_lock(one, using=using).try_acquire(timeout=0.5) is None  # opens a session to wait on
-            outcome: list[Any] = []
             proxy.swallow(number, cut=cut)
-            thread = threading.Thread(target=wait, args=(using, one, outcome))
-            thread.start()
-            eventually(lambda one=one, out=outcome: waiters(using, one) or out, "neither waits nor ended")
+            waiting = pool.submit(wait, using, one)
+            eventually(lambda one=one, it=waiting: waiters(using, one) or it.done(), "neither waits nor ended")
             child.say(one)
             assert child.hear() == "released"
-            thread.join()
-            freed(proxy, using, one, None if isinstance(outcome[0], Exception) else outcome[0])
-
-
-def wait(using: str, name: str, outcome: list[Any]) -> None:
-    try:
-        outcome.append(advisory_lock(name, using=using).try_acquire(timeout=1))
-    except DistlockError as error:
-        outcome.append(error)
-    finally:
-        connections.close_all()
+            freed(proxy, using, one, waiting.result())
 
 
 @each_way
 @each_engine
-def test_r7_the_reply_of_a_release(using: str, cut: bool, in_task: bool, name: str, proxied: Proxied) -> None:
+def test_r7_the_reply_of_a_release(using: str, lost: Any, in_task: bool, name: str, proxied: Proxied) -> None:
     """Whether it was freed is not known: the holder is told, and the session ends so that the server frees it. A task
     sends its release without the watchdog: its own limit tells it that the reply does not come."""
-    proxy = proxied(using)
+    proxy = connected(using, proxied)
     lock = advisory_lock(name, using=using)
 
     async def in_a_task() -> Any:
@@ -141,35 +144,31 @@ def test_r7_the_reply_of_a_release(using: str, cut: bool, in_task: bool, name: s
             async with lock:
                 pass
         lease = await lock.aacquire()
-        proxy.swallow(1, cut=cut)
+        proxy.swallow(1, **lost)
         with pytest.raises((LockLost, BackendUnavailable)):
             await lease.arelease()
         return lease
 
-    if in_task:
-        lease = asyncio.run(in_a_task())
-    else:
-        connect(using)
-        connect(using)
+    def in_a_thread() -> Any:
         lease = lock.acquire()
-        proxy.swallow(1, cut=cut)
+        proxy.swallow(1, **lost)
         with pytest.raises((LockLost, BackendUnavailable)):
             lease.release()
+        return lease
+
+    lease = asyncio.run(in_a_task()) if in_task else in_a_thread()
     assert not lease.held
     lease.release()  # twice is harmless
     proxy.cut()
     eventually(lambda: not holders(using, name), "still held")
     proxy.heal()
-    with advisory_lock(name, using=using, timeout=10):
-        pass
+    advisory_lock(name, using=using).acquire(timeout=10).release()
 
 
 @each_engine
 def test_r7_a_grant_that_comes_late_is_given_back(using: str, name: str, proxied: Proxied) -> None:
     """The server is slow, not silent: the caller has gone when the grant arrives, on a session that lives on."""
-    proxy = proxied(using)
-    connect(using)
-    connect(using)
+    proxy = connected(using, proxied)
     other = advisory_lock(f"{name}-other", using=using).acquire()  # without it the session is closed for being idle
     held = proxy.hold("reply")
     with pytest.raises((BackendUnavailable, LockNotAcquired)):

@@ -9,15 +9,13 @@ import pytest
 
 from tests.faults.server import SESSION_LOCKS
 from tests.faults.workload_actors import JOURNAL, KINDS
-from tests.faults.workloads import Crew, Run, judge, kill
+from tests.faults.workloads import Run, judge
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.matrix import Entry
 
-PROCESSES = 3
 # A lease outlives its dead holder by its TTL, and a dead waiter keeps its place for a second.
 SECONDS, KILLS = 2.0, (0.5, 1.1)
 SECONDS_OF_LEASES, KILLS_OF_LEASES = 2.8, (0.5,)
@@ -25,15 +23,8 @@ SECONDS_OF_LEASES, KILLS_OF_LEASES = 2.8, (0.5,)
 LEAST, RUNS = 50, 5
 
 
-@pytest.fixture(scope="module")
-def crew(django_db_setup: None) -> Iterator[Crew]:
-    crew = Crew(PROCESSES)
-    yield crew
-    crew.close()
-
-
 @pytest.mark.tier2
-def test_i1_i2_no_overlap_and_no_lost_update(entry: Entry, name: str, crew: Crew, tmp_path: Path) -> None:
+def test_i1_i2_no_overlap_and_no_lost_update(entry: Entry, name: str, tmp_path: Path) -> None:
     """W1 and W2. A holder is killed now and then, in the middle of its section, where others could go on.
 
     On a busy machine the workers, which are polite, hardly run: then more runs make up the sections. And without a
@@ -41,15 +32,13 @@ def test_i1_i2_no_overlap_and_no_lost_update(entry: Entry, name: str, crew: Crew
     """
     sections = 0
     for number in range(RUNS):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        run = Run(crew, entry.using, f"{name}{number}", folder)
+        run = Run(entry.using, f"{name}{number}", tmp_path / str(number))
         if not entry.processes:
             verdict = run.go(SECONDS, processes=1, threads=4)
         elif entry.using in SESSION_LOCKS:
-            verdict = run.go(SECONDS, faults=[(at, kill) for at in KILLS])
+            verdict = run.go(SECONDS, kills=KILLS)
         else:
-            verdict = run.go(SECONDS_OF_LEASES, faults=[(at, kill) for at in KILLS_OF_LEASES])
+            verdict = run.go(SECONDS_OF_LEASES, kills=KILLS_OF_LEASES)
         assert (verdict.overlaps, verdict.lost_updates) == ([], 0), verdict
         if entry.using in SESSION_LOCKS or not verdict.starved:
             assert not verdict.stale, "a lock was lost without a fault of its holder"
@@ -67,14 +56,13 @@ BROKEN = {kind: "leasetable" if kind == "no_renewal" else "postgres" for kind in
 @pytest.mark.tier2
 @pytest.mark.usefixtures("databases")
 @pytest.mark.parametrize("kind", BROKEN)
-def test_broken_locks_are_found_out(kind: str, name: str, crew: Crew, tmp_path: Path) -> None:
+def test_broken_locks_are_found_out(kind: str, name: str, tmp_path: Path) -> None:
     """The checkers above turn red for a lock that is broken: else they prove nothing."""
     pause = 0.12 if kind == "no_renewal" else 0.002  # longer than its TTL
     overlaps = lost_updates = stale = 0
     for attempt in range(10):  # a machine that is busy does little in one of these runs
-        folder = tmp_path / str(attempt)
-        folder.mkdir()
-        verdict = Run(crew, BROKEN[kind], f"{name}{attempt}", folder).go(1, kind=kind, pause=pause)
+        run = Run(BROKEN[kind], f"{name}{attempt}", tmp_path / str(attempt))
+        verdict = run.go(1, kind=kind, pause=pause)
         overlaps += len(verdict.overlaps)
         lost_updates += verdict.lost_updates
         stale += len(verdict.stale)

@@ -7,23 +7,26 @@ import signal
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 
-from django_distlock import BackendUnavailable, DistlockError, LockLost, LockTimeout, advisory_lock
+from django_distlock import BackendUnavailable, LockLost, LockTimeout, advisory_lock
 from django_distlock.backends.zookeeper import handler, queue
 from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.registry import registry
 from django_distlock.records import Claim
 from tests.conftest import connect, eventually
-from tests.engines.actors import hold
+from tests.engines.actors import held_elsewhere
 from tests.engines.zookeeper.server import USING, clerk, nodes, path_of, session_of, stand_in, use
-from tests.faults.test_loss import Ears
+from tests.faults.conftest import Ears
 from tests.support.processes import Child
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.faults.conftest import Proxied
     from tests.faults.proxy import Proxy
@@ -49,6 +52,18 @@ def get(link: Any, name: str) -> None:
         link.say(time.monotonic())
 
 
+@contextmanager
+def before_the_answer(proxy: Proxy, ask: Callable[[], object]) -> Iterator[None]:
+    """While the server has done what ``ask()`` wants and its answer is under way."""
+    held = proxy.hold("reply")
+    thread = threading.Thread(target=ask)
+    thread.start()
+    held.wait()
+    yield
+    held.pass_on()
+    thread.join()
+
+
 # R17, R18: who holds is told
 
 
@@ -56,23 +71,21 @@ def get(link: Any, name: str) -> None:
 def test_r18_in_a_partition_the_holder_knows_before_the_next_grant(name: str, proxy: Proxy, server: Any) -> None:
     lease = advisory_lock(name, using=USING).acquire()
     ears = Ears(lease)
-    last = [0.0]
 
-    def look() -> None:
+    def look() -> float:
+        last = 0.0
         while lease.held:
-            last[0] = time.monotonic()
+            last = time.monotonic()
             time.sleep(0.002)
+        return last
 
-    with Child(get, name) as rival:
+    with Child(get, name) as rival, ThreadPoolExecutor(1) as pool:
         assert rival.hear() == "asking"
         eventually(lambda: len(nodes(server, name)) == 2, "no waiter")
         proxy.blackhole()
-        thread = threading.Thread(target=look)
-        thread.start()
-        granted = rival.hear()
-        thread.join()
-        assert last[0] < granted, "two holders at once"
-    ears.told(0)
+        last = pool.submit(look)
+        assert last.result() < rival.hear(), "two holders at once"
+    ears.told()
     with pytest.raises(LockLost):
         lease.release()
     proxy.heal()
@@ -101,14 +114,9 @@ def test_r18_an_answer_says_that_the_server_has_heard_the_request(name: str, pro
     """And not that it hears us now: the session's time counts from before the request."""
     lease = advisory_lock(name, using=USING).acquire()
     session, heard = session_of(lease), []
-    held = proxy.hold("reply")
     backend = registry.entry(USING).backend
-    asking = threading.Thread(target=lambda: heard.append((backend.verify(lease._grant), session.heard_at)))
-    asking.start()
-    held.wait()
-    before = monotonic()
-    held.pass_on()
-    asking.join()
+    with before_the_answer(proxy, lambda: heard.append((backend.verify(lease._grant), session.heard_at))):
+        before = monotonic()
     ((held_on, heard_at),) = heard
     assert held_on
     assert heard_at <= before
@@ -134,7 +142,7 @@ def test_r17_a_session_that_was_ended_is_told(name: str) -> None:
         if heard[0].callback.wait(1):
             break
     for ears, lease in zip(heard, leases, strict=True):
-        ears.told(0)
+        ears.told()
         assert lease.lost
     # and the next acquire has another session
     with advisory_lock(f"{name}0", using=USING) as lease:
@@ -145,15 +153,9 @@ def test_r17_a_release_is_heard_though_the_session_was_not_used_for_long(name: s
     """The keepalive thread closes a session that nobody uses. A lock that was held for long and is being released was
     lost to that: the answer came too late."""
     lease = advisory_lock(name, using=USING).acquire()
-    backend, session = registry.entry(USING).backend, session_of(lease)
-    held = proxy.hold("reply")
-    session.used_at -= 60
-    releasing = threading.Thread(target=lease.release)
-    releasing.start()
-    held.wait()
-    backend.tick(monotonic())
-    held.pass_on()
-    releasing.join()
+    session_of(lease).used_at -= 60
+    with before_the_answer(proxy, lease.release):
+        registry.entry(USING).backend.tick(monotonic())
     assert not lease.lost
 
 
@@ -161,8 +163,9 @@ def test_r17_a_release_is_heard_though_the_session_was_not_used_for_long(name: s
 
 
 @pytest.mark.parametrize("cut", [True, False])
-def test_r7_the_lost_reply_of_a_create_leaves_one_node_or_none(name: str, proxy: Proxy, server: Any, cut: bool) -> None:
-    """``cut``: the connection breaks, and the node is found again; else the deadline comes first."""
+def test_r7_the_lost_reply_leaves_one_node_or_none(name: str, proxy: Proxy, server: Any, cut: bool) -> None:
+    """Of a create: the connection breaks, and the node is found again; else the deadline comes first. Of a release: it
+    is gone."""
     lock = advisory_lock(name, using=USING)
     lock.acquire().release()  # the node above is there now
     proxy.swallow(1, cut=cut)
@@ -170,21 +173,16 @@ def test_r7_the_lost_reply_of_a_create_leaves_one_node_or_none(name: str, proxy:
         lease = lock.acquire(timeout=10)
         (node,) = nodes(server, name)  # a second node: kazoo's lock would wait behind its first one
         assert lease.fence == server.exists(f"{path_of(name)}/{node}").czxid
+        proxy.swallow(1, cut=True)
         lease.release()
-    else:
-        with pytest.raises(BackendUnavailable):
-            lock.acquire(timeout=0.2)
-        assert len(nodes(server, name)) == 1
-        proxy.heal()
-        proxy.cut()
+        assert nodes(server, name) == []
+        return
+    with pytest.raises(BackendUnavailable):
+        lock.acquire(timeout=0.2)
+    assert len(nodes(server, name)) == 1
+    proxy.heal()
+    proxy.cut()
     eventually(lambda: nodes(server, name) == [], "a node stays behind")
-
-
-def test_r7_the_lost_reply_of_a_release(name: str, proxy: Proxy, server: Any) -> None:
-    lease = advisory_lock(name, using=USING).acquire()
-    proxy.swallow(1, cut=True)
-    lease.release()
-    assert nodes(server, name) == []
 
 
 def test_r7_no_second_node_while_the_first_one_may_be_there(
@@ -265,6 +263,7 @@ def test_r7_a_waiter_whose_session_ends_while_it_asks_queues_again(
     with advisory_lock(f"{name}-warm", using=USING) as warm:
         session = session_of(warm)
     ended = threading.Event()
+    watch, wake_all = session.watch, session.asking.wake_all
 
     def end(*args: Any) -> None:
         if not ended.is_set():
@@ -287,24 +286,18 @@ def test_r7_a_waiter_whose_session_ends_while_it_asks_queues_again(
             monkeypatch.setattr(session.kazoo, "_call", end)
         return watch(path)
 
-    def acquire() -> None:
+    def acquire() -> Any:
         with advisory_lock(name, using=USING, timeout=20) as lease:
-            sessions.append(session_of(lease))
+            return session_of(lease)
 
-    watch, wake_all, sessions = session.watch, session.asking.wake_all, []
-    with Child(hold, USING, name) as holder:
-        assert holder.hear() == "held"
+    with held_elsewhere(USING, name) as let_go, ThreadPoolExecutor(1) as pool:
         monkeypatch.setattr(session, "watch", fail_next)
         monkeypatch.setattr(session.asking, "wake_all", wake_late)
-        waiter = threading.Thread(target=acquire)
-        waiter.start()
+        waiting = pool.submit(acquire)
         eventually(ended.is_set, "the watch was not asked for")
         eventually(lambda: len(nodes(server, name)) == 2, "it does not wait again")
-        holder.say()
-        assert holder.hear() == "released"
-        waiter.join()
-    assert sessions
-    assert sessions[0] is not session
+        let_go()
+        assert waiting.result() is not session
 
 
 # R6, R19
@@ -316,22 +309,13 @@ def test_r6_a_turn_that_comes_at_the_deadline_is_no_failure(name: str, proxy: Pr
     acquire in some hundreds, which said that the server had failed."""
     path = stand_in(server, name)
     connect(USING)
-    took: list[BaseException | None] = []
-
-    def wait() -> None:
-        try:
-            advisory_lock(name, using=USING).acquire(timeout=0.5)
-        except DistlockError as error:
-            took.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    watches = registry.entry(USING).backend._session.kazoo._data_watchers
-    eventually(lambda: any(path in each for each in watches), "no waiter")
-    proxy.swallow(1)
-    server.delete(path)
-    thread.join()
-    assert [type(error) for error in took] == [LockTimeout]
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(lambda: advisory_lock(name, using=USING).acquire(timeout=0.5))
+        watches = registry.entry(USING).backend._session.kazoo._data_watchers
+        eventually(lambda: any(path in each for each in watches), "no waiter")
+        proxy.swallow(1)
+        server.delete(path)
+        assert type(waiting.exception()) is LockTimeout
     proxy.cut()
 
 
@@ -351,26 +335,26 @@ def test_r19_a_turn_on_a_session_that_has_ended_is_no_grant(name: str, monkeypat
         assert session_of(lease) is not session
 
 
-@pytest.mark.parametrize("fault", ["no thread", "no descriptor", "no pair of sockets"])
+NO_FILE = OSError(24, "Too many open files")
+
+
+@pytest.mark.parametrize(
+    ("where", "what", "error"),
+    [
+        pytest.param(handler.Handler, "spawn", RuntimeError("can't start new thread"), id="no thread"),
+        pytest.param(socket, "getaddrinfo", NO_FILE, id="no descriptor"),
+        pytest.param(handler.Handler, "create_socket_pair", NO_FILE, id="no pair of sockets"),
+    ],
+)
 def test_r6_a_session_whose_thread_has_ended_is_followed_by_another(
-    name: str, settings: Any, monkeypatch: pytest.MonkeyPatch, fault: str
+    name: str, settings: Any, monkeypatch: pytest.MonkeyPatch, where: Any, what: str, error: Exception
 ) -> None:
     """At the limit of threads or of open files: that caller is told, and the next one does not wait for nobody."""
-
-    def fail(*args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError("can't start new thread") if fault == "no thread" else OSError(24, "Too many open files")
-
-    where: Any = {
-        "no thread": (handler.Handler, "spawn"),
-        "no descriptor": (socket, "getaddrinfo"),
-        "no pair of sockets": (handler.Handler, "create_socket_pair"),
-    }[fault]
     use(settings, session_timeout=30)
     lock = advisory_lock(name, using=USING)
     with monkeypatch.context() as patch:
-        patch.setattr(*where, fail)
+        patch.setattr(where, what, Mock(side_effect=error))
         with pytest.raises(BackendUnavailable, match=r"can.t start new thread|Too many open files"):
             lock.acquire(timeout=10)
-    with lock:
-        pass
+    lock.acquire().release()
     registry.close()

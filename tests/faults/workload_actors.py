@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 COUNTER, ORACLE, JOURNAL = "counter", "oracle", "journal"
 PATIENCE = 10.0  # seconds for one acquire; longer than a dead holder's TTL
-# In the section, so that two who are inside meet.
-PAUSE = 0.0005
 TTL = 0.6
 # The heart of a process beats so often; without a beat for so long it renews no lease in time. Seconds.
 BEAT, STARVED = 0.02, TTL / 3
@@ -47,11 +45,6 @@ class Desk:
     def note(self, line: str) -> None:
         os.write(self.journal, f"{line}\n".encode())
 
-    def section(self, token: str, held: Callable[[], bool], pause: float) -> None:
-        """What only one may do at a time."""
-        with self.inside(token, held):
-            time.sleep(pause)
-
     @contextlib.contextmanager
     def inside(self, token: str, held: Callable[[], bool]) -> Iterator[None]:
         """Around what only one may do at a time. The oracle notices who is not alone, and keeps nobody out: the counter
@@ -60,7 +53,8 @@ class Desk:
             fcntl.flock(self.oracle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.pwrite(self.oracle, token.ljust(40).encode(), 0)
         except BlockingIOError:
-            self.note(f"o {token} {self._inside()} {time.monotonic()}")
+            other = os.pread(self.oracle, 40, 0).decode().strip() or "0"
+            self.note(f"o {token} {other} {time.monotonic()}")
         try:
             value = int(os.pread(self.counter, 20, 0) or 0) + 1
             yield
@@ -69,9 +63,6 @@ class Desk:
                 self.note(f"w {value} {token}")
         finally:
             fcntl.flock(self.oracle, fcntl.LOCK_UN)
-
-    def _inside(self) -> str:
-        return os.pread(self.oracle, 40, 0).decode().strip() or "0"
 
     def close(self) -> None:
         for fd in (self.counter, self.oracle, self.journal):
@@ -117,29 +108,26 @@ def no_renewal(lock: Lock) -> Any:
 KINDS = {kind.__name__: kind for kind in (sound, no_lock, early, own_name, sometimes, no_renewal)}
 
 
-def work(link: Any) -> None:
-    """In a child: run after run, [using, name, folder, kind, threads, pause, until], until told to end."""
-    os.nice(10)  # whoever measures something goes first
+def work(link: Any, using: str, name: str, folder: str, kind: str, threads: int, pause: float, seconds: float) -> None:
+    """In a child: one run, from the moment at which it is told to begin."""
+    be_polite()
+    desks = [Desk(folder) for _ in range(threads)]
     link.say("ready")
-    while (order := link.hear()) is not None:
-        using, name, folder, kind, threads, pause, until = order
-        desks = [Desk(folder) for _ in range(threads)]
-        workers = [
-            threading.Thread(target=_worker, args=(using, name, desk, kind, f"{os.getpid()}.{number}", pause, until))
-            for number, desk in enumerate(desks)
-        ]
-        over = threading.Event()
-        heart = threading.Thread(target=_beat, args=(desks[0], over))
-        for thread in (heart, *workers):
-            thread.start()
-        for worker in workers:
-            worker.join()
-        over.set()
-        heart.join()
-        for desk in desks:
-            desk.close()
-        registry.close()
-        link.say("done")
+    link.hear()
+    until, over = time.monotonic() + seconds, threading.Event()
+    heart = threading.Thread(target=_beat, args=(desks[0], over))
+    workers = [
+        threading.Thread(target=_worker, args=(using, name, desk, kind, f"{os.getpid()}.{number}", pause, until))
+        for number, desk in enumerate(desks)
+    ]
+    for thread in (heart, *workers):
+        thread.start()
+    for worker in workers:
+        worker.join()
+    over.set()
+    heart.join()
+    registry.close()
+    link.say("done")
 
 
 def _beat(desk: Desk, over: threading.Event) -> None:
@@ -155,17 +143,14 @@ def _beat(desk: Desk, over: threading.Event) -> None:
 def _worker(using: str, name: str, desk: Desk, kind: str, who: str, pause: float, until: float) -> None:
     ttl = {"ttl": TTL} if registry.entry(using).backend.supports_ttl else {}
     lock = advisory_lock(name, using=using, timeout=PATIENCE, **ttl)  # type: ignore[arg-type]
-    for number in itertools.count():
-        if time.monotonic() >= until:
-            return
-        _round(desk, KINDS[kind](lock), f"{who}.{number}", pause)
-
-
-def _round(desk: Desk, lock: Any, token: str, pause: float) -> None:
-    try:
-        with lock as lease:
-            desk.section(token, lambda: lease is None or lease.held, pause)
-            if lease is not None and not lease.held:
-                desk.note(f"s {token}")
-    except DistlockError as error:
-        desk.note(f"e {type(error).__name__}")
+    rounds = itertools.count()
+    while time.monotonic() < until:
+        token = f"{who}.{next(rounds)}"
+        try:
+            with KINDS[kind](lock) as lease:
+                with desk.inside(token, lambda lease=lease: lease is None or lease.held):
+                    time.sleep(pause)
+                if lease is not None and not lease.held:
+                    desk.note(f"s {token}")
+        except DistlockError as error:
+            desk.note(f"e {type(error).__name__}")

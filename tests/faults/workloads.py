@@ -1,4 +1,4 @@
-"""Crews of workers under a lock, the faults that hit them, and the verdict on what they wrote in the journal."""
+"""Processes at work under a lock, some of which are killed, and the verdict on what they wrote in the journal."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from tests.faults.workload_actors import COUNTER, JOURNAL, ORACLE, PATIENCE, wor
 from tests.support.processes import Child
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
-
-    Fault = Callable[["Run"], None]
 
 
 @dataclass
@@ -67,40 +65,14 @@ def judge(folder: Path, killed: Mapping[int, float], stopped: Iterable[int] = ()
     return verdict
 
 
-class Crew:
-    """Processes that stay for many runs; those that were killed are replaced."""
-
-    def __init__(self, size: int) -> None:
-        self.children: list[Child] = [Child(work) for _ in range(size)]
-        self._new = list(self.children)
-
-    def ready(self) -> list[Child]:
-        for child in self._new:
-            assert child.hear() == "ready"
-        self._new = []
-        return self.children
-
-    def replace(self, child: Child) -> None:
-        child.kill()
-        child.__exit__(None, None, None)
-        self.children[self.children.index(child)] = new = Child(work)
-        self._new.append(new)
-
-    def close(self) -> None:
-        for child in self.children:
-            with contextlib.suppress(BrokenPipeError):
-                child.say(None)
-            child.__exit__(None, None, None)
-
-
 class Run:
-    """One run of a crew under one lock."""
+    """One run of some processes under one lock, in a folder of its own."""
 
-    def __init__(self, crew: Crew, using: str, name: str, folder: Path) -> None:
-        self.crew, self.using, self.name, self.folder = crew, using, name, folder
+    def __init__(self, using: str, name: str, folder: Path) -> None:
+        self.using, self.name, self.folder = using, name, folder
         self.killed: dict[int, float] = {}
-        self.stopped: list[int] = []
-        self._working: list[Child] = []
+        self.working: list[Child] = []
+        folder.mkdir()
         for file in (COUNTER, ORACLE, JOURNAL):
             (folder / file).write_text("")
 
@@ -109,37 +81,33 @@ class Run:
         seconds: float,
         *,
         kind: str = "sound",
-        processes: int | None = None,
+        processes: int = 3,
         threads: int = 2,
         pause: float = 0.0005,
-        faults: Iterable[tuple[float, Fault]] = (),
+        kills: Iterable[float] = (),
     ) -> Verdict:
-        """Work for ``seconds``, with ``faults`` at their times."""
-        self._working = list(self.crew.ready()[:processes])
-        started = time.monotonic()
-        for child in self._working:
-            child.say([self.using, self.name, str(self.folder), kind, threads, pause, started + seconds])
-        for at, fault in faults:
-            time.sleep(max(0.0, started + at - time.monotonic()))
-            fault(self)
-        for child in self._working:
-            assert child.hear(seconds + 2 * PATIENCE) == "done"
-        return judge(self.folder, self.killed, self.stopped)
+        """Work for ``seconds``, with a SIGKILL of the holder at these times."""
+        order = (self.using, self.name, str(self.folder), kind, threads, pause, seconds)
+        with contextlib.ExitStack() as stack:
+            self.working = [stack.enter_context(Child(work, *order)) for _ in range(processes)]
+            for child in self.working:
+                assert child.hear() == "ready"
+            for child in self.working:
+                child.say()
+            started = time.monotonic()
+            for at in kills:
+                time.sleep(max(0.0, started + at - time.monotonic()))
+                self.kill(self.holder())
+            for child in self.working:
+                assert child.hear(seconds + 2 * PATIENCE) == "done"
+        return judge(self.folder, self.killed)
 
     def holder(self) -> Child:
         """A process that is in the section now, as far as one can see; else any."""
         said = (self.folder / ORACLE).read_text().split(".")[0]
-        return next((child for child in self._working if str(child.pid) == said), self._working[0])
+        return next((child for child in self.working if str(child.pid) == said), self.working[0])
 
-
-# --- faults
-
-
-def kill(run: Run) -> None:
-    """SIGKILL of the holder, if somebody is left to go on."""
-    if len(run._working) == 1:
-        return
-    victim = run.holder()
-    run._working.remove(victim)
-    run.killed[victim.pid] = time.monotonic()
-    run.crew.replace(victim)
+    def kill(self, victim: Child) -> None:
+        self.working.remove(victim)
+        self.killed[victim.pid] = time.monotonic()
+        victim.kill()

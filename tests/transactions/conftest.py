@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 # To a transaction there are three kinds of locks: a lease, one of its own, and one on another session.
 KINDS = {"lease": ("leasetable", "default"), "own": ("postgres", "postgres"), "session": ("mysql", "mariadb")}
 WORLDS = {
-    **{kind: (*where, "process") for kind, where in KINDS.items()},
-    "own_elsewhere": ("postgres", "default", "process"),
+    **KINDS,
+    "own_elsewhere": ("postgres", "default"),
     "thread": ("leasetable_postgres", "postgres", "thread"),
 }
 

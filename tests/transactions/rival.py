@@ -8,7 +8,8 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from django.db import connections
 
@@ -17,6 +18,9 @@ from tests.conftest import PATIENCE
 from tests.support.processes import Child
 from tests.support.unhurried import give_time
 from tests.transactions import rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def serve(link: Any) -> None:
@@ -60,11 +64,8 @@ def _answer(link: Any, question: list[str], leases: list[Lease]) -> None:
 
 
 class Rival:
-    def say(self, value: Any) -> None:
-        raise NotImplementedError
-
-    def answer(self) -> Any:
-        raise NotImplementedError
+    def __init__(self, say: Callable[[Any], None], answer: Callable[[], Any]) -> None:
+        self.say, self.answer = say, answer
 
     def hear(self) -> Any:
         """What the rival said; AssertionError if it failed."""
@@ -90,7 +91,7 @@ class Rival:
 class ProcessRival(Rival):
     def __init__(self) -> None:
         self.child = Child(serve_unhurried)
-        self.say, self.answer = self.child.say, self.child.hear  # type: ignore[method-assign]
+        super().__init__(self.child.say, self.child.hear)
 
     def stop(self) -> None:
         with self.child as child:
@@ -100,14 +101,9 @@ class ProcessRival(Rival):
 class ThreadRival(Rival):
     def __init__(self) -> None:
         questions, answers = queue.Queue[Any](), queue.Queue[Any]()
-        self.say = questions.put  # type: ignore[method-assign,assignment]
-        self.answer = lambda: answers.get(timeout=2 * PATIENCE)  # type: ignore[method-assign]
-
-        class Ends:
-            say = staticmethod(answers.put)
-            hear = staticmethod(questions.get)
-
-        self._thread = threading.Thread(target=serve, args=(Ends,), name="rival")
+        super().__init__(questions.put, lambda: answers.get(timeout=2 * PATIENCE))
+        link = SimpleNamespace(say=answers.put, hear=questions.get)
+        self._thread = threading.Thread(target=serve, args=(link,), name="rival")
         self._thread.start()
 
     def stop(self) -> None:

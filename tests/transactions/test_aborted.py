@@ -6,14 +6,14 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import DatabaseError, Error, InternalError, connections, transaction
+from django.db import DatabaseError, Error, InternalError, transaction
 
 from django_distlock import BackendUnavailable, LockLost, LockNotHeld
 from tests.conftest import eventually
 from tests.faults.server import end_session, holders
-from tests.transactions import rows
+from tests.transactions import ways
 from tests.transactions.ways import Boom
-from tests.transactions.world import check_connections_are_clean, execute, swallow
+from tests.transactions.world import check_connections_are_clean, swallow
 
 if TYPE_CHECKING:
     from tests.transactions.world import World
@@ -21,20 +21,21 @@ if TYPE_CHECKING:
 
 def break_transaction(world: World) -> None:
     """On PostgreSQL every further statement is refused from here on."""
-    execute(world.alias, "SELECT * FROM no_such_table")
+    world.execute("SELECT * FROM no_such_table")
 
 
-def test_r14_error_of_the_body_comes_out_and_the_lock_is_free(world: World) -> None:
-    def work() -> None:
-        with transaction.atomic(world.alias), world.lock():
-            world.write()
-            break_transaction(world)
-
-    with pytest.raises(DatabaseError, match="no_such_table"):
-        work()
+@pytest.mark.parametrize(("fault", "error"), [(break_transaction, "no_such_table"), (ways.kill, "")])
+def test_r14_error_of_the_database_comes_out_and_the_lock_is_free(world: World, fault: Any, error: str) -> None:
+    """A statement that fails, and a connection that the server has ended."""
+    with swallow(Error, match=error), transaction.atomic(world.alias), world.lock():
+        world.write()
+        fault(world)
+        world.write()
     assert not world.is_out()
-    assert world.written() == 0
     world.check_returned_once()
+    with transaction.atomic(world.alias), world.lock():
+        world.write()
+    assert world.written() == 1
 
 
 def test_r14_caught_error_leaves_the_lock_to_the_end_of_the_transaction(world: World) -> None:
@@ -59,7 +60,8 @@ def test_r14_caught_error_leaves_the_lock_to_the_end_of_the_transaction(world: W
 
 def test_r14_lease_tells_the_truth_in_an_aborted_transaction(postgres: World) -> None:
     """PostgreSQL frees the locks of a transaction with the error, before its ROLLBACK: from then on the lease is not
-    held, and code that asks does not go on. Nothing is lost, for nothing can be committed any more."""
+    held, and code that asks does not go on. Nothing is lost, for nothing can be committed any more. Another acquire is
+    refused by the server: an error of this library with the driver's as its cause, and nothing held."""
     lost: list[Any] = []
     with transaction.atomic("postgres"):
         lease = postgres.lock().acquire()
@@ -71,11 +73,16 @@ def test_r14_lease_tells_the_truth_in_an_aborted_transaction(postgres: World) ->
         assert not lease.held
         with pytest.raises(LockLost, match=r"was lost \(its transaction was aborted\)"):
             lease.ensure_held()
+        for _ in range(2):
+            with pytest.raises(BackendUnavailable) as caught:
+                postgres.lock("-2").acquire()
+            assert isinstance(caught.value.__cause__, InternalError)
         transaction.set_rollback(True, using="postgres")
     assert (lease.held, lease.lost, lost) == (False, False, [])
     with pytest.raises(LockNotHeld):
         lease.ensure_held()
     lease.release()
+    assert not postgres.is_out("-2")
     check_connections_are_clean()
 
 
@@ -85,7 +92,7 @@ def test_r14_lock_from_before_the_savepoint_is_held_again_after_its_rollback(pos
     with transaction.atomic("postgres"):
         lease = postgres.lock().acquire()
         if low_level:
-            savepoint = connections["postgres"].savepoint()
+            savepoint = postgres.connection.savepoint()
             with swallow(DatabaseError):
                 break_transaction(postgres)
             assert not lease.held
@@ -99,83 +106,32 @@ def test_r14_lock_from_before_the_savepoint_is_held_again_after_its_rollback(pos
     assert not postgres.is_out()
 
 
-def test_r14_acquire_in_an_aborted_transaction(postgres: World) -> None:
-    """PostgreSQL refuses the statement: an error of this library with the driver's as its cause, and nothing held."""
-    with transaction.atomic("postgres"):
-        with swallow(DatabaseError):
-            break_transaction(postgres)
-        for _ in range(2):
-            with pytest.raises(BackendUnavailable) as caught:
-                postgres.lock().acquire()
-            assert isinstance(caught.value.__cause__, InternalError)
-        transaction.set_rollback(True, using="postgres")
-    assert not postgres.is_out()
-    check_connections_are_clean()
-
-
-@pytest.fixture
-def session_world(make_world: Any) -> World:
-    """A lock on a session of its own, which the server can end."""
-    world: World = make_world("postgres", "default")
-    return world
-
-
-def lose(world: World, lease: Any) -> None:
-    end_session(world.using, holders(world.using, world.name)[0])
-    eventually(lambda: lease.lost if lease else "lost (session)" in world.heard, "not lost")
-
-
 @pytest.mark.parametrize("face", ["with", "decorator", "lease"])
-def test_r14_lost_lock_does_not_mask_the_error_of_the_body(
-    session_world: World, face: str, caplog: pytest.LogCaptureFixture
+def test_r14_r16_a_lost_lock_is_raised_but_does_not_mask_the_error_of_the_body(
+    make_world: Any, face: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world = session_world
+    """On a session of its own, which the server ends. What the caller is handling is over, and hides nothing."""
+    world: World = make_world("postgres", "default")
 
-    def body(lease: Any = None) -> None:
-        lose(world, lease)
-        raise Boom
+    def body(error: type[Exception] | None) -> None:
+        told = len(world.heard)
+        end_session(world.using, holders(world.using, world.name)[0])
+        eventually(lambda: world.heard[told:] == ["lost (session)"], "not lost")
+        if error:
+            raise error
 
-    def by_with() -> None:
-        with world.lock() as lease:
-            body(lease)
+    def run(error: type[Exception] | None) -> None:
+        if face == "decorator":
+            world.lock()(body)(error)
+            return
+        with world.lock() if face == "with" else world.lock().acquire():
+            body(error)
 
-    def by_lease() -> None:
-        with world.lock().acquire() as lease:
-            body(lease)
-
-    faces = {"with": by_with, "lease": by_lease, "decorator": world.lock()(body)}
     with caplog.at_level(logging.WARNING), pytest.raises(Boom), transaction.atomic(world.alias):
-        faces[face]()
+        run(Boom)
     assert "This error is only logged, because another exception is being raised" in caplog.text
-
-
-def test_r16_lost_lock_is_raised_also_inside_an_except_block(session_world: World) -> None:
-    """The exception that is being handled by the caller is over; it hides nothing."""
-    world = session_world
     try:
         raise Boom
     except Boom:
-        with pytest.raises(LockLost), world.lock() as lease:
-            lose(world, lease)
         with pytest.raises(LockLost):
-            world.lock()(lambda: lose(world, None))()
-
-
-def test_r14_connection_that_the_server_ended(world: World) -> None:
-    """The session of the transaction is gone: no lock is leaked, and what comes out is the error of the database."""
-
-    def work() -> None:
-        with transaction.atomic(world.alias), world.lock():
-            if world.alias == "default":
-                world.connection.connection.close()
-            else:
-                rows.kill(world.alias, rows.server_id(world.alias))
-            world.write()
-
-    with pytest.raises(Error):
-        work()
-    assert not world.is_out()
-    world.check_returned_once()
-    with transaction.atomic(world.alias), world.lock():
-        world.write()
-    assert world.written() == 1
+            run(None)

@@ -1,93 +1,25 @@
-"""R10, R11: what is kept for a transaction: leases from outside, leases that nobody released, re-entry, failures."""
+"""R11: what is kept for a transaction: re-entry, sets, hooks and receivers, failures, and what it costs."""
 
 from __future__ import annotations
 
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
-from django.db import connections, transaction
+from django.db import transaction
 from django.test.utils import CaptureQueriesContext
 
-from django_distlock import DeadlockDetected, LockNotHeld, advisory_lock, lock_all, semaphore, signals
+from django_distlock import DeadlockDetected, advisory_lock, lock_all, semaphore, signals
 from django_distlock.manager.registry import registry
 from tests.conftest import eventually
 from tests.engines.statements import counted
 from tests.transactions import rows
 from tests.transactions.ways import Boom
-from tests.transactions.world import check_connections_are_clean, execute, swallow
+from tests.transactions.world import check_connections_are_clean, in_thread, swallow
 
 if TYPE_CHECKING:
     from tests.transactions.world import World
-
-
-def in_thread(function: Any) -> Any:
-    def run() -> Any:
-        try:
-            return function()
-        finally:
-            connections.close_all()
-
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(run).result(30)
-
-
-@pytest.mark.parametrize("end", ["commit", "close"])
-def test_r11_lease_from_outside_released_inside_is_deferred(each_world: World, end: str) -> None:
-    world = each_world
-    lease = world.lock().acquire()
-    with transaction.atomic(world.alias):
-        world.write()
-        lease.release()
-        assert not lease.held
-        world.still_inside()
-        if end == "close":
-            world.connection.close()
-            world.ended()
-    world.check_rival_came_in(int(end == "commit"))
-    world.check_returned_once()
-
-
-def test_r11_lease_that_nobody_released_ends_with_the_outermost_transaction(world: World) -> None:
-    with transaction.atomic(world.alias):
-        with transaction.atomic(world.alias):
-            lease = world.lock().acquire()
-            world.write()
-        assert lease.held
-        world.still_inside()
-    world.check_rival_came_in(1)
-    world.check_returned_once()
-    with pytest.raises(LockNotHeld):
-        lease.ensure_held()
-    lease.release()
-    world.check_rival_keeps_it()
-
-
-def test_r10_lock_around_the_transaction_is_given_back_by_its_own_exit(each_world: World) -> None:
-    world = each_world
-    with world.lock():
-        with transaction.atomic(world.alias):
-            world.write()
-        world.still_inside()
-    world.check_rival_came_in(1)
-    world.check_returned_once()
-
-
-def test_r11_fault_released_before_the_commit(lease_world: World) -> None:
-    """The fault that the rule is there for: the lock is given back where the block ends, as by code without the rule.
-    The next holder does not see what was written under the lock."""
-    world = lease_world
-    with transaction.atomic(world.alias):
-        lease = world.lock().acquire()
-        world.write()
-        world.still_inside()
-        grant: Any = lease._grant
-        assert registry.entry(world.using).backend.release(grant)
-        _, seen = world.hear_grant()
-        assert seen == 0
-    assert world.written() == 1
 
 
 def test_r11_reentry_finds_that_the_engine_gave_the_lock_to_somebody_else(each_world: World) -> None:
@@ -95,7 +27,7 @@ def test_r11_reentry_finds_that_the_engine_gave_the_lock_to_somebody_else(each_w
     world = each_world
     with transaction.atomic(world.alias):
         if world.scoped:
-            execute(world.alias, "SAVEPOINT by_hand")
+            world.execute("SAVEPOINT by_hand")
         with world.lock() as lease:
             grant: Any = lease._grant
         if world.scoped:  # past Django, whose cursors are listened to
@@ -113,29 +45,19 @@ def test_r11_reentry_finds_that_the_engine_gave_the_lock_to_somebody_else(each_w
 
 
 def test_r11_kept_lock_is_free_for_its_own_context_only(world: World) -> None:
-    """It is refused to other threads of this process and to other processes."""
-    with transaction.atomic(world.alias):
-        with world.lock():
-            pass
-        assert in_thread(lambda: world.lock().try_acquire()) is None
-        assert world.is_out()
-        with world.lock().acquire(timeout=0) as lease:
-            assert lease.held
-
-
-def test_r11_sets_and_semaphores_are_kept_too(world: World) -> None:
+    """It is refused to other threads of this process and to other processes. Sets and semaphores are kept, too."""
     slots = semaphore(world.name + "-slots", 1, using=world.using)
-    with transaction.atomic(world.alias):
+    with world.transaction():
         with lock_all([world.name, world.name + "-2"], using=world.using), slots:
             world.write()
+        assert in_thread(lambda: world.lock().try_acquire()) is None
+        with world.lock().acquire(timeout=0) as lease:
+            assert lease.held
         assert world.is_out("-2")
         assert slots.try_acquire() is None, "a semaphore is not re-entrant, and its slot is kept"
-        world.still_inside()
-    world.check_rival_came_in(1)
     assert not world.is_out("-2")
     with slots:
         pass
-    check_connections_are_clean()
 
 
 def test_r7_set_that_fails_gives_back_only_what_it_has_taken(world: World) -> None:
@@ -197,15 +119,10 @@ def test_r11_receiver_of_the_release_may_use_the_database(world: World, fails: b
     finally:
         signals.lock_released.disconnect(audit)
     assert world.connection.get_autocommit()
-    assert world.written() == (not fails)
-    assert hooks == ([] if fails else [1])
+    assert (world.written(), len(hooks)) == (not fails, not fails)
     world.connection.close()
     assert rows.count(world.alias, world.name + "-released") == 1
     check_connections_are_clean()
-
-
-class Broken(Exception):
-    pass
 
 
 def test_r11_failed_deferred_release_logs_and_signals_and_does_not_raise(
@@ -213,14 +130,14 @@ def test_r11_failed_deferred_release_logs_and_signals_and_does_not_raise(
 ) -> None:
     world = lease_world
     backend = registry.entry(world.using).backend
-    first, second = world.lock().acquire(), world.lock("-2").acquire()
-    grants: list[Any] = [first._grant, second._grant]
+    leases = [world.lock().acquire(), world.lock("-2").acquire()]
+    grants: list[Any] = [lease._grant for lease in leases]
     in_steps = mock.patch.object(backend, "release_fast", return_value=False)
-    failing = mock.patch.object(backend, "release", side_effect=[Broken("the engine is gone"), mock.DEFAULT])
+    failing = mock.patch.object(backend, "release", side_effect=[Boom("the engine is gone"), mock.DEFAULT])
     with in_steps, failing as release, caplog.at_level(logging.ERROR), transaction.atomic(world.alias):
         world.write()
-        first.release()
-        second.release()
+        for lease in leases:
+            lease.release()
     assert world.written() == 1
     assert release.call_count == 2, "the failure of one must not keep the other"
     assert world.heard == ["acquired", "lost (unreachable)"]
@@ -232,26 +149,23 @@ def test_r11_failed_deferred_release_logs_and_signals_and_does_not_raise(
 
 @pytest.mark.tier2
 def test_r11_renewal_goes_on_until_the_transaction_has_ended(lease_world: World) -> None:
-    world = lease_world
-    with transaction.atomic(world.alias):
-        with world.lock(ttl=3) as lease:
+    with lease_world.transaction(0):
+        with lease_world.lock(ttl=3) as lease:
             first: Any = lease.valid_until
         eventually(lambda: lease._grant is not None and lease._grant.valid_until > first, "not renewed")
-        world.still_inside()
-    world.check_rival_came_in(0)
-    world.check_returned_once()
 
 
 def test_r8_shared_and_then_exclusive_in_one_transaction(lease_world: World, name: str) -> None:
     """A shared lock that its transaction keeps is in the way of an exclusive one, and the error says so."""
+    shared, exclusive = (advisory_lock(name, using="memory", shared=shared) for shared in (True, False))
     with transaction.atomic():
-        with advisory_lock(name, using="memory", shared=True):
+        with shared:
             pass
         with pytest.raises(DeadlockDetected, match="keeps it until that ends"):
-            advisory_lock(name, using="memory").acquire()
-        with advisory_lock(name, using="memory", shared=True):
+            exclusive.acquire()
+        with shared:
             pass
-    with advisory_lock(name, using="memory"):
+    with exclusive:
         pass
 
 
@@ -288,18 +202,3 @@ def test_r11_statements_inside_atomic_on_postgresql(postgres: World) -> None:
     locks = {text: count for text, count in calls.items() if "advisory" in text or "distlock" in text}
     assert sum(locks.values()) == 1, locks
     assert not registry.entry("postgres").backend.sessions.all(), "a session was opened"  # type: ignore[attr-defined]
-
-
-def test_r11_nothing_is_asked_on_the_callers_connection_elsewhere(make_world: Any) -> None:
-    """And two statements on a session of its own, the second one after the transaction."""
-    world: World = make_world("mysql", "mariadb")
-    with world.lock():  # the session is open
-        pass
-    with counted("mysql") as calls, transaction.atomic("mariadb"):
-        world.write()
-        with CaptureQueriesContext(world.connection) as queries, world.lock():
-            pass
-        assert len(queries) == 0
-        assert sum(count for text, count in calls.items() if "RELEASE" in text) == 0
-    locks = {text: count for text, count in calls.items() if "LOCK" in text.upper() and "INSERT" not in text}
-    assert sum(locks.values()) == 2, locks

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,14 +10,13 @@ from asgiref.sync import async_to_sync
 from django.db import close_old_connections, connections, transaction
 
 from django_distlock import UnsupportedOperation
-from tests.transactions.reconnecting import options
+from tests.faults.conftest import BACKENDS
+from tests.transactions.world import in_thread, options, value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tests.transactions.world import World
-
-BACKEND = "django_distlock.backends.postgres.AdvisoryBackend"
 
 
 @pytest.fixture
@@ -26,10 +24,8 @@ def use(settings: Any) -> Callable[..., None]:
     """The database of the lock is reached through pgbouncer. The alias keeps its name, which is part of the key."""
 
     def change(**more: Any) -> None:
-        settings.DISTLOCK = {
-            **settings.DISTLOCK,
-            "postgres": {"BACKEND": BACKEND, "OPTIONS": {"database": "pgbouncer", **more}},
-        }
+        alias = {"BACKEND": BACKENDS["postgres"], "OPTIONS": {"database": "pgbouncer", **more}}
+        settings.DISTLOCK = {**settings.DISTLOCK, "postgres": alias}
 
     change()
     return change
@@ -51,9 +47,7 @@ def test_r11_transaction_scope_works_behind_a_transaction_pooler(behind: World) 
             world.write()
             assert lease.held
         assert world.lock("-busy").try_acquire(0.1) is None
-        with connections["pgbouncer"].cursor() as cursor:
-            cursor.execute("SHOW lock_timeout")
-            assert cursor.fetchone() == ("0",)
+        assert value("pgbouncer", "SHOW lock_timeout") == "0"
         assert world.is_out()
     with transaction.atomic("pgbouncer"):
         with world.lock():
@@ -67,11 +61,8 @@ def test_r11_transaction_scope_works_behind_a_transaction_pooler(behind: World) 
 def test_session_lock_behind_a_transaction_pooler_is_refused(behind: World) -> None:
     """With the two ways out named; sync and async, decorator and with."""
     lock = behind.lock()
-
-    def decorated() -> None:
-        raise AssertionError("ran without a lock")
-
-    for attempt in (lock.acquire, lock.try_acquire, lock(decorated), async_to_sync(lock.aacquire)):
+    decorated = lock(lambda: pytest.fail("ran without a lock"))
+    for attempt in (lock.acquire, lock.try_acquire, decorated, async_to_sync(lock.aacquire)):
         with pytest.raises(UnsupportedOperation) as caught:
             attempt()
         for part in ("session_database", "atomic()", "'postgres'", "pgbouncer"):
@@ -84,14 +75,11 @@ def test_session_database_makes_session_locks_work_behind_a_pooler(behind: World
     """R11 counts the transactions of ``database``, the dedicated sessions take the direct way."""
     use(session_database="postgres")
     world = behind
+    around = [transaction.atomic("pgbouncer"), world.lock()]
     with contextlib.ExitStack() as stack:
-        if inside:
-            stack.enter_context(transaction.atomic("pgbouncer"))
-        lease = stack.enter_context(world.lock())
-        if not inside:
-            stack.enter_context(transaction.atomic("pgbouncer"))
+        entered = [stack.enter_context(each) for each in (around if inside else reversed(around))]
         world.write()
-        lease.ensure_held()
+        entered[inside].ensure_held()
         world.still_inside()
     world.check_rival_came_in(1)
     world.check_returned_once()
@@ -114,31 +102,23 @@ def test_r1_pool_of_one_does_not_enter_another_requests_lock(pool_of_one: None, 
     world = postgres
 
     def next_request() -> list[object]:
-        try:
-            world.written()  # on the one connection of the pool
-            answers: list[object] = [world.lock().try_acquire()]
-            with transaction.atomic("postgres"):
-                return [*answers, world.lock().try_acquire()]
-        finally:
-            connections["postgres"].close()
+        world.written()  # on the one connection of the pool
+        answers: list[object] = [world.lock().try_acquire()]
+        with transaction.atomic("postgres"):
+            return [*answers, world.lock().try_acquire()]
 
     with world.lock() as lease:
         world.write()
         close_old_connections()
         connections["postgres"].close()  # back to the pool
-        with ThreadPoolExecutor(1) as pool:
-            assert pool.submit(next_request).result() == [None, None]
+        assert in_thread(next_request) == [None, None]
         lease.ensure_held()
         world.still_inside()
     world.check_rival_came_in(1)
 
 
 def test_r11_pool_of_one_gives_the_lock_back_with_the_transaction(pool_of_one: None, postgres: World) -> None:
-    with transaction.atomic("postgres"):
-        with postgres.lock():
-            postgres.write()
-        postgres.still_inside()
-    postgres.check_rival_came_in(1)
-    postgres.check_returned_once()
+    with postgres.transaction(), postgres.lock():
+        postgres.write()
     connections["postgres"].close()
     assert postgres.written() == 1

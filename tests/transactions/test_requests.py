@@ -57,18 +57,22 @@ def shapes(world: World) -> dict[str, dict[str, Any]]:
 
 def names(kind: str) -> list[str]:
     lock = advisory_lock("any", using="memory")
-    return list(getattr(views, kind)(*{"outside": (lock, lock)}.get(kind, (lock, "default"))))
+    return list(getattr(views, kind)(lock, lock if kind == "outside" else "default"))
 
 
-def get(world: World, *, fails: bool = False) -> int:
-    stage.set(world, fails=fails)
+def get(world: World, *, fails: bool = False, rival_waits: bool = True) -> int:
+    stage.world, stage.fails, stage.rival_waits = world, fails, rival_waits
     response = Client(raise_request_exception=False).get("/view/")
     world.ended()
     return response.status_code
 
 
+def atomic_requests(monkeypatch: pytest.MonkeyPatch, alias: str) -> None:
+    monkeypatch.setitem(connections.settings[alias], "ATOMIC_REQUESTS", True)
+
+
 @pytest.fixture
-def order(request: pytest.FixtureRequest) -> Iterator[list[Any]]:
+def order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """ATOMIC_REQUESTS for the database of the lock; and what happened to the lock, with the state of the transaction
     and the number of committed rows at that moment."""
     kind = "lease_world" if "lease_world" in request.fixturenames else "each_world"
@@ -84,25 +88,26 @@ def order(request: pytest.FixtureRequest) -> Iterator[list[Any]]:
             what = "acquired" if signal is signals.lock_acquired else "released"
             happened.append((what, connections[world.alias].in_atomic_block, committed))
 
+    atomic_requests(monkeypatch, world.alias)
     heard = (signals.lock_acquired, signals.lock_released)
     for signal in heard:
         signal.connect(receiver)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(connections.settings[world.alias], "ATOMIC_REQUESTS", True)
-        yield happened
+    yield happened
     for signal in heard:
         signal.disconnect(receiver)
     counting.close()
 
 
-def is_outside(world: World, serve: Serve, order: list[Any], shape: str) -> None:
+def encloses(world: World, serve: Serve, order: list[Any], kind: str, shape: str) -> None:
     """Twice: a request that fails, of which nothing stays, and one that does not."""
-    serve(shapes(world)["outside"][shape])
+    serve(shapes(world)[kind][shape])
     for seen, fails in enumerate((True, False)):
         assert get(world, fails=fails) == (200 if not fails else 400 if shape.startswith("drf") else 500)
         world.check_rival_came_in(seen)
         assert stage.atomic[world.alias], "the request had no transaction"
-        assert order == [("acquired", False, 0), ("released", False, seen)]
+        assert [what for what, *_ in order] == ["acquired", "released"]
+        assert order[0] == ("acquired", kind == "inside", 0)
+        assert kind == "inside" or order[1] == ("released", False, seen)
         check_connections_are_clean()
         world.again()
         order.clear()
@@ -112,27 +117,18 @@ def is_outside(world: World, serve: Serve, order: list[Any], shape: str) -> None
 def test_r12_lock_is_taken_before_the_transaction_and_released_after_it(
     lease_world: World, serve: Serve, order: list[Any], shape: str
 ) -> None:
-    is_outside(lease_world, serve, order, shape)
-
-
-def test_r12_on_each_engine(each_world: World, serve: Serve, order: list[Any]) -> None:
-    is_outside(each_world, serve, order, "dispatch_stacked")
+    encloses(lease_world, serve, order, "outside", shape)
 
 
 @pytest.mark.parametrize("shape", names("inside"))
 def test_r12_where_the_decorator_cannot_reach_r11_keeps_the_lock(
     lease_world: World, serve: Serve, order: list[Any], shape: str
 ) -> None:
-    world = lease_world
-    serve(shapes(world)["inside"][shape])
-    for seen, fails in enumerate((True, False)):
-        assert get(world, fails=fails) == (200 if not fails else 400 if shape.startswith("drf") else 500)
-        world.check_rival_came_in(seen)
-        assert stage.atomic[world.alias]
-        assert [what for what, *_ in order] == ["acquired", "released"]
-        assert order[0] == ("acquired", True, 0)
-        world.again()
-        order.clear()
+    encloses(lease_world, serve, order, "inside", shape)
+
+
+def test_r12_on_each_engine(each_world: World, serve: Serve, order: list[Any]) -> None:
+    encloses(each_world, serve, order, "outside", "dispatch_stacked")
 
 
 @pytest.mark.parametrize("shape", names("without"))
@@ -151,33 +147,32 @@ def test_r12_several_databases_with_atomic_requests(
 ) -> None:
     """A view has a transaction on each of them, and may be taken out of that of one."""
     for alias in ("postgres", "default"):
-        monkeypatch.setitem(connections.settings[alias], "ATOMIC_REQUESTS", True)
-    for seen, (kind, shape) in enumerate(
-        [("outside", "stacked"), ("without", "excluded_above"), ("without", "excluded_dispatch_list_below")], 1
-    ):
-        serve(shapes(postgres)[kind][shape])
+        atomic_requests(monkeypatch, alias)
+    found = shapes(postgres)
+    for seen, shape in enumerate(["stacked", "excluded_above", "excluded_dispatch_list_below"], 1):
+        serve({**found["outside"], **found["without"]}[shape])
         assert get(postgres) == 200
         postgres.check_rival_came_in(seen)
-        assert stage.atomic == {"default": True, "postgres": kind == "outside", "mariadb": False}
+        assert stage.atomic == {"default": True, "postgres": shape == "stacked", "mariadb": False}
         postgres.again()
 
 
-def test_r12_nothing_is_opened_that_nobody_asked_for(lease_world: World, serve: Serve, rf: Any) -> None:
+def test_r12_nothing_is_opened_that_nobody_asked_for(
+    lease_world: World, serve: Serve, rf: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without ATOMIC_REQUESTS; nor with it where the view is called as a function by other code."""
-    world = lease_world
-    found = shapes(world)
+    found = shapes(lease_world)
     for seen, view in enumerate([found["outside"]["function"], found["inside"]["get"]], 1):
         serve(view)
-        assert get(world, fails=True) == 500
+        assert get(lease_world, fails=True) == 500
         assert not any(stage.atomic.values())
-        world.check_rival_came_in(seen)
-        world.again()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(connections.settings[world.alias], "ATOMIC_REQUESTS", True)
-        for shape in ("function", "stacked", "partial", "dispatch", "around_as_view"):
-            stage.set(world, rival_waits=False)
-            found["outside"][shape](rf.get("/"))
-            assert not any(stage.atomic.values()), shape
+        lease_world.check_rival_came_in(seen)
+        lease_world.again()
+    atomic_requests(monkeypatch, lease_world.alias)
+    stage.fails = stage.rival_waits = False
+    for shape in ("function", "stacked", "partial", "dispatch", "around_as_view"):
+        found["outside"][shape](rf.get("/"))
+        assert not any(stage.atomic.values()), shape
 
 
 def test_r12_plain_call_from_a_view_that_is_not_locked(lease_world: World, serve: Serve, order: list[Any]) -> None:
@@ -201,9 +196,7 @@ def test_r12_failed_request_inside_a_test_case(lease_world: World, serve: Serve,
 
         def test_request(self) -> None:
             rows.write(world.alias, world.name + "-mine")
-            stage.set(world, fails=True, rival_waits=False)
-            response = Client(raise_request_exception=False).get("/view/")
-            assert response.status_code == (400 if shape.startswith("drf") else 500)
+            assert get(world, fails=True, rival_waits=False) == (400 if shape.startswith("drf") else 500)
             assert world.written() == 0
             assert rows.count(world.alias, world.name + "-mine") == 1
 
@@ -218,46 +211,32 @@ def test_r12_on_busy_runs_in_the_transaction_of_the_request(
     lease_world: World, serve: Serve, order: list[Any], stacked: bool
 ) -> None:
     """Django opened none around a locked view; what is called instead of the view must have it all the same."""
-    world = lease_world
-    atomic: list[bool] = []
-    fails = [True, False]
+    world, fails = lease_world, [True, False]
 
     def instead(request: HttpRequest) -> HttpResponse:
-        atomic.append(world.connection.in_atomic_block)
+        assert world.connection.in_atomic_block
         world.write()
         if fails.pop(0):
             raise Boom
         return HttpResponse("busy", status=409)
 
-    def view(request: HttpRequest) -> HttpResponse:
-        raise AssertionError("ran although the lock was busy")
-
-    locked: Any = world.lock("-busy", timeout=0, on_busy=instead)(view)
+    locked: Any = world.lock("-busy", timeout=0, on_busy=instead)(views.body)
     serve(world.lock("-outer")(locked) if stacked else locked)
     with world.busy("-busy"):
-        client = Client(raise_request_exception=False)
-        statuses = [client.get("/view/").status_code for _ in range(2)]
-    assert statuses == [500, 409]
-    assert atomic == [True, True]
+        assert [get(world), get(world)] == [500, 409]
     assert world.written() == 1
 
 
-def sign_up(world: World, between: Callable[[], object]) -> Callable[[HttpRequest], HttpResponse]:
-    """A view that checks, then writes, as registrations do."""
+def test_r12_eight_requests_at_once_write_one_row(world: World, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a view that checks, then writes, as registrations do; by Django's WSGI handler in threads at one barrier."""
+    atomic_requests(monkeypatch, world.alias)
+    handler, barrier, statuses = WSGIHandler(), threading.Barrier(8), []
 
-    def view(request: HttpRequest) -> HttpResponse:
+    def sign_up(request: HttpRequest) -> HttpResponse:
         if world.written():
             return HttpResponse("taken", status=409)
-        between()
         world.write()
         return HttpResponse("made", status=201)
-
-    return view
-
-
-def requests_at_once(count: int) -> list[str]:
-    """The answers of Django's WSGI handler in threads at one barrier."""
-    handler, barrier, statuses = WSGIHandler(), threading.Barrier(count), []
 
     def request(_: int) -> None:
         environ = RequestFactory().get("/view/").environ
@@ -267,22 +246,8 @@ def requests_at_once(count: int) -> list[str]:
         finally:
             connections.close_all()
 
-    with ThreadPoolExecutor(count) as pool:
-        list(pool.map(request, range(count)))
-    return sorted(statuses)
-
-
-def test_r12_eight_requests_at_once_write_one_row(world: World, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(connections.settings[world.alias], "ATOMIC_REQUESTS", True)
-    serve(world.lock()(sign_up(world, lambda: None)))
-    assert requests_at_once(8) == ["201"] + ["409"] * 7
+    serve(world.lock()(sign_up))
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(request, range(8)))
+    assert sorted(statuses) == ["201"] + ["409"] * 7
     assert world.written() == 1
-
-
-def test_r12_fault_without_a_lock(postgres: World, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same without a lock, both requests stopped between check and write: two rows. So the test above can fail."""
-    monkeypatch.setitem(connections.settings["postgres"], "ATOMIC_REQUESTS", True)
-    checked = threading.Barrier(2)
-    serve(sign_up(postgres, lambda: checked.wait(10)))
-    assert requests_at_once(2) == ["201", "201"]
-    assert postgres.written() == 2

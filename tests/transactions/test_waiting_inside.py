@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import pytest
 from django.db import connections, transaction
@@ -16,22 +18,17 @@ from django_distlock.backends.postgres import statements
 from django_distlock.manager.registry import registry
 from tests.conftest import eventually
 from tests.faults.proxy import Proxy
-from tests.faults.server import key_of
+from tests.faults.server import key_of, waiters
 from tests.support.timing import within
 from tests.transactions import rows
-from tests.transactions.reconnecting import address, options
-from tests.transactions.world import check_connections_are_clean
+from tests.transactions.world import changed, check_connections_are_clean, options, value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tests.transactions.world import World
 
-
-def ask(sql: str) -> Any:
-    with connections["postgres"].cursor() as cursor:
-        cursor.execute(sql)
-        return cursor.fetchone()[0]
+ask = partial(value, "postgres")
 
 
 def held_here() -> int:
@@ -40,6 +37,31 @@ def held_here() -> int:
 
 def in_vain(busy: str, timeout: float = 0.1) -> None:
     assert advisory_lock(busy, using="postgres").try_acquire(timeout) is None
+
+
+@contextlib.contextmanager
+def once_it_waits(name: str, act: Callable[[], object]) -> Iterator[None]:
+    """In another thread ``act()``, as soon as somebody is in the queue of the server."""
+
+    def run() -> None:
+        try:
+            eventually(lambda: waiters("postgres", name), "nobody waits")
+            act()
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield
+    thread.join()
+
+
+def granted_after_a_wait(world: World) -> bool:
+    """Acquire a lock that another session frees once it is waited for."""
+    world.rival.wait("postgres", world.name, "postgres")
+    world.rival.hear()
+    with once_it_waits(world.name, world.rival.release):
+        return world.lock(timeout=25).acquire().held
 
 
 def test_r5_timeout_inside_atomic_leaves_the_transaction_alive(postgres: World, busy: str) -> None:
@@ -68,58 +90,23 @@ def test_r5_timeout_inside_atomic_leaves_the_transaction_alive(postgres: World, 
     assert world.written() == 3
 
 
-@pytest.mark.parametrize("outcome", ["granted", "timeout"])
-@pytest.mark.parametrize(("how", "value"), [("local", "1d"), ("session", "2500ms"), ("begins", "90min")])
-def test_r7_lock_timeout_is_as_it_was(postgres: World, busy: str, value: str, how: str, outcome: str) -> None:
+@pytest.mark.parametrize("granted", [True, False], ids=["granted", "timeout"])
+@pytest.mark.parametrize(("how", "limit"), [("local", "1d"), ("session", "2500ms"), ("begins", "90min")])
+def test_r7_lock_timeout_is_as_it_was(postgres: World, busy: str, how: str, limit: str, granted: bool) -> None:
     """Also after the transaction, and also if the user had a value of his own that we would not write that way.
     "begins": the wait begins the transaction."""
     in_vain(busy, 0)
-    with connections["postgres"].cursor() as cursor:
-        if how != "local":
-            cursor.execute(f"SET lock_timeout = '{value}'")
-        try:
-            with transaction.atomic("postgres"):
-                if how == "local":
-                    cursor.execute(f"SET LOCAL lock_timeout = '{value}'")
-                elif how == "session":
-                    ask("SELECT 1")
-                if outcome == "timeout":
-                    in_vain(busy)
-                else:
-                    assert let_go_soon(postgres, lambda: postgres.lock().acquire()).held
-                assert ask("SHOW lock_timeout") == ask("SELECT current_setting('lock_timeout')") == value
-            assert ask("SHOW lock_timeout") == (value if how != "local" else "0")
-        finally:
-            cursor.execute("RESET lock_timeout")
-
-
-def let_go_soon(world: World, acquire: Callable[[], Any]) -> Any:
-    """Acquire a lock that another session frees once it is waited for: a real wait in the queue of the server."""
-    other = connections["postgres"].copy()
-    number = key_of("postgres", world.name).number
-    pid = world.connection.connection.info.backend_pid
-
-    def let_go() -> None:
-        try:
-            with other.cursor() as cursor:
-                eventually(lambda: waits(cursor, pid), "nobody waits")
-                cursor.execute("SELECT pg_advisory_unlock(%s)", [number])
-        finally:
-            other.close()
-
-    other.inc_thread_sharing()
-    with other.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_lock(%s)", [number])
-    thread = threading.Thread(target=let_go)
-    thread.start()
-    lease = acquire()
-    thread.join()
-    return lease
-
-
-def waits(cursor: Any, pid: int) -> bool:
-    cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND pid = %s", [pid])
-    return bool(cursor.fetchone()[0])
+    if how != "local":
+        postgres.execute(f"SET lock_timeout = '{limit}'")
+    try:
+        with transaction.atomic("postgres"):
+            if how != "begins":
+                postgres.execute(f"SET LOCAL lock_timeout = '{limit}'" if how == "local" else "SELECT 1")
+            assert granted_after_a_wait(postgres) if granted else in_vain(busy) is None
+            assert ask("SHOW lock_timeout") == ask("SELECT current_setting('lock_timeout')") == limit
+        assert ask("SHOW lock_timeout") == (limit if how != "local" else "0")
+    finally:
+        postgres.execute("RESET lock_timeout")
 
 
 @pytest.mark.parametrize(("threshold", "binding"), [(None, False), (0, True), (1, False)])
@@ -134,7 +121,7 @@ def test_r7_wait_with_prepared_statements_and_server_side_binding(
         postgres.write()
         for _ in range(3):
             in_vain(busy)
-        assert let_go_soon(postgres, lambda: postgres.lock().acquire()).held
+        assert granted_after_a_wait(postgres)
         assert held_here() == 1
         postgres.write()
     assert postgres.written() == 2
@@ -142,31 +129,26 @@ def test_r7_wait_with_prepared_statements_and_server_side_binding(
 
 def test_r8_deadlock_between_two_processes_is_found_by_the_server(postgres: World) -> None:
     """40P01: the victim's transaction goes on, without what the failed attempt had taken, with what it had before."""
-    world = postgres
+    world, done = postgres, []
     other = connections["postgres"].copy()
     other.inc_thread_sharing()
-    mine, its = (key_of("postgres", world.name + suffix).number for suffix in ("-mine", "-its"))
-    done: list[object] = []
 
-    def wait_for_mine() -> None:
+    def take(suffix: str) -> None:
         with other.cursor() as cursor:
-            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [mine])
-        done.append(True)
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [key_of("postgres", world.name + suffix).number])
+        done.append(suffix)
 
     other.set_autocommit(False)
     try:
         with other.cursor() as cursor:
             cursor.execute("SET deadlock_timeout = '60s'")  # ours looks first, after its one second
-            cursor.execute("SELECT pg_backend_pid()")
-            pid = cursor.fetchone()[0]
-            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [its])
-        thread = threading.Thread(target=wait_for_mine)
+        take("-its")
+        thread = threading.Thread(target=take, args=("-mine",))
         with transaction.atomic("postgres"):
             world.write()
             first = world.lock("-mine").acquire()
             thread.start()
-            with connections["postgres"].cursor() as cursor:
-                eventually(lambda: waits(cursor, pid), "the other does not wait")
+            eventually(lambda: waiters("postgres", world.name + "-mine"), "the other does not wait")
             with pytest.raises(DeadlockDetected) as caught:
                 world.lock("-its").acquire(timeout=25)
             assert caught.value.__cause__ is not None
@@ -174,7 +156,7 @@ def test_r8_deadlock_between_two_processes_is_found_by_the_server(postgres: Worl
             assert held_here() == 1
             world.write()
         thread.join(10)
-        assert done
+        assert done == ["-its", "-mine"]
         assert world.written() == 2
     finally:
         other.rollback()
@@ -184,24 +166,13 @@ def test_r8_deadlock_between_two_processes_is_found_by_the_server(postgres: Worl
 @pytest.mark.parametrize("begun", [True, False])
 def test_r7_interrupted_wait_leaves_the_transaction_usable(postgres: World, busy: str, begun: bool) -> None:
     """Ctrl-C while waiting, caught inside the transaction: as after a timeout."""
-    pid, here = ask("SELECT pg_backend_pid()"), threading.get_ident()
-
-    def interrupt() -> None:
-        try:
-            with connections["postgres"].cursor() as cursor:
-                eventually(lambda: waits(cursor, pid), "nobody waits")
-            signal.pthread_kill(here, signal.SIGINT)  # the system call returns, unlike with interrupt_main()
-        finally:
-            connections.close_all()
-
+    # the system call returns, unlike with interrupt_main()
+    interrupt = partial(signal.pthread_kill, threading.get_ident(), signal.SIGINT)
     with transaction.atomic("postgres"):
         if begun:
             postgres.write()
-        thread = threading.Thread(target=interrupt)
-        thread.start()
-        with pytest.raises(KeyboardInterrupt):
+        with once_it_waits(busy, interrupt), pytest.raises(KeyboardInterrupt):
             advisory_lock(busy, using="postgres").acquire(timeout=25)
-        thread.join()
         assert held_here() == 0
         postgres.write()
     assert postgres.written() == 1 + begun
@@ -214,7 +185,10 @@ def test_r7_interrupted_wait_leaves_the_transaction_usable(postgres: World, busy
 def proxy(databases: None) -> Iterator[Proxy]:
     """Before the connection of this thread."""
     settings = connections["postgres"].settings_dict
-    with Proxy(settings["HOST"], int(settings["PORT"])) as proxy, address("postgres", "127.0.0.1", proxy.port):
+    with (
+        Proxy(settings["HOST"], int(settings["PORT"])) as proxy,
+        changed("postgres", HOST="127.0.0.1", PORT=str(proxy.port)),
+    ):
         yield proxy
 
 
@@ -273,8 +247,7 @@ def test_r5_wait_is_over_in_time_and_a_busy_process_does_not_cost_the_user_his_t
     postgres: World, busy: str
 ) -> None:
     """Threads of this process fight for the interpreter while waits run out: late they may be, the connection stays."""
-    stop = threading.Event()
-    took = []
+    stop, took = threading.Event(), []
 
     def burn() -> None:
         while not stop.is_set():
@@ -285,9 +258,8 @@ def test_r5_wait_is_over_in_time_and_a_busy_process_does_not_cost_the_user_his_t
         with transaction.atomic("postgres"):
             pid = rows.server_id("postgres")
             for number in range(8):
-                if number == 4:
-                    for thread in burners:
-                        thread.start()
+                for thread in burners if number == 4 else ():
+                    thread.start()
                 began = time.monotonic()
                 with pytest.raises(LockTimeout):
                     advisory_lock(busy, using="postgres").acquire(timeout=0.55)
@@ -296,8 +268,6 @@ def test_r5_wait_is_over_in_time_and_a_busy_process_does_not_cost_the_user_his_t
             assert rows.server_id("postgres") == pid
     finally:
         stop.set()
-        for thread in burners:
-            thread.join()
     assert min(took) >= 0.55
     within(max(took[:4]), 0.6, what=f"took {took}")
     assert postgres.written() == 1

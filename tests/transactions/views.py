@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections, transaction
@@ -20,25 +21,10 @@ from rest_framework.viewsets import ViewSet
 from tests.transactions.ways import Boom
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from django_distlock import Lock
-    from tests.transactions.world import World
 
-
-class Stage:
-    """What the view of the running test has at hand, and what it noticed."""
-
-    world: World
-    fails: bool
-    rival_waits: bool
-    atomic: dict[str, bool]
-
-    def set(self, world: World, *, fails: bool = False, rival_waits: bool = True) -> None:
-        self.world, self.fails, self.rival_waits, self.atomic = world, fails, rival_waits, {}
-
-
-stage = Stage()
+# What the view of the running test has at hand, world, fails and rival_waits, and what it noticed.
+stage = SimpleNamespace()
 
 
 def work(error: Exception) -> None:
@@ -89,51 +75,17 @@ def on_dispatch(base: type, *decorators: Any) -> Any:
     return found
 
 
-def inherited(base: type, lock: Lock) -> Any:
-    """The lock is on the base class, the handler in a subclass."""
-    locked = on_dispatch(View, lock)
-    return type("Inherited", (locked,), {"get": base.get})  # type: ignore[attr-defined]
+def overridden_dispatch(lock: Lock) -> Any:
+    class Overridden(on_dispatch(Plain, lock)):  # type: ignore[misc]
+        def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+            return super().dispatch(request, *args, **kwargs)
 
-
-def overridden_dispatch(base: type, lock: Lock) -> Any:
-    locked = on_dispatch(base, lock)
-
-    def dispatch(self: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        return super(found, self).dispatch(request, *args, **kwargs)  # type: ignore[misc]
-
-    found = type("Overridden", (locked,), {"dispatch": dispatch})
-    return found
-
-
-def on_get(base: type, lock: Lock) -> Any:
-    return type("OnGet", (base,), {"get": lock(base.get)})  # type: ignore[attr-defined]
-
-
-def bare(view: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator that forgot functools.wraps."""
-
-    def inner(request: HttpRequest) -> Any:
-        return view(request)
-
-    return inner
-
-
-def excluded(alias: str) -> Callable[..., Any]:
-    """non_atomic_requests on a view of its own: Django marks the function itself."""
-
-    def decorate(view: Callable[..., Any]) -> Any:
-        @functools.wraps(view)
-        def inner(*args: Any, **kwargs: Any) -> Any:
-            return view(*args, **kwargs)
-
-        return transaction.non_atomic_requests(using=alias)(inner)
-
-    return decorate
+    return Overridden
 
 
 def outside(lock: Lock, second: Lock) -> dict[str, Any]:
     """Here the lock is taken before the transaction of the request begins, and released after it has ended."""
-    read_first = [lock, never_cache]
+    inherited = type("Inherited", (on_dispatch(View, lock),), {"get": Plain.get})
     return {
         "function": lock(body),
         "csrf_exempt_above": csrf_exempt(lock(body)),
@@ -144,11 +96,11 @@ def outside(lock: Lock, second: Lock) -> dict[str, Any]:
         "stacked_with_another_between": second(never_cache(lock(body))),
         "partial": functools.update_wrapper(functools.partial(lock(body), extra=1), lock(body)),
         "dispatch": on_dispatch(Plain, lock).as_view(),
-        "dispatch_list": on_dispatch(Plain, read_first).as_view(),
+        "dispatch_list": on_dispatch(Plain, [lock, never_cache]).as_view(),
         "dispatch_stacked": on_dispatch(Plain, lock, second).as_view(),
         "dispatch_stacked_list": on_dispatch(Plain, [second, lock]).as_view(),
-        "dispatch_inherited": inherited(Plain, lock).as_view(),
-        "dispatch_inherited_and_again": on_dispatch(inherited(Plain, lock), second).as_view(),
+        "dispatch_inherited": inherited.as_view(),  # type: ignore[attr-defined]
+        "dispatch_inherited_and_again": on_dispatch(inherited, second).as_view(),
         "around_as_view": lock(Plain.as_view()),
         "drf_dispatch": on_dispatch(PlainDRF, lock).as_view(),
         "drf_around_as_view": lock(PlainDRF.as_view()),
@@ -160,23 +112,24 @@ def outside(lock: Lock, second: Lock) -> dict[str, Any]:
 def inside(lock: Lock, alias: str) -> dict[str, Any]:
     """Where the decorator cannot reach: the lock is taken inside the transaction, and kept until that has ended."""
     return {
-        "get": on_get(Plain, lock).as_view(),
-        "overridden_dispatch": overridden_dispatch(Plain, lock).as_view(),
+        "get": type("OnGet", (Plain,), {"get": lock(Plain.get)}).as_view(),  # type: ignore[attr-defined]
+        "overridden_dispatch": overridden_dispatch(lock).as_view(),
         "drf_below_api_view": api_view(["GET"])(lock(drf_body)),
-        "drf_get": on_get(PlainDRF, lock).as_view(),
+        "drf_get": type("OnGet", (PlainDRF,), {"get": lock(PlainDRF.get)}).as_view(),  # type: ignore[attr-defined]
         "below_atomic": transaction.atomic(using=alias)(lock(body)),
-        "without_wraps": bare(lock(body)),
+        "without_wraps": lambda request: lock(body)(request),
         "bare_partial": functools.partial(lock(body), extra=1),
     }
 
 
 def without(lock: Lock, alias: str) -> dict[str, Any]:
-    """The user has taken the view out: no transaction is opened on that database."""
+    """The user has taken the view out: no transaction is opened on that database. Django marks the function itself."""
     out = transaction.non_atomic_requests(using=alias)
+    fresh = [functools.wraps(body)(functools.partial(body)) for _ in range(3)]
     return {
-        "excluded_above": out(lock(functools.wraps(body)(functools.partial(body)))),
-        "excluded_below": lock(excluded(alias)(body)),
-        "excluded_between": lock(never_cache(excluded(alias)(lock(body)))),
+        "excluded_above": out(lock(fresh[0])),
+        "excluded_below": lock(out(fresh[1])),
+        "excluded_between": lock(never_cache(out(lock(fresh[2])))),
         "excluded_above_csrf_exempt": out(csrf_exempt(lock(body))),
         "excluded_dispatch_above": on_dispatch(Plain, lock, out).as_view(),
         "excluded_dispatch_below": on_dispatch(Plain, out, lock).as_view(),

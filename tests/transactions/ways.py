@@ -4,13 +4,20 @@ the with-block of the lock is over. It returns how many rows are committed.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
+from unittest import mock
 
-from django.db import Error, IntegrityError, close_old_connections, transaction
+from asgiref.sync import async_to_sync, sync_to_async
+from django.db import Error, IntegrityError, close_old_connections, connections, transaction
 
+from django_distlock import Lease, LockNotHeld
 from tests.transactions import rows
-from tests.transactions.world import World, swallow
+from tests.transactions.world import World, check_connections_are_clean, in_thread, swallow
 
 Way = Callable[[World], int]
 
@@ -26,17 +33,87 @@ def work(world: World) -> None:
     world.still_inside()
 
 
-def commit(world: World) -> int:
-    with transaction.atomic(world.alias):
-        work(world)
+# blocks inside each other, and all of them end well
+
+
+def blocks(world: World, outermost: dict[str, bool], *inner: dict[str, bool]) -> int:
+    with transaction.atomic(world.alias, **outermost):
+        with contextlib.ExitStack() as stack:
+            for options in inner:
+                stack.enter_context(transaction.atomic(world.alias, **options))
+            work(world)
+        world.written()
     return 1
 
 
-def exception(world: World) -> int:
+# what happens in a block behind the lock
+
+
+def fail(world: World) -> None:
+    raise Boom
+
+
+def interrupt(world: World) -> None:
+    raise KeyboardInterrupt
+
+
+def set_rollback(world: World) -> None:
+    transaction.set_rollback(True, using=world.alias)
+
+
+def close(world: World) -> None:
+    """Closed inside its block: the server rolls back at once, Django when the block ends."""
+    world.connection.close()
+    world.ended()
+
+
+def close_old(world: World) -> None:
+    """``close_old_connections()`` closes a connection that has left autocommit."""
+    close_old_connections()
+    world.ended()
+    assert world.connection.closed_in_transaction
+
+
+def kill(world: World) -> None:
+    if world.connection.vendor == "sqlite":
+        world.connection.connection.close()  # no server: the driver's connection goes from under Django's
+    else:
+        rows.kill(world.alias, rows.server_id(world.alias))
+    if world.scoped:
+        world.ended()  # the lock died with its transaction
+
+
+def kill_and_fail(world: World) -> None:
+    kill(world)
+    raise Boom
+
+
+def roll_back_a_savepoint(world: World) -> None:
     with swallow(Boom), transaction.atomic(world.alias):
-        work(world)
         raise Boom
-    return 0
+    world.written()
+
+
+# what comes out, what happens, and the rows that stay
+ENDS: dict[str, tuple[type[BaseException] | None, Callable[[World], None], int]] = {
+    "exception": (Boom, fail, 0),
+    "keyboard_interrupt": (KeyboardInterrupt, interrupt, 0),
+    "set_rollback": (None, set_rollback, 0),
+    "failed_commit": (IntegrityError, lambda world: rows.break_constraint(world.alias), 0),
+    "close": (None, close, 0),
+    "close_old": (None, close_old, 0),
+    "killed": (Error, kill, 0),
+    "killed_with_an_exception": (Boom, kill_and_fail, 0),
+    "other_savepoint_rolled_back": (None, roll_back_a_savepoint, 1),
+}
+
+
+def ending(world: World, how: str) -> int:
+    error, end, committed = ENDS[how]
+    with swallow(error) if error else contextlib.nullcontext(), transaction.atomic(world.alias):
+        work(world)
+        end(world)
+    return committed
 
 
 def exception_under_the_lock(world: World) -> int:
@@ -47,13 +124,6 @@ def exception_under_the_lock(world: World) -> int:
                 raise Boom
         finally:
             world.still_inside()
-    return 0
-
-
-def keyboard_interrupt(world: World) -> int:
-    with swallow(KeyboardInterrupt), transaction.atomic(world.alias):
-        work(world)
-        raise KeyboardInterrupt
     return 0
 
 
@@ -79,133 +149,27 @@ def needs_rollback(world: World) -> int:
     return 0
 
 
-def set_rollback(world: World) -> int:
-    with transaction.atomic(world.alias):
-        work(world)
-        transaction.set_rollback(True, using=world.alias)
-    return 0
+# without autocommit
 
 
-def failed_commit(world: World) -> int:
-    with swallow(IntegrityError), transaction.atomic(world.alias):
-        work(world)
-        rows.break_constraint(world.alias)
-    return 0
-
-
-def close(world: World) -> int:
-    """Closed inside its block: the server rolls back at once, Django when the block ends."""
-    with transaction.atomic(world.alias):
-        work(world)
-        world.connection.close()
-        world.ended()
-    return 0
-
-
-def close_old(world: World) -> int:
-    """``close_old_connections()`` closes a connection that has left autocommit."""
-    with transaction.atomic(world.alias):
-        work(world)
-        close_old_connections()
-        world.ended()
-        assert world.connection.closed_in_transaction
-    return 0
-
-
-def killed(world: World) -> int:
-    with swallow(Error), transaction.atomic(world.alias):
-        work(world)
-        _kill(world)
-    return 0
-
-
-def killed_with_an_exception(world: World) -> int:
-    with swallow(Boom), transaction.atomic(world.alias):
-        work(world)
-        _kill(world)
-        raise Boom
-    return 0
-
-
-def _kill(world: World) -> None:
-    if world.connection.vendor == "sqlite":
-        world.connection.connection.close()  # no server: the driver's connection goes from under Django's
-    else:
-        rows.kill(world.alias, rows.server_id(world.alias))
-    if world.scoped:
-        world.ended()  # the lock died with its transaction
-
-
-def nested(world: World) -> int:
-    with transaction.atomic(world.alias):
-        with transaction.atomic(world.alias), transaction.atomic(world.alias):
+def by_hand(world: World, end: Callable[..., None], committed: int, *, atomic: bool = False) -> int:
+    """``atomic``: with autocommit off, atomic() is a savepoint and ends nothing."""
+    transaction.set_autocommit(False, using=world.alias)
+    try:
+        with transaction.atomic(world.alias) if atomic else contextlib.nullcontext():
             work(world)
-        rows.count(world.alias, world.name)
-    return 1
-
-
-def nested_without_savepoint(world: World) -> int:
-    with transaction.atomic(world.alias), transaction.atomic(world.alias, savepoint=False):
-        work(world)
-    return 1
-
-
-def durable(world: World) -> int:
-    with transaction.atomic(world.alias, durable=True):
-        work(world)
-    return 1
-
-
-def other_savepoint_rolled_back(world: World) -> int:
-    with transaction.atomic(world.alias):
-        work(world)
-        with swallow(Boom), transaction.atomic(world.alias):
-            raise Boom
-        rows.count(world.alias, world.name)
-    return 1
-
-
-def by_hand_commit(world: World) -> int:
-    transaction.set_autocommit(False, using=world.alias)
-    try:
-        work(world)
-        transaction.commit(using=world.alias)
-        world.check_rival_came_in(1)
+        world.written()
+        end(using=world.alias)
+        world.check_rival_came_in(committed)
     finally:
         transaction.set_autocommit(True, using=world.alias)
-    return 1
-
-
-def by_hand_rollback(world: World) -> int:
-    transaction.set_autocommit(False, using=world.alias)
-    try:
-        work(world)
-        transaction.rollback(using=world.alias)
-        world.check_rival_came_in(0)
-    finally:
-        transaction.set_autocommit(True, using=world.alias)
-    return 0
-
-
-def by_hand_atomic_inside(world: World) -> int:
-    """With autocommit off, atomic() is a savepoint and ends nothing."""
-    transaction.set_autocommit(False, using=world.alias)
-    try:
-        with transaction.atomic(world.alias):
-            work(world)
-        rows.count(world.alias, world.name)
-        transaction.commit(using=world.alias)
-        world.check_rival_came_in(1)
-    finally:
-        transaction.set_autocommit(True, using=world.alias)
-    return 1
+    return committed
 
 
 def by_hand_close(world: World) -> int:
     transaction.set_autocommit(False, using=world.alias)
     work(world)
-    world.connection.close()
-    world.ended()
+    close(world)
     return 0
 
 
@@ -223,22 +187,12 @@ def autocommit_on(world: World) -> int:
     return 1
 
 
-def two_databases(world: World) -> int:
-    """The other database's transaction was open too, and ends first."""
+def two_databases(world: World, *, own_first: bool) -> int:
+    """The transaction of another database is open too; whichever ends last counts."""
     other = "default" if world.alias != "default" else "mariadb"
-    with transaction.atomic(world.alias):
-        with transaction.atomic(other), world.lock():
-            world.write()
-            rows.write(other, world.name)
-        world.still_inside()
-    return 1
-
-
-def two_databases_crosswise(world: World) -> int:
-    """The lock's own transaction ends first; the other one still counts."""
-    other = "default" if world.alias != "default" else "mariadb"
-    with transaction.atomic(other):
-        with transaction.atomic(world.alias), world.lock():
+    outer, inner = (other, world.alias) if own_first else (world.alias, other)
+    with transaction.atomic(outer):
+        with transaction.atomic(inner), world.lock():
             world.write()
             rows.write(other, world.name)
         world.still_inside()
@@ -246,28 +200,168 @@ def two_databases_crosswise(world: World) -> int:
     return 1
 
 
-WAYS: tuple[Way, ...] = (
-    commit,
-    exception,
-    exception_under_the_lock,
-    keyboard_interrupt,
-    generator_exit,
-    needs_rollback,
-    set_rollback,
-    failed_commit,
-    close,
-    close_old,
-    killed,
-    killed_with_an_exception,
-    nested,
-    nested_without_savepoint,
-    durable,
-    other_savepoint_rolled_back,
-    by_hand_commit,
-    by_hand_rollback,
-    by_hand_atomic_inside,
-    by_hand_close,
-    autocommit_on,
-    two_databases,
-    two_databases_crosswise,
-)
+# leases, and other threads and tasks
+
+
+def release_in_a_thread(lease: Lease) -> None:
+    in_thread(lease.release)
+
+
+def release_in_a_task(lease: Lease) -> None:
+    in_thread(lambda: asyncio.run(lease.arelease()))
+
+
+def lease_from_outside(world: World, release: Callable[[Lease], None], *, closed: bool = False) -> int:
+    """Acquired before the transaction and released inside it."""
+    lease = world.lock().acquire()
+    with transaction.atomic(world.alias):
+        world.write()
+        release(lease)
+        assert not lease.held
+        world.still_inside()
+        if closed:
+            close(world)
+    return int(not closed)
+
+
+def never_released(world: World) -> int:
+    with transaction.atomic(world.alias):
+        with transaction.atomic(world.alias):
+            lease = world.lock().acquire()
+            world.write()
+        assert lease.held
+        world.still_inside()
+    with swallow(LockNotHeld):
+        lease.ensure_held()
+    lease.release()
+    return 1
+
+
+def around(world: World) -> int:
+    """R10: given back by its own exit."""
+    with world.lock():
+        with transaction.atomic(world.alias):
+            world.write()
+        world.still_inside()
+    return 1
+
+
+async def locked_write(world: World) -> None:
+    async with world.lock() as lease:
+        await sync_to_async(rows.write)(world.alias, world.name)
+        assert lease.held
+
+
+def async_inside(world: World) -> int:
+    """``async_to_sync`` inside ``atomic()``: its ORM calls run in that transaction. Django keeps other connections for
+    async code of the same thread; what was looked up there before holds only there."""
+
+    async def before() -> None:
+        async with world.lock("-other"):
+            pass
+
+    def inside() -> None:
+        world.written()  # connected before, so that nothing is looked up anew later
+        asyncio.run(before())
+        with transaction.atomic(world.alias):
+            async_to_sync(locked_write)(world)
+            assert world.written() == 1, "written on another connection"
+            world.still_inside()
+        check_connections_are_clean()
+
+    in_thread(inside)
+    return 1
+
+
+def async_inside_a_view(world: World) -> int:
+    """A sync view under ASGI that opens a transaction and calls async code."""
+
+    def inside() -> None:
+        with transaction.atomic(world.alias):
+            async_to_sync(locked_write)(world)
+            world.still_inside()
+        connections.close_all()
+
+    in_thread(lambda: asyncio.run(sync_to_async(inside)()))
+    return 1
+
+
+def entered_again(world: World, by: str) -> int:
+    """From async code of the same context, also by another thread that cannot use the connection of the first."""
+
+    def again() -> None:
+        with world.lock().acquire(timeout=0) as lease:
+            assert lease.held
+        if by == "thread":
+            connections.close_all()
+
+    async def asynchronous() -> None:
+        if by == "task":
+            async with await world.lock().aacquire(timeout=0) as lease:
+                assert lease.held
+        else:
+            await sync_to_async(again, thread_sensitive=by == "caller")()
+
+    def inside() -> None:
+        with transaction.atomic(world.alias):
+            with world.lock():
+                world.write()
+            async_to_sync(asynchronous)()
+            world.still_inside()
+        check_connections_are_clean()
+
+    in_thread(inside)
+    return 1
+
+
+def on_the_event_loop(world: World, *, asynchronous: bool) -> int:
+    """As in a notebook: DJANGO_ALLOW_ASYNC_UNSAFE lets the ORM run on the thread of the loop."""
+
+    async def cell() -> None:
+        try:
+            with transaction.atomic(world.alias):
+                if asynchronous:
+                    async with world.lock():
+                        world.write()
+                else:
+                    with world.lock():
+                        world.write()
+                world.still_inside()
+            check_connections_are_clean()
+        finally:
+            connections.close_all()
+
+    with mock.patch.dict(os.environ, DJANGO_ALLOW_ASYNC_UNSAFE="1"):
+        in_thread(lambda: asyncio.run(cell()))
+    return 1
+
+
+commit: Way = partial(blocks, outermost={})
+WAYS: dict[str, Way] = {
+    "commit": commit,
+    "nested": lambda world: blocks(world, {}, {}, {}),
+    "nested_without_savepoint": lambda world: blocks(world, {}, {"savepoint": False}),
+    "durable": lambda world: blocks(world, {"durable": True}),
+    **{how: partial(ending, how=how) for how in ENDS},
+    "exception_under_the_lock": exception_under_the_lock,
+    "generator_exit": generator_exit,
+    "needs_rollback": needs_rollback,
+    "by_hand_commit": lambda world: by_hand(world, transaction.commit, 1),
+    "by_hand_rollback": lambda world: by_hand(world, transaction.rollback, 0),
+    "by_hand_atomic_inside": lambda world: by_hand(world, transaction.commit, 1, atomic=True),
+    "by_hand_close": by_hand_close,
+    "autocommit_on": autocommit_on,
+    "lease_from_outside": partial(lease_from_outside, release=Lease.release),
+    "lease_from_outside_and_close": partial(lease_from_outside, release=Lease.release, closed=True),
+    "released_by_another_thread": partial(lease_from_outside, release=release_in_a_thread),
+    "released_by_another_task": partial(lease_from_outside, release=release_in_a_task),
+    "never_released": never_released,
+    "around": around,
+    "async_inside": async_inside,
+    "async_inside_a_view": async_inside_a_view,
+    **{f"entered_again_by_{by}": partial(entered_again, by=by) for by in ("caller", "thread", "task")},
+    "on_the_event_loop": partial(on_the_event_loop, asynchronous=False),
+    "async_on_the_event_loop": partial(on_the_event_loop, asynchronous=True),
+    "two_databases": partial(two_databases, own_first=False),
+    "two_databases_crosswise": partial(two_databases, own_first=True),
+}

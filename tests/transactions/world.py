@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections, transaction
@@ -12,11 +14,13 @@ from django_distlock import Lock, advisory_lock, signals
 from tests.transactions import rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.transactions.rival import Rival
 
 SIGNALS = {signals.lock_acquired: "acquired", signals.lock_released: "released", signals.lock_lost: "lost"}
+# that end a transaction, or a part of it, and are wrapped meanwhile
+METHODS = ("commit", "rollback", "close", "set_autocommit", "savepoint_rollback")
 
 
 class World:
@@ -55,6 +59,9 @@ class World:
     def written(self) -> int:
         return rows.count(self.alias, self.name)
 
+    def execute(self, sql: str) -> None:
+        execute(self.alias, sql)
+
     def is_out(self, suffix: str = "") -> bool:
         """Is the lock refused to the rival?"""
         return self.rival.is_out(self.using, self.name + suffix)
@@ -70,6 +77,15 @@ class World:
             self.rival.release()
 
     # the steps of a test
+
+    @contextlib.contextmanager
+    def transaction(self, seen: int = 1) -> Iterator[None]:
+        """Until its end the rival is out; then it gets in and sees so many rows."""
+        with transaction.atomic(self.alias):
+            yield
+            self.still_inside()
+        self.check_rival_came_in(seen)
+        self.check_returned_once()
 
     def still_inside(self) -> None:
         """The transaction is open: the rival is refused. From now on it waits."""
@@ -129,10 +145,6 @@ class World:
                 self.rival.release()
 
 
-# that end a transaction, or a part of it, and are wrapped meanwhile
-METHODS = ("commit", "rollback", "close", "set_autocommit", "savepoint_rollback")
-
-
 def check_connections_are_clean() -> None:
     """Nothing of the library's is left in the way on any connection of this thread."""
     for connection in connections.all(initialized_only=True):
@@ -141,16 +153,56 @@ def check_connections_are_clean() -> None:
         assert not connection.execute_wrappers, f"left on {connection.alias}: {connection.execute_wrappers}"
 
 
-def execute(alias: str, sql: str) -> None:
+def execute(alias: str, sql: Any) -> None:
     with connections[alias].cursor() as cursor:
         cursor.execute(sql)
 
 
+def value(alias: str, sql: str) -> Any:
+    with connections[alias].cursor() as cursor:
+        cursor.execute(sql)
+        return cursor.fetchone()[0]
+
+
 @contextlib.contextmanager
-def swallow(*kinds: type[BaseException]) -> Iterator[None]:
+def swallow(*kinds: type[BaseException], match: str = "") -> Iterator[None]:
     """The end of a transaction by an exception: it must come out, and is then done with."""
     try:
         yield
-    except kinds:
-        return
+    except kinds as error:
+        if re.search(match, str(error)):
+            return
+        raise
     raise AssertionError(f"none of {kinds} came out")
+
+
+def in_thread(function: Callable[[], Any]) -> Any:
+    """In another thread, on which stays whatever asgiref or Django leave there."""
+
+    def run() -> Any:
+        try:
+            return function()
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(run).result(30)
+
+
+@contextlib.contextmanager
+def changed(alias: str, **changes: Any) -> Iterator[None]:
+    """Other settings for the connection of this thread, which connects anew."""
+    connection = connections[alias]
+    connection.close()
+    before = {key: connection.settings_dict[key] for key in changes}
+    connection.settings_dict.update(changes)
+    try:
+        yield
+    finally:
+        connection.close()
+        connection.settings_dict.update(before)
+
+
+def options(alias: str, **more: Any) -> Any:
+    """Other OPTIONS."""
+    return changed(alias, OPTIONS={**connections[alias].settings_dict["OPTIONS"], **more})
