@@ -86,21 +86,6 @@ def test_r7_a_task_that_is_cancelled_abandons_it(background: Background, door: D
     door.open_late()
 
 
-def test_several_at_the_same_time(background: Background, door: Door) -> None:
-    """Take the results that are there, and abandon the other calls, once or twice."""
-    first = background.start(str, 1, dispose=door.disposed.append)
-    second = background.start(str, 2, dispose=door.disposed.append)
-    third = background.start(door.wait, dispose=door.disposed.append)
-    assert run(first.result(FAR)) == "1"
-    eventually(lambda: second.done, "it is not called")
-    assert not third.done
-    for call in (first, second, third, second, third):
-        call.abandon()
-    assert door.disposed == ["2"]
-    door.opened.set()
-    eventually(lambda: door.disposed == ["2", "result"], "the late result is not disposed of")
-
-
 def test_abandoned_calls_do_not_pile_up(background: Background, door: Door) -> None:
     """Those that are waited for have no limit."""
     calls = [background.start(door.wait) for _ in range(5)]
