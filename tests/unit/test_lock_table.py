@@ -1,149 +1,142 @@
-"""The registry in front of every engine: places, queues, promotion, and circles of waiters (R1, R4, R8, R23). What is
-seen by contexts, tests/unit/shared shows."""
+"""The registry in front of every engine, by three and more contexts: who gives up, promotion within MAX_HELD, and
+circles of waiters (R4, R8, R23). What two contexts see, tests/unit/shared and tests/contract show."""
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock.exceptions import DeadlockDetected
-from django_distlock.keys import derive_key
-from django_distlock.manager.lock_table import Hold, LockTable, State
-from django_distlock.records import Claim, Grant
+from django_distlock import DeadlockDetected, LockTimeout, advisory_lock
+from django_distlock.manager.registry import registry
+from tests.conftest import PATIENCE, eventually
+from tests.contract.actors import Face
+from tests.contract.watching import waiting_here
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from concurrent.futures import Future
+
+    from tests.contract.actors import Actor
 
 
-class Engine:
-    """A backend that is never asked."""
+class People:
+    """Contexts and locks, by their letters."""
 
-    alias = "pure"
+    def __init__(self, name: str) -> None:
+        self.name, self.face = name, Face("sync")
+        self.actors: dict[str, Actor] = defaultdict(self.face.actor)
+        self.futures: dict[tuple[str, str], Future[Any]] = {}
 
+    def takes(self, who: str, what: str, shared: bool = False, timeout: float | None = 0) -> None:
+        lock = advisory_lock(self.name + what, using="memory", shared=shared)
+        self.futures[who, what] = self.actors[who].start(lock, "acquire", timeout=timeout)
+        if timeout == 0:
+            self.futures[who, what].result(PATIENCE)
 
-ENGINE: Any = Engine()
+    def waits(self, who: str, what: str, shared: bool = False, timeout: float | None = None) -> None:
+        before = waiting_here(self.name + what)
+        self.takes(who, what, shared, timeout)
+        eventually(lambda: waiting_here(self.name + what) == before + 1, f"{who} does not wait")
 
+    def gives(self, who: str, what: str) -> None:
+        """By this thread (R16): ``who`` may wait for another lock."""
+        self.futures.pop((who, what)).result(PATIENCE).release()
 
-class World:
-    """Owners are strings; a lease is an object."""
+    def inside(self) -> str:
+        return "".join(sorted(who for (who, _), future in self.futures.items() if future.done()))
 
-    def __init__(self, limit: int = 1000) -> None:
-        self.lock_table = LockTable()
-        self.limit = limit
+    def is_a_deadlock(self, who: str, what: str, shared: bool = False) -> None:
+        self.takes(who, what, shared, timeout=None)
+        with pytest.raises(DeadlockDetected, match="would never end"):
+            self.futures.pop((who, what)).result(PATIENCE)
 
-    def arrive(self, owner: str, name: str, *, shared: bool = False, may_wait: bool = True) -> Hold | None:
-        hold = Hold(ENGINE, derive_key("", "pure", name), owner, shared)
-        return self.lock_table.arrive(hold, may_wait=may_wait, reenter=True, limit=self.limit)
-
-    def hold(self, owner: str, name: str, *, shared: bool = False) -> Hold:
-        """Arrive at a free lock, and be granted it."""
-        hold = self.arrive(owner, name, shared=shared, may_wait=False)
-        assert hold is not None
-        self.grant(hold)
-        return hold
-
-    def grant(self, hold: Hold) -> None:
-        assert hold.state is State.CLAIMING
-        self.lock_table.establish(hold, Grant(claim=Claim(key=hold.key), acquired_at=0), object())
-
-    def wait(self, owner: str, name: str, *, shared: bool = False) -> Hold:
-        hold = self.arrive(owner, name, shared=shared)
-        assert hold is not None
-        assert hold.state is State.WAITING
-        return hold
-
-    def leave(self, hold: Hold) -> None:
-        (lease,) = hold.leases
-        assert self.lock_table.leave(hold, lease)
-
-    def give(self, hold: Hold) -> None:
-        self.leave(hold)
-        self.lock_table.end(hold)
-
-    @property
-    def empty(self) -> bool:
-        return not list(self.lock_table.everything())
+    def close(self) -> None:
+        """Whoever is inside gives it back, until nobody waits: each has got what it waited for."""
+        while self.futures:
+            eventually(self.inside, f"these wait for ever: {list(self.futures)}")
+            self.gives(*next(pair for pair, future in self.futures.items() if future.done()))
+        self.face.close()
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def people(nothing_left: None, settings: Any, name: str) -> Iterator[People]:
+    made = People(name)
+    yield made
+    made.close()
 
 
-def test_r1_one_asks_the_engine_and_the_next_waits(world: World) -> None:
-    """Until the first has given it back, or its claim has failed."""
-    first = world.hold("a", "x")
-    second, third = world.wait("b", "x"), world.wait("c", "x")
-    assert world.arrive("d", "x", may_wait=False) is None
-    world.give(first)
-    assert (second.state, third.state) == (State.CLAIMING, State.WAITING)
-    assert world.lock_table.end(second)
-    assert third.state is State.CLAIMING
-    world.grant(third)
-    assert world.lock_table.held() == [third]
-    world.give(third)
-    assert world.empty
+def test_r4_a_waiter_that_gives_up_lets_the_next_one_through(people: People) -> None:
+    """A writer between readers: the reader behind it comes in."""
+    people.takes("a", "x", shared=True)
+    people.waits("b", "x", timeout=0.5)
+    people.waits("c", "x", shared=True)
+    with pytest.raises(LockTimeout):
+        people.futures.pop(("b", "x")).result(PATIENCE)
+    people.futures["c", "x"].result(PATIENCE)
 
 
-def test_r4_who_has_given_up_is_passed_over(world: World) -> None:
-    first = world.hold("a", "x")
-    gone, left, patient = world.wait("b", "x"), world.wait("c", "x"), world.wait("d", "x")
-    assert gone.parker is not None
-    gone.parker.leave()  # its time was over, but it has not said so yet
-    world.lock_table.end(left)
-    world.give(first)
-    assert [gone.state, left.state, patient.state] == [State.ENDED, State.ENDED, State.CLAIMING]
-    assert not world.lock_table.end(gone)
-    world.lock_table.end(patient)
-    assert world.empty
+def test_r4_in_order_and_nobody_overtakes(people: People) -> None:
+    people.takes("a", "x")
+    for reader in "bc":
+        people.waits(reader, "x", shared=True)
+    people.waits("d", "x")
+    people.waits("e", "x", shared=True)
+    for who, inside in (("a", "bc"), ("b", "c"), ("c", "d"), ("d", "e")):
+        people.gives(who, "x")
+        eventually(lambda inside=inside: people.inside() == inside, f"not {inside} are in")
+        assert who == "d" or advisory_lock(people.name + "x", using="memory", shared=True).try_acquire() is None
 
 
-def test_a_waiter_that_leaves_from_the_head_lets_the_next_one_through(world: World) -> None:
-    """A writer between readers gives up: the reader behind it comes in."""
-    reader = world.hold("r", "x", shared=True)
-    writer, behind = world.wait("w", "x"), world.wait("r2", "x", shared=True)
-    world.lock_table.end(writer)
-    assert behind.state is State.CLAIMING
-    world.lock_table.end(behind)
-    world.give(reader)
-    assert world.empty
-
-
-def test_r23_waiters_that_are_promoted_stay_within_the_limit() -> None:
+def test_r23_waiters_that_are_promoted_stay_within_the_limit(people: People, settings: Any) -> None:
     """Readers queue one by one below the limit, and come in together."""
-    world = World(limit=2)
-    writer = world.hold("w", "x")
-    readers = [world.wait(f"r{number}", "x", shared=True) for number in range(4)]
-    world.give(writer)
-    assert sum(reader.state is State.CLAIMING for reader in readers) <= 2
+    settings.DISTLOCK = {**settings.DISTLOCK, "memory": {**settings.DISTLOCK["memory"], "MAX_HELD": 2}}
+    people.takes("a", "x")
+    for reader in "bcde":
+        people.waits(reader, "x", shared=True)
+    people.gives("a", "x")
+    eventually(lambda: len(people.inside()) == 2, "not two are in")
 
 
-def test_r8_a_circle_through_a_place_in_the_queue(world: World) -> None:
+def test_r8_a_circle_through_a_place_in_the_queue(people: People) -> None:
     """o stands behind c in the queue for x, and c waits, over the holder of x, for what o holds."""
-    world.hold("h", "x")
-    world.hold("o", "y")
-    world.wait("c", "x")
-    world.wait("h", "y")
-    with pytest.raises(DeadlockDetected):
-        world.arrive("o", "x")
+    people.takes("h", "x")
+    people.takes("o", "y")
+    people.waits("c", "x")
+    people.waits("h", "y")
+    people.is_a_deadlock("o", "x")
 
 
-def test_r8_a_reader_behind_a_writer_waits_for_the_readers_before_it(world: World) -> None:
+def test_r8_a_reader_behind_a_writer_waits_for_the_readers_before_it(people: People) -> None:
     """t holds x shared and waits for y; w waits for x; who holds y asks for x shared: behind w, who waits for t."""
-    world.hold("t", "x", shared=True)
-    world.hold("o", "y")
-    world.wait("t", "y")
-    world.wait("w", "x")
-    with pytest.raises(DeadlockDetected):
-        world.arrive("o", "x", shared=True)
+    people.takes("t", "x", shared=True)
+    people.takes("o", "y")
+    people.waits("t", "y")
+    people.waits("w", "x")
+    people.is_a_deadlock("o", "x", shared=True)
 
 
-def test_r8_waiting_for_what_is_being_given_back_closes_no_circle(world: World) -> None:
-    """Another thread gives the lease back (R16) while its owner, or another, asks anew: that ends by itself."""
-    x, y = world.hold("a", "x"), world.hold("b", "y")
-    world.wait("a", "y")
-    world.leave(x)
-    waiting, again = world.wait("b", "x"), world.wait("c", "x")
-    world.lock_table.end(x)
-    assert (waiting.state, again.state) == (State.CLAIMING, State.WAITING)
-    world.lock_table.end(waiting)
-    assert again.state is State.CLAIMING
-    world.give(y)
+def test_r8_waiting_for_what_is_being_given_back_closes_no_circle(people: People, monkeypatch: Any) -> None:
+    """Another thread gives the lease back (R16) while its owner asks anew: that ends by itself."""
+    backend, answer, asked = registry.entry("memory").backend, threading.Event(), threading.Event()
+    release = backend.release
+
+    def slow(grant: Any) -> bool:
+        asked.set()
+        assert answer.wait(PATIENCE)
+        return release(grant)
+
+    people.takes("a", "x")
+    people.takes("b", "y")
+    people.waits("a", "y")
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "release", slow)
+        patch.setattr(backend, "release_fast", lambda grant: False)
+        given = people.actors["c"].start(people.futures.pop(("a", "x")).result(PATIENCE), "release")
+        assert asked.wait(PATIENCE)
+        people.waits("b", "x")
+        answer.set()
+        given.result(PATIENCE)
+        people.futures["b", "x"].result(PATIENCE)
