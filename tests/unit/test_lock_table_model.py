@@ -53,9 +53,8 @@ class Actor:
         return self.name
 
 
-# Flows that were begun. One that has not come to its end, in an example that was given up, would be closed by the
-# garbage collector at any allocation, also where this thread has the mutex of the lock table: arun() keeps its flows,
-# too.
+# Flows that were begun. The garbage collector would close one at any allocation, also where this thread has the mutex
+# of the lock table.
 _flows: list[Flow[Any]] = []
 
 
@@ -364,41 +363,35 @@ class Contexts(RuleBasedStateMachine):
         self.world.backend.release(grant)
         self.world.rights.pop(grant.claim.token, None)
 
-    @invariant()
-    def books_balance(self) -> None:
-        slots = lock_table._slots.values()
-        assert lock_table._total == sum(len(slot.holders) for slot in slots)
-        waiting = [each for slot in slots for each in slot.queue]
-        assert list(lock_table._waiting.values()) == sorted(waiting, key=list(lock_table._waiting.values()).index)
-        for slot in slots:
-            assert slot.holders or slot.queue
-            assert all(each.state is not State.WAITING for each in slot.holders)
-            assert not slot.queue or not slot.admits(slot.queue[0]), "R4: the first in the queue was not let in"
-            together = len(slot.holders) == 1 or all(each.shared for each in slot.holders)
-            assert together, "R1: two holders of one lock"
+    def slots(self) -> dict[str, tuple[list[Hold], list[Hold]]]:
+        """Who holds and who waits for each name, in order of arrival."""
+        found: dict[str, tuple[list[Hold], list[Hold]]] = {}
+        for hold in lock_table.everything():
+            holders, queue = found.setdefault(hold.key.name, ([], []))
+            (queue if hold.state is State.WAITING else holders).append(hold)
+        return found
 
     @invariant()
     def in_order_of_arrival(self) -> None:
-        """R4: nobody comes in before another who came earlier and whom he keeps out."""
+        """R1, R4: nobody comes in before another who came earlier and whom he keeps out, and the first one does."""
         for hold in lock_table.everything():  # those that are new at one time are of one context
             self.arrivals.setdefault(hold, len(self.arrivals))
-        for slot in lock_table._slots.values():
-            queue = [self.arrivals[each] for each in slot.queue]
-            assert queue == sorted(queue)
-            for holder in slot.holders:
-                passed = [w for w in slot.queue if self.arrivals[w] < self.arrivals[holder] and w.excludes(holder)]
+        for holders, queue in self.slots().values():
+            assert len(holders) == 1 or all(each.shared for each in holders), "R1: two holders of one lock"
+            assert queue == sorted(queue, key=self.arrivals.__getitem__)
+            assert not queue or any(queue[0].excludes(each) for each in holders), "R4: the first one was not let in"
+            for holder in holders:
+                passed = [w for w in queue if self.arrivals[w] < self.arrivals[holder] and w.excludes(holder)]
                 assert not passed, "R4: somebody was overtaken"
 
     @invariant()
     def nobody_waits_for_himself(self) -> None:
         """R8: no circle ever stands, however it came about."""
         waits: dict[Any, set[Any]] = {}
-        for slot in lock_table._slots.values():
-            for place, waiter in enumerate(slot.queue):
-                ahead = [*slot.holders, *list(slot.queue)[:place]]
-                waits.setdefault(waiter.owner, set()).update(
-                    each.owner for each in ahead if not (each.shared and waiter.shared)
-                )
+        for holders, queue in self.slots().values():
+            for place, waiter in enumerate(queue):
+                ahead = {each.owner for each in holders + queue[:place] if not (each.shared and waiter.shared)}
+                waits.setdefault(waiter.owner, set()).update(ahead)
         while free := [owner for owner, others in waits.items() if not others & set(waits)]:
             for owner in free:
                 del waits[owner]
