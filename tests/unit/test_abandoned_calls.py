@@ -17,23 +17,15 @@ from tests.conftest import PATIENCE, eventually
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from django_distlock.concurrency.flow import Flow
-
 NAME = "distlock-test-background"  # nothing_left looks for threads with such names
 FAR = float("inf")
 AT_ONCE = 0.0
+both = pytest.mark.parametrize("drive", [run, lambda flow: asyncio.run(arun(flow))], ids=["thread", "task"])
 
 
 @pytest.fixture
 def background() -> Background:
     return Background(NAME, limit=3)
-
-
-def by_task(flow: Flow[Any]) -> Any:
-    return asyncio.run(arun(flow))
-
-
-both = pytest.mark.parametrize("drive", [run, by_task])
 
 
 class Door:
@@ -47,8 +39,9 @@ class Door:
         assert self.opened.wait(PATIENCE)
         return "result"
 
-    def asked(self, background: Background, until: float) -> Flow[str]:
-        return background.call(until, self.wait, dispose=self.disposed.append)
+    def fail(self, result: str = "") -> None:
+        self.wait()
+        raise OSError
 
     def open_late(self) -> None:
         assert not self.disposed
@@ -74,14 +67,16 @@ def test_the_result_and_the_error_are_the_callers(drive: Callable[..., Any], bac
 
 @both
 def test_r7_it_is_abandoned_at_the_deadline(drive: Callable[..., Any], background: Background, door: Door) -> None:
-    with pytest.raises(CallTimeout):
-        drive(door.asked(background, AT_ONCE))
+    """And its result, when it comes, is disposed of; errors are dropped."""
+    for function, dispose in ((door.wait, door.disposed.append), (door.fail, None), (door.wait, door.fail)):
+        with pytest.raises(CallTimeout):
+            drive(background.call(AT_ONCE, function, dispose=dispose))
     door.open_late()
 
 
 def test_r7_a_task_that_is_cancelled_abandons_it(background: Background, door: Door) -> None:
     async def main() -> None:
-        task = asyncio.create_task(arun(door.asked(background, FAR)))
+        task = asyncio.create_task(arun(background.call(FAR, door.wait, dispose=door.disposed.append)))
         await asyncio.sleep(0)  # it begins
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -91,44 +86,17 @@ def test_r7_a_task_that_is_cancelled_abandons_it(background: Background, door: D
     door.open_late()
 
 
-def test_errors_of_a_late_call_are_dropped(background: Background, door: Door) -> None:
-    def fail(result: str = "") -> None:
-        assert door.opened.wait(PATIENCE)
-        raise OSError
-
-    for function, dispose in ((fail, None), (door.wait, fail)):
-        with pytest.raises(CallTimeout):
-            run(background.call(AT_ONCE, function, dispose=dispose))
-    door.opened.set()
-
-
-def test_several_at_the_same_time(background: Background, door: Door) -> None:
-    """Take the results that are there, and abandon the other calls, once or twice."""
-    first = background.start(str, 1, dispose=door.disposed.append)
-    second = background.start(str, 2, dispose=door.disposed.append)
-    third = background.start(door.wait, dispose=door.disposed.append)
-    assert run(first.result(FAR)) == "1"
-    eventually(lambda: second.done, "it is not called")
-    assert not third.done
-    for call in (first, second, third, second, third):
-        call.abandon()
-    assert door.disposed == ["2"]
-    door.opened.set()
-    eventually(lambda: door.disposed == ["2", "result"], "the late result is not disposed of")
-
-
-@both
-def test_abandoned_calls_do_not_pile_up(drive: Callable[..., Any], background: Background, door: Door) -> None:
+def test_abandoned_calls_do_not_pile_up(background: Background, door: Door) -> None:
     """Those that are waited for have no limit."""
     calls = [background.start(door.wait) for _ in range(5)]
     for call in calls[:3]:
         call.abandon()
     with pytest.raises(NotStarted, match="3 are still under way"):
-        drive(door.asked(background, FAR))
+        run(background.call(FAR, door.wait))
     door.opened.set()
-    assert [drive(call.result(FAR)) for call in calls[3:]] == ["result"] * 2
+    assert [run(call.result(FAR)) for call in calls[3:]] == ["result"] * 2
     eventually(lambda: all(call.ended for call in calls), "a thread is left behind")
-    assert drive(door.asked(background, FAR)) == "result"
+    assert run(background.call(FAR, door.wait)) == "result"
 
 
 def test_no_thread_to_be_had(background: Background, monkeypatch: pytest.MonkeyPatch) -> None:

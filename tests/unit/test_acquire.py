@@ -1,83 +1,91 @@
-"""How an engine is asked until the deadline: ask_engine, Deadline and backoff on a clock of the test's own."""
+"""How an engine is asked until the deadline, and what it is told when that ends early: an engine whose answers are
+given, on a clock of the test's own."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from django_distlock import BackendUnavailable, Lock, advisory_lock
 from django_distlock.backends.base import Backend
-from django_distlock.concurrency import clock
-from django_distlock.concurrency.deadline import PAUSE, Deadline, backoff
-from django_distlock.concurrency.flow import run
-from django_distlock.keys import LockKey
-from django_distlock.manager.acquire import ask_engine
-from django_distlock.manager.lock_table import Hold
-from django_distlock.records import Claim, Grant
+from django_distlock.concurrency.deadline import Deadline, backoff
+from django_distlock.manager.registry import registry
+from django_distlock.records import Claim, Grant, LockInfo
+from tests.conftest import PATIENCE, eventually
+from tests.contract.actors import turns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable
 
-CLAIM = Claim(key=LockKey("a", "n", b"x" * 32))
+    from tests.support.clock import FakeClock
 
 
-class Engine:
-    """A backend whose answers are given, and whose pauses move the clock."""
+class Engine(Backend):
+    """Answers what it was given: an exception, None (busy), or a number, which is the fence of a grant."""
 
-    queues_waiters = True
-    wait = Backend.wait
-    atry_acquire = arelease = awithdraw = await_ = None  # every flow is run in this thread
+    queues_waiters = supports_fencing = True
 
-    def __init__(self) -> None:
-        self.now = 100.0
-        self.answers: Iterator[Any] = iter(())
+    def __init__(self, alias: str, options: Any) -> None:
+        super().__init__(alias, options)
+        self.answers: list[Any] = []
         self.journal: list[Any] = []
+        self.clock: FakeClock | None = None
+        self.gates: dict[str, threading.Event] = {}  # what is to be waited for before the answer
+        self.fails: Exception | None = None  # of withdraw()
 
-    def sleep(self, seconds: float) -> None:
-        self.journal.append(("sleep", seconds))
-        self.now += seconds
+    def _at_gate(self, entry: Any) -> None:
+        self.journal.append(entry)
+        verb = entry if isinstance(entry, str) else entry[0]
+        if verb in self.gates:
+            assert self.gates[verb].wait(PATIENCE)
 
-    def try_acquire(self, claim: Claim, wait: float) -> Any:
-        self.journal.append(("try", wait))
-        answer = next(self.answers)
+    def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
+        self._at_gate(("try", wait))
+        answer = self.answers.pop(0) if self.answers else None
         if isinstance(answer, BaseException):
             raise answer
-        return answer() if callable(answer) else answer
+        return answer and Grant(claim=claim, acquired_at=0, fence=answer)
+
+    def wait(self, claim: Claim, attempt: int, longest: float) -> None:
+        if self.clock is not None:
+            self.clock.time += min(2, longest)
+
+    def pause(self, claim: Claim, attempt: int) -> float:
+        return PATIENCE
 
     def release(self, grant: Grant) -> bool:
-        self.journal.append(("release", grant))
+        self.journal.append(f"release {grant.fence}")
         return True
 
     def withdraw(self, claim: Claim) -> None:
-        self.journal.append("withdraw")
+        self._at_gate("withdraw")
+        if self.fails is not None:
+            raise self.fails
 
-    def pause(self, claim: Claim, attempt: int) -> float:
-        return 2.0
-
-    def acquire(self, timeout: float | None, *answers: Any) -> Any:
-        self.answers = iter(answers)
-        hold = Hold(self, CLAIM.key, "owner", False)  # type: ignore[arg-type]
-        run(ask_engine(hold, CLAIM, Deadline(timeout)))
-        return hold.grant
+    def inspect(self) -> Iterable[LockInfo]:
+        return ()
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
-    made = Engine()
-    monkeypatch.setattr(clock, "now", lambda: made.now)
-    monkeypatch.setattr(type(PAUSE), "sleep", staticmethod(made.sleep))
-    return made
+def engine(settings: Any) -> Engine:
+    settings.DISTLOCK = {**settings.DISTLOCK, "given": {"BACKEND": f"{__name__}.Engine"}}
+    return registry.entry("given").backend  # type: ignore[return-value]
 
 
-def test_r5_a_deadline_never_goes_below_zero(engine: Engine) -> None:
+@pytest.fixture
+def lock(engine: Engine, name: str) -> Lock:
+    return advisory_lock(name, using="given", timeout=None)
+
+
+def test_r5_a_deadline_never_goes_below_zero(fake_clock: FakeClock) -> None:
     deadline, never = Deadline(5), Deadline(None)
-    assert (deadline.left(), never.left()) == (5, math.inf)
-    engine.now += 3
-    assert deadline.left() == 2
-    engine.now += 30
-    assert (deadline.left(), never.left()) == (0, math.inf)
+    for passed, left in ((0, 5), (3, 2), (30, 0)):
+        fake_clock.time += passed
+        assert (deadline.left(), never.left()) == (left, math.inf)
 
 
 def test_backoff_doubles_up_to_a_bound_with_jitter() -> None:
@@ -86,35 +94,73 @@ def test_backoff_doubles_up_to_a_bound_with_jitter() -> None:
         assert ceiling / 2 <= backoff(attempt) <= ceiling
 
 
-def test_r5_busy_until_the_deadline(engine: Engine) -> None:
-    assert engine.acquire(5, *[None] * 10) is None
-    asked = [("try", 5), ("sleep", 2), ("try", 3), ("sleep", 2), ("try", 1), ("sleep", 1), ("try", 0)]
-    assert engine.journal == [*asked, "withdraw"]
-
-
-def test_r5_zero_asks_once_and_what_is_granted_is_not_withdrawn(engine: Engine) -> None:
-    assert engine.acquire(0, None, None) is None
+def test_r5_busy_until_the_deadline(engine: Engine, lock: Lock, fake_clock: FakeClock) -> None:
+    engine.clock = fake_clock
+    assert lock.try_acquire(timeout=5) is None
+    assert engine.journal == [("try", 5), ("try", 3), ("try", 1), ("try", 0), "withdraw"]
+    engine.journal.clear()
+    assert lock.try_acquire(timeout=0) is None
     assert engine.journal == [("try", 0), "withdraw"]
-    grant = Grant(claim=CLAIM, acquired_at=100, valid_until=130)
-    assert engine.acquire(None, grant) is grant
-    assert engine.journal[2:] == [("try", math.inf)]
+    engine.journal.clear()
+    engine.answers = [7]
+    lock.acquire(timeout=None).release()
+    assert engine.journal == [("try", math.inf), "release 7"], "what is granted is not withdrawn"
 
 
-def test_r19_a_grant_that_is_no_longer_valid_is_given_back(engine: Engine) -> None:
-    late = Grant(claim=CLAIM, acquired_at=100, valid_until=103)
-    good = Grant(claim=CLAIM, acquired_at=110, valid_until=130)
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("error", [KeyboardInterrupt("mine"), OSError("mine")])
+def test_r7_whatever_ends_it_the_waiter_leaves_the_queue(
+    engine: Engine, lock: Lock, error: BaseException, fails: bool, caplog: Any
+) -> None:
+    """An interruption wins over a clean-up that fails, which is in the log; an ordinary error gives way to it."""
+    engine.answers = [None, error]
+    engine.fails = BackendUnavailable("still gone") if fails else None
+    gives_way = fails and isinstance(error, OSError)
+    with pytest.raises(BackendUnavailable if gives_way else type(error)):
+        lock.acquire(timeout=9)
+    assert engine.journal[2:] == ["withdraw"]
+    if not gives_way:
+        assert ("still gone" in caplog.text) is fails
 
-    def slow() -> Grant:
-        engine.now += 3
-        return late
 
-    assert engine.acquire(20, slow, good) is good
-    assert engine.journal == [("try", 20), ("release", late), ("sleep", 2), ("try", 15)]
+def test_r7_a_second_cancellation_does_not_stop_the_clean_up(engine: Engine, lock: Lock, caplog: Any) -> None:
+    """Who cancels a task waits for its CancelledError; what the clean-up met is in the log."""
+    gate = engine.gates["withdraw"] = threading.Event()
+    engine.fails = BackendUnavailable("still gone")
+
+    async def main() -> None:
+        task = asyncio.create_task(lock.aacquire())
+        await asyncio.to_thread(eventually, lambda: engine.journal, "it does not ask")
+        await turns(10)
+        task.cancel()
+        await asyncio.to_thread(eventually, lambda: "withdraw" in engine.journal, "it does not leave")
+        task.cancel()
+        await turns(10)
+        assert not task.done()
+        gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert engine.journal[1:] == ["withdraw"]
+    assert "still gone" in caplog.text
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(), asyncio.CancelledError()])
-def test_r7_whatever_ends_it_the_waiter_leaves_the_queue(engine: Engine, error: BaseException) -> None:
-    with pytest.raises(type(error)):
-        engine.acquire(9, None, error)
-    assert engine.journal[-1] == "withdraw"
-    assert engine.journal.count("withdraw") == 1
+@pytest.mark.parametrize("answer", [7, OSError()])
+def test_r7_a_cancelled_statement_runs_to_its_end_and_is_undone(engine: Engine, lock: Lock, answer: Any) -> None:
+    gate = engine.gates["try"] = threading.Event()
+    engine.answers = [answer]
+
+    async def main() -> None:
+        task = asyncio.create_task(lock.aacquire())
+        await asyncio.to_thread(eventually, lambda: engine.journal, "it does not ask")
+        task.cancel()
+        await turns(10)
+        assert not task.done()
+        gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    undone = ["release 7"] if answer == 7 else []
+    assert [entry for entry in engine.journal if str(entry).startswith("release")] == undone

@@ -1,62 +1,24 @@
-"""The private thread of an alias: what a cancelled task leaves is undone, and a statement without a thread is never
-run."""
+"""R7: the private thread of an alias never runs a statement later, for which there was no thread."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from django_distlock.concurrency.executor import Threads
-from tests.conftest import PATIENCE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
-@pytest.fixture
-def threads() -> Iterator[Threads]:
-    made = Threads("test")
-    yield made
-    made.stop()
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_r7_a_cancelled_statement_runs_to_its_end_and_is_undone(threads: Threads, fails: bool) -> None:
-    begun, ends = threading.Event(), threading.Event()
-    undone: list[str] = []
-
-    def statement() -> str:
-        begun.set()
-        assert ends.wait(PATIENCE)
-        if fails:
-            raise OSError
-        return "result"
-
-    async def main() -> None:
-        task = asyncio.create_task(threads.short(statement, undo=undone.append))
-        await asyncio.to_thread(begun.wait)
-        threads.stop_if_idle()
-        task.cancel()
-        await asyncio.sleep(0)
-        assert not task.done()
-        ends.set()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(main())
-    assert undone == ([] if fails else ["result"])
-
-
-def test_r7_without_a_thread_the_statement_is_not_run_later(threads: Threads, monkeypatch: Any) -> None:
+def test_r7_without_a_thread_the_statement_is_not_run_later(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
+    threads = Threads("test")
 
     def start(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    async def main() -> None:
+    async def main() -> Any:
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", start)
             with pytest.raises(RuntimeError, match="start new thread"):
@@ -66,4 +28,5 @@ def test_r7_without_a_thread_the_statement_is_not_run_later(threads: Threads, mo
         await threads.short(ran.append, "third")
 
     asyncio.run(main())
+    threads.stop()
     assert ran == ["second", "third"]

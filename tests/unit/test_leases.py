@@ -3,14 +3,13 @@ in the thread that keeps every lock of the process costs."""
 
 from __future__ import annotations
 
-import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from django_distlock import LockLost, LockTimeout, advisory_lock
-from django_distlock.manager import interrupted, owner
+from django_distlock.manager import interrupted
 from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
 from django_distlock.manager.release import lose
@@ -117,28 +116,6 @@ def test_r20_who_has_ended_needs_no_renewal(fake_clock: FakeClock, other: Thread
     assert lease.valid_until == end
     fake_clock.advance(end - fake_clock.time)
     assert lost(lease)
-
-
-def test_r20_a_task_is_alive_until_it_is_done_failed_or_cancelled() -> None:
-    async def main() -> None:
-        go = asyncio.Event()
-
-        async def fail() -> None:
-            await go.wait()
-            raise ValueError
-
-        tasks = [asyncio.create_task(work) for work in (go.wait(), fail(), go.wait())]
-        assert owner.current() is asyncio.current_task()
-        assert all(owner.alive(task) for task in (*tasks, asyncio.current_task()))
-        tasks[2].cancel()
-        go.set()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert not any(owner.alive(task) for task in tasks)
-
-    asyncio.run(main())
-    assert owner.alive(owner.current())
-    # the context of one call of sync_to_async whose task was not found: nothing tells when it ends
-    assert owner.alive(object())
 
 
 def test_r20_an_engine_that_cannot_be_looked_after_costs_the_others_nothing(

@@ -1,221 +1,142 @@
-"""The registry in front of every engine: places, queues, promotion, deferral, and circles of waiters (R1, R2, R4, R8,
-R11, R17, R23)."""
+"""The registry in front of every engine, by three and more contexts: who gives up, promotion within MAX_HELD, and
+circles of waiters (R4, R8, R23). What two contexts see, tests/unit/shared and tests/contract show."""
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock.exceptions import DeadlockDetected, DistlockError
-from django_distlock.manager.lock_table import Hold, State
-from django_distlock.records import Claim, Grant
-from tests.unit.world import ENGINE, Engine, World, key
+from django_distlock import DeadlockDetected, LockTimeout, advisory_lock
+from django_distlock.manager.registry import registry
+from tests.conftest import PATIENCE, eventually
+from tests.contract.actors import Face
+from tests.contract.watching import waiting_here
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from concurrent.futures import Future
+
+    from tests.contract.actors import Actor
+
+
+class People:
+    """Contexts and locks, by their letters."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.face = name, Face("sync")
+        self.actors: dict[str, Actor] = defaultdict(self.face.actor)
+        self.futures: dict[tuple[str, str], Future[Any]] = {}
+
+    def takes(self, who: str, what: str, shared: bool = False, timeout: float | None = 0) -> None:
+        lock = advisory_lock(self.name + what, using="memory", shared=shared)
+        self.futures[who, what] = self.actors[who].start(lock, "acquire", timeout=timeout)
+        if timeout == 0:
+            self.futures[who, what].result(PATIENCE)
+
+    def waits(self, who: str, what: str, shared: bool = False, timeout: float | None = None) -> None:
+        before = waiting_here(self.name + what)
+        self.takes(who, what, shared, timeout)
+        eventually(lambda: waiting_here(self.name + what) == before + 1, f"{who} does not wait")
+
+    def gives(self, who: str, what: str) -> None:
+        """By this thread (R16): ``who`` may wait for another lock."""
+        self.futures.pop((who, what)).result(PATIENCE).release()
+
+    def inside(self) -> str:
+        return "".join(sorted(who for (who, _), future in self.futures.items() if future.done()))
+
+    def is_a_deadlock(self, who: str, what: str, shared: bool = False) -> None:
+        self.takes(who, what, shared, timeout=None)
+        with pytest.raises(DeadlockDetected, match="would never end"):
+            self.futures.pop((who, what)).result(PATIENCE)
+
+    def close(self) -> None:
+        """Whoever is inside gives it back, until nobody waits: each has got what it waited for."""
+        while self.futures:
+            eventually(self.inside, f"these wait for ever: {list(self.futures)}")
+            self.gives(*next(pair for pair, future in self.futures.items() if future.done()))
+        self.face.close()
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def people(nothing_left: None, settings: Any, name: str) -> Iterator[People]:
+    made = People(name)
+    yield made
+    made.close()
 
 
-def test_r1_one_asks_the_engine_and_the_next_waits(world: World) -> None:
-    """Until the first has given it back, or its claim has failed."""
-    first = world.hold("a", "x")
-    second, third = world.wait("b", "x"), world.wait("c", "x")
-    assert world.arrive("d", "x", may_wait=False) is None
-    world.give(first)
-    assert (second.state, third.state) == (State.CLAIMING, State.WAITING)
-    assert second.parker is not None
-    assert second.parker.woken
-    assert world.lock_table.end(second)
-    assert not world.lock_table.end(second)
-    assert third.state is State.CLAIMING
-    world.grant(third)
-    assert world.lock_table.held() == world.lock_table.held(ENGINE) == [third]
-    assert world.lock_table.held(object()) == []  # type: ignore[arg-type]
-    world.give(third)
-    assert world.empty
+def test_r4_a_waiter_that_gives_up_lets_the_next_one_through(people: People) -> None:
+    """A writer between readers: the reader behind it comes in."""
+    people.takes("a", "x", shared=True)
+    people.waits("b", "x", timeout=0.5)
+    people.waits("c", "x", shared=True)
+    with pytest.raises(LockTimeout):
+        people.futures.pop(("b", "x")).result(PATIENCE)
+    people.futures["c", "x"].result(PATIENCE)
 
 
-def test_r2_the_own_holding_comes_back(world: World) -> None:
-    hold = world.hold("a", "x")
-    assert world.arrive("a", "x") is hold
-    assert world.lock_table.enter_again(hold, "second lease")
-    assert not world.lock_table.leave(hold, "second lease")
-    assert not world.lock_table.leave(hold, "second lease")
-    world.give(hold)
-    assert not world.lock_table.enter_again(hold, "too late")
-    assert world.empty
+def test_r4_in_order_and_nobody_overtakes(people: People) -> None:
+    people.takes("a", "x")
+    for reader in "bc":
+        people.waits(reader, "x", shared=True)
+    people.waits("d", "x")
+    people.waits("e", "x", shared=True)
+    for who, inside in (("a", "bc"), ("b", "c"), ("c", "d"), ("d", "e")):
+        people.gives(who, "x")
+        eventually(lambda inside=inside: people.inside() == inside, f"not {inside} are in")
+        assert who == "d" or advisory_lock(people.name + "x", using="memory", shared=True).try_acquire() is None
 
 
-def test_r2_no_reentry_where_it_is_not_wanted_or_would_wait_for_itself(world: World) -> None:
-    """A slot of a semaphore; exclusive while shared."""
-    world.hold("a", "x")
-    assert world.arrive("a", "x", reenter=False) is None
-    reader = world.hold("a", "y", shared=True)
-    with pytest.raises(DeadlockDetected):
-        world.arrive("a", "y")
-    assert world.arrive("a", "y", shared=True) is reader
-
-
-def test_r4_promotion_in_order_and_readers_together(world: World) -> None:
-    writer = world.hold("w", "x")
-    queue = [
-        world.wait(owner, "x", shared=shared)
-        for owner, shared in (("r1", True), ("r2", True), ("w2", False), ("r3", True))
-    ]
-    world.give(writer)
-    assert [each.state for each in queue] == [State.CLAIMING, State.CLAIMING, State.WAITING, State.WAITING]
-    world.grant(queue[0])
-    world.grant(queue[1])
-    # a reader does not overtake the writer who waits
-    assert world.arrive("r4", "x", shared=True, may_wait=False) is None
-    world.give(queue[0])
-    assert queue[2].state is State.WAITING
-    world.give(queue[1])
-    assert [each.state for each in queue[2:]] == [State.CLAIMING, State.WAITING]
-    world.grant(queue[2])
-    world.give(queue[2])
-    world.grant(queue[3])
-    world.give(queue[3])
-    assert world.empty
-
-
-def test_r4_who_has_given_up_is_passed_over(world: World) -> None:
-    first = world.hold("a", "x")
-    gone, left, patient = world.wait("b", "x"), world.wait("c", "x"), world.wait("d", "x")
-    assert gone.parker is not None
-    gone.parker.leave()  # its time was over, but it has not said so yet
-    world.lock_table.end(left)
-    world.give(first)
-    assert [gone.state, left.state, patient.state] == [State.ENDED, State.ENDED, State.CLAIMING]
-    assert not world.lock_table.end(gone)
-    world.lock_table.end(patient)
-    assert world.empty
-
-
-def test_a_waiter_that_leaves_from_the_head_lets_the_next_one_through(world: World) -> None:
-    """A writer between readers gives up: the reader behind it comes in."""
-    reader = world.hold("r", "x", shared=True)
-    writer, behind = world.wait("w", "x"), world.wait("r2", "x", shared=True)
-    world.lock_table.end(writer)
-    assert behind.state is State.CLAIMING
-    world.lock_table.end(behind)
-    world.give(reader)
-    assert world.empty
-
-
-def test_r11_a_deferred_holding_keeps_others_out_and_its_owner_may_verify_it(world: World) -> None:
-    hold = world.hold("a", "x")
-    (lease,) = hold.leases
-    assert world.lock_table.leave(hold, lease)
-    world.lock_table.defer(hold)
-    assert hold.state is State.DEFERRED
-    assert world.arrive("b", "x", may_wait=False) is None
-    assert world.arrive("a", "x") is hold
-    assert world.lock_table.enter_again(hold, "again")
-    assert hold.state is State.HELD
-    assert world.lock_table.start_release(hold)
-    assert not world.lock_table.start_release(hold)
-    world.lock_table.end(hold)
-    assert world.empty
-
-
-def test_r17_a_loss_ends_it_once_and_lets_the_next_one_ask(world: World) -> None:
-    hold = world.hold("a", "x")
-    waiting = world.wait("b", "x")
-    assert world.lock_table.lose(hold, "session")
-    assert not world.lock_table.lose(hold, "again")
-    assert (hold.state, hold.lost) == (State.ENDED, "session")
-    assert waiting.state is State.CLAIMING
-    assert not world.lock_table.renew(hold, Grant(claim=Claim(key=hold.key), acquired_at=1))
-    (lease,) = hold.leases
-    assert not world.lock_table.leave(hold, lease)
-    # one that waits or claims has nothing to lose
-    assert not world.lock_table.lose(waiting, "session")
-    world.lock_table.end(waiting)
-    assert world.empty
-
-
-def test_r17_what_is_being_given_back_is_lost_only_for_its_release(world: World) -> None:
-    """A renewal that meets a release finds nothing to renew: that is no loss."""
-    hold = world.hold("a", "x")
-    (lease,) = hold.leases
-    assert world.lock_table.leave(hold, lease)
-    assert not world.lock_table.lose(hold, "stolen")
-    assert (hold.state, hold.lost) == (State.RELEASING, None)
-    assert world.lock_table.lose(hold, "stolen", releasing=True)
-    assert world.empty
-
-
-def test_r23_the_limit_counts_holders_of_one_backend() -> None:
-    world = World(limit=2)
-    held = [world.hold("a", "x"), world.hold("b", "y")]
-    for owner in ("a", "c"):
-        with pytest.raises(DistlockError, match="holds 2 locks of alias 'pure'"):
-            world.arrive(owner, "z")
-    assert world.arrive("a", "x") is held[0]
-    other: Any = Engine()
-    there = world.lock_table.arrive(Hold(other, key("w"), "a", False), may_wait=False, reenter=True, limit=2)
-    assert there is not None
-    world.lock_table.end(there)
-    for hold in held:
-        world.give(hold)
-    assert world.empty
-
-
-def test_r23_waiters_that_are_promoted_stay_within_the_limit() -> None:
+def test_r23_waiters_that_are_promoted_stay_within_the_limit(people: People, settings: Any) -> None:
     """Readers queue one by one below the limit, and come in together."""
-    world = World(limit=2)
-    writer = world.hold("w", "x")
-    readers = [world.wait(f"r{number}", "x", shared=True) for number in range(4)]
-    world.give(writer)
-    assert sum(reader.state is State.CLAIMING for reader in readers) <= 2
+    settings.DISTLOCK = {**settings.DISTLOCK, "memory": {**settings.DISTLOCK["memory"], "MAX_HELD": 2}}
+    people.takes("a", "x")
+    for reader in "bcde":
+        people.waits(reader, "x", shared=True)
+    people.gives("a", "x")
+    eventually(lambda: len(people.inside()) == 2, "not two are in")
 
 
-@pytest.mark.parametrize("size", [2, 6])
-def test_r8_circles(world: World, size: int) -> None:
-    held = [world.hold(str(number), f"x{number}") for number in range(size)]
-    waiting = [world.wait(str(number), f"x{number + 1}") for number in range(size - 1)]
-    with pytest.raises(DeadlockDetected, match="would never end"):
-        world.arrive(str(size - 1), "x0")
-    world.give(held[-1])
-    for number in reversed(range(size - 1)):
-        world.grant(waiting[number])
-        world.give(waiting[number])
-        world.give(held[number])
-    assert world.empty
-
-
-def test_r8_a_circle_through_a_place_in_the_queue(world: World) -> None:
+def test_r8_a_circle_through_a_place_in_the_queue(people: People) -> None:
     """o stands behind c in the queue for x, and c waits, over the holder of x, for what o holds."""
-    world.hold("h", "x")
-    world.hold("o", "y")
-    world.wait("c", "x")
-    world.wait("h", "y")
-    with pytest.raises(DeadlockDetected):
-        world.arrive("o", "x")
+    people.takes("h", "x")
+    people.takes("o", "y")
+    people.waits("c", "x")
+    people.waits("h", "y")
+    people.is_a_deadlock("o", "x")
 
 
-def test_r8_a_reader_behind_a_writer_waits_for_the_readers_before_it(world: World) -> None:
+def test_r8_a_reader_behind_a_writer_waits_for_the_readers_before_it(people: People) -> None:
     """t holds x shared and waits for y; w waits for x; who holds y asks for x shared: behind w, who waits for t."""
-    world.hold("t", "x", shared=True)
-    world.hold("o", "y")
-    world.wait("t", "y")
-    world.wait("w", "x")
-    with pytest.raises(DeadlockDetected):
-        world.arrive("o", "x", shared=True)
+    people.takes("t", "x", shared=True)
+    people.takes("o", "y")
+    people.waits("t", "y")
+    people.waits("w", "x")
+    people.is_a_deadlock("o", "x", shared=True)
 
 
-def test_r8_waiting_for_what_is_being_given_back_closes_no_circle(world: World) -> None:
-    """Another thread gives the lease back (R16) while its owner, or another, asks anew: that ends by itself."""
-    x, y = world.hold("a", "x"), world.hold("b", "y")
-    world.wait("a", "y")
-    (lease,) = x.leases
-    assert world.lock_table.leave(x, lease)
-    waiting, again = world.wait("b", "x"), world.wait("c", "x")
-    world.lock_table.end(x)
-    assert (waiting.state, again.state) == (State.CLAIMING, State.WAITING)
-    world.lock_table.end(waiting)
-    assert again.state is State.CLAIMING
-    world.give(y)
+def test_r8_waiting_for_what_is_being_given_back_closes_no_circle(people: People, monkeypatch: Any) -> None:
+    """Another thread gives the lease back (R16) while its owner asks anew: that ends by itself."""
+    backend, answer, asked = registry.entry("memory").backend, threading.Event(), threading.Event()
+    release = backend.release
+
+    def slow(grant: Any) -> bool:
+        asked.set()
+        assert answer.wait(PATIENCE)
+        return release(grant)
+
+    people.takes("a", "x")
+    people.takes("b", "y")
+    people.waits("a", "y")
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "release", slow)
+        patch.setattr(backend, "release_fast", lambda grant: False)
+        given = people.actors["c"].start(people.futures.pop(("a", "x")).result(PATIENCE), "release")
+        assert asked.wait(PATIENCE)
+        people.waits("b", "x")
+        answer.set()
+        given.result(PATIENCE)
+        people.futures["b", "x"].result(PATIENCE)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 
-from django_distlock import advisory_lock, break_lock, held_locks
+from django_distlock import advisory_lock
 from django_distlock.manager.registry import registry
+from tests.contract import watching
 from tests.contract.conftest import face, me, other
 
 __all__ = ["face", "me", "other"]
@@ -31,9 +33,4 @@ def backend() -> Any:
 @pytest.fixture
 def take_away() -> Any:
     """Has an operator take a lock away from its holder, without a word to it."""
-
-    def take(name: str) -> None:
-        (report,) = held_locks("memory")
-        assert [break_lock(info) for info in report.locks if info.name == name] == [True]
-
-    return take
+    return partial(watching.take_away, "memory")

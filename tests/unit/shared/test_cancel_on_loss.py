@@ -12,11 +12,12 @@ from django_distlock import LockLost, advisory_lock, lock_all
 from tests.contract.actors import turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
 
     from django_distlock import Lock
 
 LOOKS = 5  # steps of the event loop within which a guard has looked
+Lose = Any  # what the fixture lose gives
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +32,7 @@ def lock(name: str) -> Lock:
 
 
 @pytest.fixture
-def lose(name: str, take_away: Callable[[str], None]) -> Callable[[], None]:
+def lose(name: str, take_away: Callable[[str], None]) -> Lose:
     return lambda: take_away(name)
 
 
@@ -39,76 +40,77 @@ async def forever() -> None:
     await asyncio.Event().wait()
 
 
-def ends_with(error: type[BaseException], body: Callable[[], Coroutine[Any, Any, None]]) -> BaseException:
-    """It raises the error, and leaves no cancellation behind in its task."""
-
-    async def main() -> BaseException:
-        task = asyncio.current_task()
-        assert task is not None
-        with pytest.raises(error) as raised:
-            await body()
-        await turns(LOOKS)
-        assert task.cancelling() == 0
-        return raised.value
-
-    return asyncio.run(main())
-
-
-def test_r17_a_loss_ends_the_block(lock: Lock, lose: Callable[[], None]) -> None:
+async def waits(lock: Lock, lose: Lose) -> None:
     """Nobody asks the lease."""
+    async with lock:
+        lose()
+        await forever()
 
-    async def hold() -> None:
-        async with lock:
-            lose()
-            await forever()
 
+async def is_decorated(lock: Lock, lose: Lose) -> None:
     @lock
     async def decorated() -> None:
         lose()
         await forever()
 
-    assert isinstance(ends_with(LockLost, hold).__cause__, asyncio.CancelledError)
-    ends_with(LockLost, decorated)
+    await decorated()
 
 
-def test_r17_blocks_inside_each_other_all_end(lock: Lock, lose: Callable[[], None]) -> None:
-    """Re-entry: each has its own cancellation, and only the outermost lets LockLost out."""
-    left: list[str] = []
+async def enters_twice(lock: Lock, lose: Lose) -> None:
+    """Each has its own cancellation, and only the outermost lets LockLost out."""
+    async with lock:
+        with pytest.raises(asyncio.CancelledError) as inner:
+            await waits(lock, lose)
+        raise inner.value
 
-    async def hold() -> None:
+
+async def swallows(lock: Lock, lose: Lose) -> None:
+    """The cancellation: it is told at the end."""
+    async with lock:
+        lose()
+        with contextlib.suppress(asyncio.CancelledError):
+            await forever()
+
+
+async def fails(lock: Lock, lose: Lose) -> None:
+    """Its own error goes first."""
+    async with lock:
+        lose()
+        try:
+            await forever()
+        finally:
+            raise ZeroDivisionError
+
+
+async def loses_it_later(lock: Lock, lose: Lose) -> None:
+    """Its lock is still held then, by the block around it, which did not ask for it: nobody is cancelled."""
+    async with advisory_lock(lock.name, using="memory"):
         async with lock:
-            try:
-                async with lock:
-                    lose()
-                    await forever()
-            except BaseException as error:
-                left.append(type(error).__name__)
-                raise
-
-    ends_with(LockLost, hold)
-    assert left == ["CancelledError"]
+            pass
+        lose()
+        await turns(LOOKS)
+        raise ZeroDivisionError
 
 
-def test_r17_a_body_that_swallows_the_cancellation_is_told_at_the_end(lock: Lock, lose: Callable[[], None]) -> None:
-    async def swallow() -> None:
-        async with lock:
-            lose()
-            with contextlib.suppress(asyncio.CancelledError):
-                await forever()
-
-    ends_with(LockLost, swallow)
+BODIES = [waits, is_decorated, enters_twice, swallows, fails, loses_it_later]
 
 
-def test_r17_an_error_of_the_body_goes_first(lock: Lock, lose: Callable[[], None]) -> None:
-    async def fail() -> None:
-        async with lock:
-            lose()
-            try:
-                await forever()
-            finally:
-                raise ZeroDivisionError
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
+def test_r17_a_loss_ends_the_block(lock: Lock, lose: Lose, body: Any) -> None:
+    """And leaves no cancellation behind in its task."""
+    error = ZeroDivisionError if body in (fails, loses_it_later) else LockLost
 
-    ends_with(ZeroDivisionError, fail)
+    async def main() -> BaseException:
+        task = asyncio.current_task()
+        assert task is not None
+        with pytest.raises(error) as raised:
+            await body(lock, lose)
+        await turns(LOOKS)
+        assert task.cancelling() == 0
+        return raised.value
+
+    raised = asyncio.run(main())
+    assert body is not waits or isinstance(raised.__cause__, asyncio.CancelledError)
 
 
 def test_without_a_loss_nothing_is_cancelled(lock: Lock) -> None:
@@ -125,32 +127,13 @@ def test_without_a_loss_nothing_is_cancelled(lock: Lock) -> None:
     assert asyncio.run(main()) == "done"
 
 
-def test_a_loss_after_the_block_cancels_nobody(name: str, lock: Lock, lose: Callable[[], None]) -> None:
-    """Its lock is still held then, by the block around it, which did not ask for it."""
-
-    async def hold() -> None:
-        async with advisory_lock(name, using="memory"):
-            async with lock:
-                pass
-            lose()
-            await turns(LOOKS)
-            raise ZeroDivisionError
-
-    ends_with(ZeroDivisionError, hold)
-
-
 @pytest.mark.parametrize("lost", [False, True])
-def test_a_cancellation_by_others_goes_on(lock: Lock, lose: Callable[[], None], lost: bool) -> None:
+def test_a_cancellation_by_others_goes_on(lock: Lock, lose: Lose, lost: bool) -> None:
     """Before the loss, and together with it."""
-
-    async def hold(inside: asyncio.Event) -> None:
-        async with lock:
-            inside.set()
-            await forever()
 
     async def main() -> None:
         inside = asyncio.Event()
-        task = asyncio.create_task(hold(inside))
+        task = asyncio.create_task(waits(lock, inside.set))
         await inside.wait()
         if lost:
             lose()
@@ -164,13 +147,9 @@ def test_a_cancellation_by_others_goes_on(lock: Lock, lose: Callable[[], None], 
 
 def test_doubt_ends_the_block_too(lock: Lock, backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What an engine answers when it has lost touch with its server: there is no such engine without a network."""
-
-    async def hold() -> None:
-        async with lock:
-            monkeypatch.setattr(backend, "in_doubt", lambda grant: True)
-            await forever()
-
-    assert "in doubt" in str(ends_with(LockLost, hold))
+    doubted = lambda: monkeypatch.setattr(backend, "in_doubt", lambda grant: True)  # noqa: E731
+    with pytest.raises(LockLost, match="in doubt"):
+        asyncio.run(waits(lock, doubted))
     monkeypatch.undo()
 
 
@@ -180,5 +159,3 @@ def test_threads_are_refused(lock: Lock) -> None:
             attempt()
     with pytest.raises(ValueError, match="lock_all"):
         lock_all([lock])
-    with pytest.raises(TypeError, match="cancel_on_loss must be a bool"):
-        advisory_lock("name", cancel_on_loss=1)  # type: ignore[arg-type]

@@ -11,67 +11,58 @@ from django.core.exceptions import SynchronousOnlyOperation
 
 from django_distlock import advisory_lock, lock_all, semaphore
 from django_distlock.manager.lock_table import lock_table
-from tests.conftest import eventually
-from tests.contract.actors import PATIENCE
+from tests.conftest import PATIENCE, eventually
 from tests.contract.watching import somebody_waits
 
 
 def test_sync_calls_are_refused_and_name_the_async_one(using: str, name: str) -> None:
-    def enters(target: Any) -> None:
-        with target:
-            pytest.fail("entered")
-
     async def main() -> None:
-        recipes = [
-            advisory_lock(name, using=using),
-            lock_all([name], using=using),
-            semaphore(name, 2, using=using),
-        ]
-        for lock in recipes:
+        for lock in (advisory_lock(name, using=using), lock_all([name], using=using), semaphore(name, 2, using=using)):
             for call, instead in (
                 (lock.acquire, "await lock.aacquire()"),
                 (lock.try_acquire, "await lock.atry_acquire()"),
-                (lambda lock=lock: enters(lock), "await lock.aacquire()"),
+                (lock.__enter__, "await lock.aacquire()"),
             ):
                 with pytest.raises(SynchronousOnlyOperation, match="would block the event loop") as refused:
                     call()
                 assert f"`{instead}`" in str(refused.value)
-            lease = await lock.aacquire()
+            lease: Any = await lock.aacquire()
             with pytest.raises(SynchronousOnlyOperation, match="`async with`"):
-                enters(lease)
+                lease.__enter__()
             lease.ensure_held()
             lease.release()  # never refused: the lock would stay held
             async with asyncio.timeout(PATIENCE):
                 again = await lock.aacquire()
             await again.arelease()
 
+    asyncio.run(main())
 
-def test_a_notebook_may_ask_for_it(using: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+
+def test_a_notebook_may_ask_for_it(lock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with the ORM; what is not contended works there."""
     monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
 
     async def main() -> None:
-        with advisory_lock(name, using=using) as lease:
+        with lock as lease:
             lease.ensure_held()
-        lease = await advisory_lock(name, using=using).aacquire()
-        lease.release()
+        (await lock.aacquire()).release()
 
     asyncio.run(main())
     # where that takes a request, a thread sees to it
     eventually(lambda: not list(lock_table.everything()), "it is not released")
 
 
-def test_threads_and_sync_to_async_are_the_way(using: str, name: str) -> None:
+def test_threads_and_sync_to_async_are_the_way(lock: Any) -> None:
     """The event loop goes on while they wait."""
 
     def work() -> bool:
-        with advisory_lock(name, using=using, timeout=PATIENCE) as lease:
-            return lease.held
+        with lock as lease:
+            return bool(lease.held)
 
     async def main() -> list[bool]:
-        async with asyncio.TaskGroup() as group, advisory_lock(name, using=using):
+        async with asyncio.TaskGroup() as group, lock:
             tasks = [group.create_task(each) for each in (asyncio.to_thread(work), sync_to_async(work)())]
-            await asyncio.to_thread(somebody_waits, name, 2)
+            await asyncio.to_thread(somebody_waits, lock.name, 2)
         return [task.result() for task in tasks]
 
     assert asyncio.run(main()) == [True, True]

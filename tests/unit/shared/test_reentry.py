@@ -18,22 +18,18 @@ if TYPE_CHECKING:
     from tests.contract.actors import Actor
 
 
-def test_r2_releasing_one_lease_twice_counts_once(me: Actor, other: Actor, lock: Any) -> None:
+def test_r2_leases_share_one_holding_and_releasing_one_twice_counts_once(
+    me: Actor, other: Actor, lock: Any, take_away: Callable[[str], None]
+) -> None:
+    """Who takes the lock from one of them takes it from all."""
     outer, inner = me.acquire(lock), me.acquire(lock)
     for _ in range(3):
         me.release(inner)
     assert (inner.held, outer.held) == (False, True)
     assert other.try_acquire(lock) is None
-    me.release(outer)
-    other.release(other.acquire(lock, timeout=0))
-
-
-def test_r2_leases_share_one_holding(me: Actor, using: str, name: str, take_away: Callable[[str], None]) -> None:
-    """Who takes the lock from one of them takes it from all."""
-    lock = advisory_lock(name, using=using)
-    outer, inner = me.acquire(lock), me.acquire(lock)
-    take_away(name)
-    for lease in (outer, inner):
+    leases = [outer, me.acquire(lock)]
+    take_away(lock.name)
+    for lease in leases:
         with pytest.raises(LockLost):
             me.extend(lease, 30)
         with pytest.raises(LockLost):
@@ -49,22 +45,7 @@ def test_r2_a_thread_started_by_the_holder_is_a_stranger(lock: Any) -> None:
     assert found == [None]
 
 
-async def _by_create_task(attempt: Any) -> list[Any]:
-    return [await asyncio.create_task(attempt()) for _ in range(4)]
-
-
-async def _by_task_group(attempt: Any) -> list[Any]:
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(attempt()) for _ in range(4)]
-    return [task.result() for task in tasks]
-
-
-async def _by_gather(attempt: Any) -> list[Any]:
-    return await asyncio.gather(*[attempt() for _ in range(4)])
-
-
-@pytest.mark.parametrize("spawn", [_by_create_task, _by_task_group, _by_gather])
-def test_r2_child_tasks_are_strangers(lock: Any, spawn: Any) -> None:
+def test_r2_child_tasks_are_strangers(lock: Any) -> None:
     """They inherit a copy of the context variables; by those, four of four would get in."""
 
     async def main() -> list[Any]:
@@ -72,9 +53,12 @@ def test_r2_child_tasks_are_strangers(lock: Any, spawn: Any) -> None:
             again = await lock.atry_acquire()
             assert again is not None
             await again.arelease()
-            return await spawn(lock.atry_acquire)
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(lock.atry_acquire()) for _ in range(4)]
+            gathered = await asyncio.gather(*[lock.atry_acquire() for _ in range(4)])
+            return [task.result() for task in tasks] + gathered
 
-    assert asyncio.run(main()) == [None] * 4
+    assert asyncio.run(main()) == [None] * 8
 
 
 def test_r2_exclusive_while_shared_is_a_deadlock(me: Actor, using: str, name: str) -> None:

@@ -32,6 +32,11 @@ def names(name: str) -> list[str]:
 
 
 @pytest.fixture
+def locks(names: list[str], using: str) -> list[Any]:
+    return [advisory_lock(name, using=using, timeout=PATIENCE) for name in names]
+
+
+@pytest.fixture
 def elsewhere(settings: Any) -> str:
     """Another alias."""
     settings.DISTLOCK = {**settings.DISTLOCK, "elsewhere": settings.DISTLOCK["memory"]}
@@ -42,14 +47,17 @@ def test_all_of_them_are_held_and_given_back(me: Actor, other: Actor, using: str
     several = lock_all([*names, names[0]], using=using)
     leases = me.acquire(several)
     assert [lease.name for lease in leases] == names
-    assert leases[names[1]].held
     with pytest.raises(KeyError):
         leases["another"]
     leases.ensure_held()
     assert not leases.lost
     assert other.try_acquire(several) is None
-    me.release(leases)
-    me.release(leases)
+    inner = me.acquire(lock_all(names[:2], using=using), timeout=0)  # R2
+    for _ in range(2):
+        me.release(leases)
+    assert other.try_acquire(several) is None
+    other.release(other.acquire(advisory_lock(names[2], using=using), timeout=0))
+    me.release(inner)
     assert len(other.enter(several)) == 3
     other.exit(several)
 
@@ -70,15 +78,6 @@ def test_one_name_on_two_aliases(elsewhere: str) -> None:
         for missing in ("one", (elsewhere, "another")):
             with pytest.raises(KeyError):
                 leases[missing]
-
-
-def test_r2_a_set_inside_a_set_is_reentry(me: Actor, other: Actor, using: str, names: list[str]) -> None:
-    outer = me.acquire(lock_all(names, using=using))
-    inner = me.acquire(lock_all(names[:2], using=using), timeout=0)
-    me.release(outer)
-    assert other.try_acquire(advisory_lock(names[0], using=using)) is None
-    other.release(other.acquire(advisory_lock(names[2], using=using), timeout=0))
-    me.release(inner)
 
 
 def test_r17_the_others_are_given_back_although_one_was_lost(
@@ -105,20 +104,13 @@ def test_an_exclusive_one_covers_a_shared_one(me: Actor, other: Actor, using: st
 
 
 def test_a_semaphore_is_neither_the_lock_of_that_name_nor_reentrant(me: Actor, using: str, name: str) -> None:
-    """Each acquire takes a slot of its own."""
+    """Each acquire takes a slot of its own; also as a decorator."""
     pool = semaphore(name, 1, using=using)
-    slot = me.acquire(pool)
+    me.enter(pool)
     me.release(me.acquire(advisory_lock(name, using=using), timeout=0))
     assert me.try_acquire(pool) is None
     with pytest.raises(LockTimeout):
         me.acquire(pool, timeout=0.1)
-    me.release(slot)
-
-
-def test_a_semaphore_in_a_with_block_and_as_a_decorator(me: Actor, other: Actor, using: str, name: str) -> None:
-    pool = semaphore(name, 1, using=using)
-    me.enter(pool)
-    assert other.try_acquire(pool) is None
     me.exit(pool)
 
     @semaphore(name + "{number}", 1, using=using, timeout=0)
@@ -132,10 +124,12 @@ def test_a_semaphore_in_a_with_block_and_as_a_decorator(me: Actor, other: Actor,
 
 @both_faces
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_r8_a_circle_in_one_process_is_found_at_once(face: Face, using: str, name: str, size: int) -> None:
-    """Each holds one lock and waits for the next; the last one is told, and keeps what it held."""
+def test_r8_a_circle_in_one_process_is_found_at_once(face: Face, elsewhere: str, name: str, size: int) -> None:
+    """Also one through two aliases. Each holds one lock and waits for the next; the last one is told, and keeps what
+    it held."""
     actors = face.actors(size)
-    locks = [advisory_lock(f"{name}{number}", using=using, timeout=None) for number in range(size)]
+    aliases = [("memory", elsewhere)[number % 2] for number in range(size)]
+    locks = [advisory_lock(f"{name}{number}", using=alias, timeout=None) for number, alias in enumerate(aliases)]
     held = [actor.acquire(lock) for actor, lock in zip(actors, locks, strict=True)]
     waiting = []
     for number in range(size - 1):
@@ -150,8 +144,8 @@ def test_r8_a_circle_in_one_process_is_found_at_once(face: Face, using: str, nam
         actors[number].release(held[number])
 
 
-def test_r8_one_that_does_not_wait_closes_no_circle(me: Actor, other: Actor, using: str, names: list[str]) -> None:
-    mine, theirs = (advisory_lock(each, using=using, timeout=PATIENCE) for each in names[:2])
+def test_r8_one_that_does_not_wait_closes_no_circle(me: Actor, other: Actor, locks: list[Any]) -> None:
+    mine, theirs, _ = locks
     held, other_held = me.acquire(mine), other.acquire(theirs)
     waiting = me.start(theirs, "acquire")
     somebody_waits(theirs.name)
@@ -163,28 +157,16 @@ def test_r8_one_that_does_not_wait_closes_no_circle(me: Actor, other: Actor, usi
     me.release(held)
 
 
-def test_r8_a_circle_through_two_aliases_is_found(me: Actor, other: Actor, name: str, elsewhere: str) -> None:
-    here, there = (advisory_lock(name, using=alias, timeout=PATIENCE) for alias in ("memory", elsewhere))
-    mine, theirs = me.acquire(here), other.acquire(there)
-    waiting = me.start(there, "acquire")
-    somebody_waits(name)
-    with pytest.raises(DeadlockDetected):
-        other.acquire(here)
-    other.release(theirs)
-    me.release(waiting.result(PATIENCE))
-    me.release(mine)
-
-
-def test_r8_a_victim_of_lock_all_gives_back_what_the_call_had_taken(face: Face, using: str, names: list[str]) -> None:
-    a, b, c = names
+def test_r8_a_victim_of_lock_all_gives_back_what_the_call_had_taken(face: Face, locks: list[Any]) -> None:
+    a, b, c = locks
     me, other, third = face.actors(3)
-    mine, theirs = me.acquire(advisory_lock(c, using=using)), other.acquire(advisory_lock(b, using=using))
-    waiting = me.start(advisory_lock(b, using=using, timeout=PATIENCE), "acquire")
-    somebody_waits(b)
+    mine, theirs = me.acquire(c), other.acquire(b)
+    waiting = me.start(b, "acquire")
+    somebody_waits(b.name)
     with pytest.raises(DeadlockDetected):
         # takes a, has b already, and c is held by one who waits for b
-        other.acquire(lock_all(names, using=using, timeout=PATIENCE))
-    third.release(third.acquire(advisory_lock(a, using=using), timeout=0))
+        other.acquire(lock_all(locks, timeout=PATIENCE))
+    third.release(third.acquire(a, timeout=0))
     assert theirs.held
     other.release(theirs)
     me.release(waiting.result(PATIENCE))

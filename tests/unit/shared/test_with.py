@@ -13,49 +13,36 @@ if TYPE_CHECKING:
     from tests.contract.actors import Actor, Face
 
 
-def test_r24_each_exit_closes_its_own_entry(me: Actor, other: Actor, using: str, name: str) -> None:
-    """Two contexts are inside one semaphore object at once."""
-    pool = semaphore(name, 2, using=using)
-    mine, theirs = me.enter(pool), other.enter(pool)
-    assert mine.name == theirs.name
-    me.exit(pool)
-    assert (mine.held, theirs.held) == (False, True)
-    other.exit(pool)
-    assert not theirs.held
-
-
 @both_faces
-def test_r7_r24_nested_entries_of_one_context_close_from_the_inside(
-    me: Actor, other: Actor, using: str, name: str
-) -> None:
-    """And the error of a body leaves nothing held."""
-    lock = advisory_lock(name, using=using, timeout=0)
+def test_r7_r16_r24_nested_entries_of_one_context_close_from_the_inside(me: Actor, other: Actor, lock: Any) -> None:
+    """The error of a body leaves nothing held, and a lease is a context manager, too."""
     outer, inner = me.enter(lock), me.enter(lock)
     me.exit(lock)
     assert (outer.held, inner.held) == (True, False)
     assert other.try_acquire(lock) is None
     assert not me.exit(lock, KeyError("the body's own"))
     assert not outer.held
-    other.release(other.acquire(lock, timeout=0))
-
-
-def test_r24_an_exit_elsewhere_closes_the_only_open_entry(me: Actor, other: Actor, lock: Any) -> None:
-    lease = me.enter(lock)
-    other.exit(lock)
+    lease = other.acquire(lock, timeout=0)
+    assert other.enter(lease) is lease
+    other.exit(lease)
     assert not lease.held
-    other.release(other.acquire(lock, timeout=0))
+    me.release(me.acquire(lock, timeout=0))
 
 
-def test_r24_an_exit_elsewhere_with_several_open_entries_closes_none(face: Face, using: str, name: str) -> None:
+def test_r24_each_exit_closes_its_own_entry_and_one_elsewhere_none_of_several(
+    face: Face, using: str, name: str
+) -> None:
     pool = semaphore(name, 2, using=using)
     first, second, third = face.actors(3)
-    leases = [first.enter(pool), second.enter(pool)]
+    mine, theirs = first.enter(pool), second.enter(pool)
     with pytest.raises(LockNotHeld, match="was not entered by this context"):
         third.exit(pool)
     third.exit(pool, KeyError("passes"))
-    assert all(lease.held for lease in leases)
+    assert (mine.held, theirs.held) == (True, True)
     first.exit(pool)
-    second.exit(pool)
+    assert (mine.held, theirs.held) == (False, True)
+    third.exit(pool)  # the only one that is open
+    assert not theirs.held
 
 
 @both_faces
@@ -80,12 +67,3 @@ def test_r24_a_failed_entry_opens_nothing(me: Actor, other: Actor, using: str, n
     me.exit(lock)
     with pytest.raises(LockNotHeld):
         other.exit(lock)
-
-
-@both_faces
-def test_r16_a_lease_is_a_context_manager(me: Actor, other: Actor, lock: Any) -> None:
-    lease = me.acquire(lock)
-    assert me.enter(lease) is lease
-    me.exit(lease)
-    assert not lease.held
-    other.release(other.acquire(lock, timeout=0))
