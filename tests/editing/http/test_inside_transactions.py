@@ -17,44 +17,7 @@ from tests.editing.people import GRANT, LEASE, Person, body, hidden, refused, se
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PAGES = [
-    "/versioned/articles/article/{}/change/",
-    "/outside/articles/article/{}/change/",
-    "/inside/{}/",
-    "/decorated/{}/",
-    "/versioned/articles/article/{}/history/1/",
-    "/outside/articles/article/{}/history/1/",
-]
-CHANGE, REVERT, REVERT_OUTSIDE = PAGES[0], PAGES[4], PAGES[5]
-every_page = pytest.mark.parametrize("page", PAGES)
-
-
-@every_page
-def test_a_save_and_a_second_one(ada: Person, bo: Person, article: Article, page: str) -> None:
-    path = page.format(article.pk)
-    first, second = ada.open(path), bo.open(path)
-    assert body() == "On Saturday."
-    assert ada.save(path, first, body="By Ada.").status_code == 302
-    bo.save(path, second, body="By Bo.")
-    assert body() == "By Ada."
-    assert bo.save(path, body="By Bo.").status_code == 302
-    assert body() == "By Bo."
-
-
-@every_page
-@pytest.mark.parametrize("atomic_requests", [True], indirect=True)
-def test_a_refusal_says_why(ada: Person, bo: Person, article: Article, page: str, atomic_requests: None) -> None:
-    path = page.format(article.pk)
-    fields, held = bo.open(path), ada.hold(f"/edit/{article.pk}/")
-    answer = bo.save(path, fields, body="By Bo.")
-    assert list(Article.objects.values_list("section", "body")) == [("news", "On Saturday.")]
-    if page == REVERT_OUTSIDE:
-        return  # its own transaction turns whatever is no save into a message
-    refused(answer, "Ada is editing this now.", "By Bo.")
-    ada.give_back(held)
-    Article.objects.update(body="By a command.")
-    refused(bo.save(path, fields, body="By Bo."))
-    assert body() == "By a command."
+CHANGE, REVERT = "/versioned/articles/article/{}/change/", "/versioned/articles/article/{}/history/1/"
 
 
 def test_a_revert_restores_what_is_not_in_the_form_and_open_forms_see_it(
