@@ -91,6 +91,14 @@ def test_e6_e7_what_is_not_in_the_form_is_left_alone_and_a_refused_form_comes_ba
     assert ada.save(path, {}).status_code == ada.save(f"/{kind}/{10**30}/", {}).status_code == 404
 
 
+def test_e20_a_site_without_the_addresses_of_the_script(ada: Person, article: Article, settings: Any) -> None:
+    settings.ROOT_URLCONF = tuple(site.urlpatterns[:1])
+    path = f"/edit/{article.pk}/"
+    fields = ada.open(path)
+    assert ada.save(path, fields, body="By Ada.").status_code == 302
+    refused(ada.save(path, fields, body="Again."))
+
+
 def test_e12_my_own_save_hands_the_lease_over(ada: Person, bo: Person, article: Article) -> None:
     path = f"/edit/{article.pk}/"
     fields = ada.hold(path)
