@@ -50,14 +50,11 @@ def test_e6_a_form_with_errors_carries_its_version_on(bo: Person, article: Artic
     refused(bo.save(path, hidden(wrong)))
 
 
-def test_a_field_that_is_no_key_finds_no_object(ada: Person, path: str) -> None:
-    for field in ("title", "nonsense"):
+def test_what_is_posted_without_the_form(ada: Person, bo: Person, path: str) -> None:
+    """By a suite that was written for a plain admin, for example: nobody else may hold the lock."""
+    for field in ("title", "nonsense"):  # no key finds no object
         assert ada.save(path, _to_field=field).status_code == 400
         assert ada.client.get(f"{path}?_to_field={field}").status_code == 400
-
-
-def test_without_the_field_nobody_else_may_hold_the_lock(ada: Person, bo: Person, path: str) -> None:
-    """A suite that was written for a plain admin posts without it."""
     assert bo.save(path, {}, body="By a script.").status_code == 302
     ada.hold(path)
     refused(bo.save(path, {}, body="Again."))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from django.contrib.auth.models import Permission
 
@@ -61,12 +63,17 @@ def test_e2_a_child_that_is_edited_keeps_the_parent_from_being_saved_and_deleted
 
 @pytest.mark.parametrize("place", ["parent", "child"])
 def test_e18_a_parent_is_taken_over_with_its_children(
-    ada: Person, bo: Person, boss: Person, source: Source, parent: str, child: str, place: str
+    ada: Person, bo: Person, boss: Person, source: Source, parent: str, child: str, place: str, monkeypatch: Any
 ) -> None:
+    """Of a child that is edited on a page of its own its admin decides."""
     if place == "parent":
         ada.hold(parent)
     else:
         ada.open(child)
+        with monkeypatch.context() as patch:
+            patch.setattr(site.Children, "may_take_over", lambda self, request, obj: False)
+            assert boss.ask("takeover", boss.open(parent)[GRANT]) == {"state": "error", "reason": "permission"}
+            assert is_held(source)
     for person, answer in ((bo, "error"), (boss, "held")):
         grant = person.open(parent)[GRANT]
         asked = person.ask("claim", grant)
@@ -74,15 +81,6 @@ def test_e18_a_parent_is_taken_over_with_its_children(
         assert person.ask("takeover", grant, lease="d" * 32)["state"] == answer
     assert leases() == ["d" * 32] * 2
     assert rename(bo, source, child) == 409
-
-
-def test_e18_the_admin_of_a_child_decides_who_takes_it_over(
-    ada: Person, boss: Person, source: Source, parent: str, child: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(site.Children, "may_take_over", lambda self, request, obj: False)
-    ada.open(child)
-    assert boss.ask("takeover", boss.open(parent)[GRANT]) == {"state": "error", "reason": "permission"}
-    assert is_held(source)
 
 
 def test_children_that_one_may_only_see_stay_free(

@@ -26,9 +26,18 @@ def test_a_revert_restores_what_is_not_in_the_form_and_open_forms_see_it(
     form, path = f"/edit/{article.pk}/", REVERT.format(article.pk)
     fields = bo.open(form)
     assert "An old text." in ada.client.get(path).content.decode()
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(ada.user)
+    assert client.post(path, sent(body="By a stranger.")).status_code == 403
+    assert (body(), Article.objects.get().section) == ("On Saturday.", "news")
     assert ada.save(path).status_code == 302
     assert Article.objects.get().section == "culture"
     refused(bo.save(form, fields))
+    Article.objects.all().delete()
+    path = f"/versioned/articles/article/recover/{article.pk}/"
+    assert GRANT not in ada.open(path), "a beat would say that it was deleted"
+    assert ada.save(path, {}, body="Back again.").status_code == 302
+    assert body() == "Back again."
 
 
 def test_options_count_on_the_page_of_a_version(
@@ -46,14 +55,6 @@ def test_options_count_on_the_page_of_a_version(
     assert boss.ask("takeover", boss.open(REVERT.format(article.pk))[GRANT])["state"] == "error"
 
 
-def test_a_deleted_object_is_recovered(ada: Person, article: Article) -> None:
-    path = f"/versioned/articles/article/recover/{article.pk}/"
-    Article.objects.all().delete()
-    assert GRANT not in ada.open(path), "a beat would say that it was deleted"
-    assert ada.save(path, {}, body="Back again.").status_code == 302
-    assert body() == "Back again."
-
-
 @pytest.mark.parametrize("name", ["versioned", "outside"])
 @pytest.mark.parametrize("atomic_requests", [True], indirect=True)
 def test_an_editable_list_and_a_deletion(ada: Person, article: Article, name: str, atomic_requests: None) -> None:
@@ -64,20 +65,6 @@ def test_an_editable_list_and_a_deletion(ada: Person, article: Article, name: st
     path = f"{path}{article.pk}/delete/"
     assert ada.client.post(path, {**ada.open(path), "post": "yes"}).status_code == 302
     assert not Article.objects.exists()
-
-
-def test_the_api(ada: Person, bo: Person, article: Article) -> None:
-    ada.hold(f"/edit/{article.pk}/")
-    for person, status in ((bo, 423), (ada, 200)):
-        assert person.patch(f"/atomic-api/{article.pk}/").status_code == status
-
-
-def test_a_revert_needs_the_token_of_the_form(ada: Person, article: Article) -> None:
-    client = Client(enforce_csrf_checks=True)
-    client.force_login(ada.user)
-    for page in (CHANGE, REVERT):
-        assert client.post(page.format(article.pk), sent(body="By a stranger.")).status_code == 403
-    assert body() == "On Saturday."
 
 
 # many-to-many rows that are changed while a page is being made: only the counter of saves shows them
