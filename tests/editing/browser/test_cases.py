@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 from django.contrib.sessions.models import Session
 
+from django_distlock.editing import store
 from django_distlock.models import EditLeaseRow
 from testproject.articles.models import Article, Source
 from tests.support import axe
@@ -281,6 +282,7 @@ def test_e18_a_takeover_in_the_admin_and_an_object_that_is_deleted(
         banner(mine, "Bo has taken over")
         assert saved() == "On Saturday. By Bo."
         assert "Deadline" in bo.open(f"{LIST}{article.pk}/history/").text("#change-history")
+    mine.until(lambda: not store.held("default"), "it stays reserved for Bo")
     mine.reload()
     banner(mine, "against an older version", KEPT)
     type_and_hold(mine, " Kept.")
