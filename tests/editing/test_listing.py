@@ -27,20 +27,11 @@ from tests.editing.store.desks import Desk, emptied, make_article
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-OTHER = "postgres"
-
 
 @pytest.fixture
 def articles(databases: None) -> Iterator[list[Article]]:
     for alias in emptied("default"):
         yield [make_article(alias) for _ in range(3)]
-
-
-@pytest.fixture
-def pair(articles: list[Article]) -> Iterator[tuple[Article, Article]]:
-    """An article of the default database, and one of another database with the same key."""
-    for alias in emptied(OTHER):
-        yield articles[0], Article.objects.using(alias).create(pk=articles[0].pk, title="There", body="x")
 
 
 def labels(objects: Any, **options: Any) -> dict[Any, str]:
@@ -84,44 +75,31 @@ def test_operators_list_and_end_them(articles: list[Article], settings: Any) -> 
     assert store.read([resource]) == {}
 
 
-# objects of one key in two databases: each function speaks of the database of what it was given
-
-
-def test_editors_of_a_queryset_that_names_its_database(pair: tuple[Article, Article]) -> None:
-    mine, theirs = pair
-    there, of_ada = Article.objects.using(OTHER), {mine.pk: "Ada"}
-    with being_edited(theirs, by="Ada"):
-        for rows in (there, there.filter(pk=mine.pk), list(there), there[:1]):
-            assert labels(rows) == of_ada
-        assert labels(Article.objects.all()) == labels(Article.objects.using("default")) == {}
-        with being_edited(mine, by="Bo"):
-            assert labels(Article.objects.all()) == {mine.pk: "Bo"}
-            assert labels(there) == of_ada
-    source = Source.objects.create(article=mine, name="a paper")
-    with being_edited(Source.objects.using(OTHER).create(pk=source.pk, article=theirs, name="a radio"), by="Ada"):
-        assert labels(theirs.sources.all()) == {source.pk: "Ada"}
-        assert labels(mine.sources.all()) == {}
-
-
-def test_a_router_decides_where_the_objects_of_a_replica_are_locked(
-    pair: tuple[Article, Article], settings: Any
-) -> None:
-    to_default = SimpleNamespace(db_for_write=lambda model, **hints: "default")  # as with a replica
-    settings.DATABASE_ROUTERS = [to_default]
-    with being_edited(pair[1], by="Ada"):
-        for rows in (Article.objects.using(OTHER), list(Article.objects.using(OTHER)), Article.objects.all()):
-            assert labels(rows) == {pair[1].pk: "Ada"}
-
-
-def test_locks_of_objects_with_one_key_are_two(pair: tuple[Article, Article]) -> None:
-    mine, theirs = pair
-    with edit_lock(theirs, by="an import"):
-        assert (is_being_edited(mine), is_being_edited(theirs)) == (False, True)
-        with edit_lock(mine, by="another one"):
-            pass
-        assert break_edit(mine) is None
-        with pytest.raises(EditConflict), edit_lock(theirs, by="another one"):
-            pytest.fail("it is held")
+def test_objects_of_one_key_in_two_databases(articles: list[Article], settings: Any) -> None:
+    """Each function speaks of the database of what it was given."""
+    mine, theirs = articles[0], Article(pk=articles[0].pk, title="There")
+    for alias in emptied("postgres"):
+        theirs.save(using=alias)
+        here, there = Article.objects.all(), Article.objects.using(alias)
+        with edit_lock(theirs, by="Ada"):
+            for rows in (there, there.filter(pk=mine.pk), list(there), there[:1]):
+                assert labels(rows) == {mine.pk: "Ada"}
+            assert labels(here) == labels(Article.objects.using("default")) == {}
+            assert (is_being_edited(mine), is_being_edited(theirs)) == (False, True)
+            with edit_lock(mine, by="Bo"):
+                assert (labels(here), labels(there)) == ({mine.pk: "Bo"}, {mine.pk: "Ada"})
+            assert break_edit(mine) is None
+            with pytest.raises(EditConflict), edit_lock(theirs, by="Bo"):
+                pytest.fail("it is held")
+        source = Source.objects.create(article=mine, name="a paper")
+        with being_edited(Source.objects.using(alias).create(pk=source.pk, article=theirs, name="a radio"), by="Ada"):
+            assert labels(theirs.sources.all()) == {source.pk: "Ada"}
+            assert labels(mine.sources.all()) == {}
+        # as with a replica: whatever was read from, everything is written to one database
+        settings.DATABASE_ROUTERS = [SimpleNamespace(db_for_write=lambda model, **hints: "default")]
+        with being_edited(theirs, by="Ada"):
+            for rows in (there.all(), list(there), here.all()):
+                assert labels(rows) == {mine.pk: "Ada"}
 
 
 # the subcommand

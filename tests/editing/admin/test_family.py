@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission
@@ -14,9 +14,6 @@ from tests.data.app.models import Node
 from tests.editing import site
 from tests.editing.people import GRANT, HIDDEN, Person, is_held, refused
 from tests.editing.store.desks import emptied
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LIST = "/family/articles/article/"
 ELSEWHERE = "/elsewhere/articles/article/"
@@ -66,12 +63,17 @@ def test_e2_a_child_that_is_edited_keeps_the_parent_from_being_saved_and_deleted
 
 @pytest.mark.parametrize("place", ["parent", "child"])
 def test_e18_a_parent_is_taken_over_with_its_children(
-    ada: Person, bo: Person, boss: Person, source: Source, parent: str, child: str, place: str
+    ada: Person, bo: Person, boss: Person, source: Source, parent: str, child: str, place: str, monkeypatch: Any
 ) -> None:
+    """Of a child that is edited on a page of its own its admin decides."""
     if place == "parent":
         ada.hold(parent)
     else:
         ada.open(child)
+        with monkeypatch.context() as patch:
+            patch.setattr(site.Children, "may_take_over", lambda self, request, obj: False)
+            assert boss.ask("takeover", boss.open(parent)[GRANT]) == {"state": "error", "reason": "permission"}
+            assert is_held(source)
     for person, answer in ((bo, "error"), (boss, "held")):
         grant = person.open(parent)[GRANT]
         asked = person.ask("claim", grant)
@@ -79,15 +81,6 @@ def test_e18_a_parent_is_taken_over_with_its_children(
         assert person.ask("takeover", grant, lease="d" * 32)["state"] == answer
     assert leases() == ["d" * 32] * 2
     assert rename(bo, source, child) == 409
-
-
-def test_e18_the_admin_of_a_child_decides_who_takes_it_over(
-    ada: Person, boss: Person, source: Source, parent: str, child: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(site.Children, "may_take_over", lambda self, request, obj: False)
-    ada.open(child)
-    assert boss.ask("takeover", boss.open(parent)[GRANT]) == {"state": "error", "reason": "permission"}
-    assert is_held(source)
 
 
 def test_children_that_one_may_only_see_stay_free(
@@ -111,30 +104,21 @@ def test_a_child_of_itself_is_locked_once(boss: Person) -> None:
         node.delete()
 
 
-@pytest.fixture
-def theirs(crew: None) -> Iterator[Article]:
+def test_objects_of_another_database(ada: Person, bo: Person, article: Article) -> None:
+    """Saved in an editable list, refused actions, the filter, and the page of one."""
     for alias in emptied("postgres"):
-        yield Article.objects.using(alias).create(title="A bridge opens", body="On Saturday.")
-
-
-def test_an_editable_list_of_another_database(ada: Person, theirs: Article) -> None:
-    Article.objects.create(pk=theirs.pk, title="Another one", body="By the router.")
-    page = ada.client.get(ELSEWHERE).content.decode()
-    form = {"form-TOTAL_FORMS": 1, "form-INITIAL_FORMS": 1, "form-0-id": theirs.pk, "form-0-section": "sport"}
-    form |= {GRANT: [value for name, value in HIDDEN.findall(page) if name == GRANT], "_save": "Save"}
-    assert ada.client.post(ELSEWHERE, form).status_code == 302
-    theirs.refresh_from_db()
-    assert (theirs.section, Article.objects.get().section) == ("sport", "news")
-    Article.objects.using("postgres").update(section="culture")
-    refused(ada.client.post(ELSEWHERE, form))
-
-
-def test_actions_and_the_filter_of_another_database(ada: Person, bo: Person, theirs: Article) -> None:
-    change = f"{ELSEWHERE}{theirs.pk}/change/"
-    ada.hold(change)
-    for action in ("publish", "delete_selected"):
-        refused(bo.client.post(ELSEWHERE, {"action": action, "_selected_action": [theirs.pk], "post": "yes"}))
-    theirs.refresh_from_db()
-    assert not theirs.published
-    assert list(bo.client.get(ELSEWHERE, {"being_edited": "others"}).context["cl"].result_list) == [theirs]
-    refused(bo.save(change))
+        there = Article.objects.using(alias)
+        theirs = there.create(pk=article.pk, title="There")
+        page, change = ada.client.get(ELSEWHERE).content.decode(), f"{ELSEWHERE}{theirs.pk}/change/"
+        form = {"form-TOTAL_FORMS": 1, "form-INITIAL_FORMS": 1, "form-0-id": theirs.pk, "form-0-section": "sport"}
+        form |= {GRANT: [value for name, value in HIDDEN.findall(page) if name == GRANT], "_save": "Save"}
+        assert ada.client.post(ELSEWHERE, form).status_code == 302
+        assert (there.get().section, Article.objects.get().section) == ("sport", "news")
+        there.update(section="culture")
+        refused(ada.client.post(ELSEWHERE, form))
+        ada.hold(change)
+        for action in ("publish", "delete_selected"):
+            refused(bo.client.post(ELSEWHERE, {"action": action, "_selected_action": [theirs.pk], "post": "yes"}))
+        assert not there.get().published
+        assert list(bo.client.get(ELSEWHERE, {"being_edited": "others"}).context["cl"].result_list) == [theirs]
+        refused(bo.save(change))

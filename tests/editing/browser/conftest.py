@@ -22,17 +22,17 @@ from django_distlock.editing.saving import Save
 from testproject.articles.models import Article
 from testproject.articles.people import person as user_of
 from tests.editing.store.desks import emptied
-from tests.support.browsers import Profile, Tab, browser, in_browsers
+from tests.support.browsers import browser, in_browsers
 from tests.support.wire import wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from tests.support.browsers import Profile, Tab
+
 # Seconds; short, so that a test can wait until a lease ends.
 TIMES = {"TTL": 4, "BEAT": 0.75, "IDLE": 900}
 RESERVED = 1.0  # for the tab that has left or saved; 5 in reality
-BANNER, BODY, LEASE = ".distlock-banner", "[name=body]", "[name=distlock_edit_lease]"
-SAVE = "form button:not([type]), [name=_save]"
 
 
 class Person:
@@ -73,57 +73,6 @@ class Person:
             yield
         finally:
             permissions.remove(permission)
-
-
-def held(tab: Tab) -> None:
-    tab.until(lambda: tab.value(LEASE), "the lock was not taken")
-
-
-def type_and_hold(tab: Tab, text: str = " Typed.", selector: str = BODY) -> None:
-    tab.type(selector, text)
-    held(tab)
-
-
-def banner(tab: Tab, text: str, box: str = BANNER) -> None:
-    tab.until(lambda: text in tab.text(box), lambda: f"{box} does not say {text!r} but {tab.text(box)!r}")
-
-
-def read_only(tab: Tab, selector: str = BODY) -> bool:
-    return bool(tab.run("return document.querySelector(arguments[0]).readOnly", selector))
-
-
-def busy(tab: Tab, who: str = "Ada") -> None:
-    banner(tab, f"{who} is editing this")
-    assert read_only(tab)
-
-
-def meet(ada: Person, bo: Person, path: str, text: str = " Typed.") -> tuple[Tab, Tab]:
-    """Both open the form; she types, and he sees it."""
-    mine, theirs = ada.open(path), bo.open(path)
-    type_and_hold(mine, text)
-    busy(theirs)
-    return mine, theirs
-
-
-def take_over(tab: Tab, reason: str = "") -> None:
-    tab.click("[data-distlock-action=take_over]")
-    if reason:
-        tab.type(f"{BANNER} input", reason)
-    tab.click("[data-distlock-action=confirm]")
-    held(tab)
-
-
-def save(tab: Tab, selector: str = SAVE) -> None:
-    tab.follow(lambda: tab.click(selector))
-
-
-def copy_of(tab: Tab, to: Tab, address: str) -> None:
-    """What "Duplicate" does: the other tab has the storage of this one."""
-    stored = tab.run("return Object.entries(sessionStorage)")
-    to.run("for (const [key, value] of arguments[0]) sessionStorage.setItem(key, value)", stored)
-    to.open(address)
-    banner(to, "in another tab")
-    assert tab.run("return sessionStorage['distlock.tab']") != to.run("return sessionStorage['distlock.tab']")
 
 
 # Of the package: each browser starts once for all modules.

@@ -11,28 +11,14 @@ from urllib.parse import urlsplit
 import pytest
 from django.contrib.sessions.models import Session
 
+from django_distlock.editing import store
 from django_distlock.models import EditLeaseRow
 from testproject.articles.models import Article, Source
 from tests.support import axe
 from tests.support.browsers import OTHER_NAME
 from tests.support.wire import REPORTS, wire
 
-from .conftest import (
-    BANNER,
-    BODY,
-    LEASE,
-    TIMES,
-    banner,
-    busy,
-    copy_of,
-    held,
-    meet,
-    read_only,
-    save,
-    take_over,
-    type_and_hold,
-    user_of,
-)
+from .conftest import TIMES, user_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,6 +31,58 @@ pytestmark = pytest.mark.tier2
 RELEASE = "/distlock/editing/release/"
 LIST = "/admin/articles/article/"
 NO_SCRIPTS = "script-src 'none'"  # those of the tests run all the same
+BANNER, KEPT, BODY, LEASE = ".distlock-banner", ".distlock-kept", "[name=body]", "[name=distlock_edit_lease]"
+
+
+def held(tab: Tab) -> None:
+    tab.until(lambda: tab.value(LEASE), "the lock was not taken")
+
+
+def type_and_hold(tab: Tab, text: str = " Typed.", selector: str = BODY) -> None:
+    tab.type(selector, text)
+    held(tab)
+
+
+def banner(tab: Tab, text: str, box: str = BANNER) -> None:
+    tab.until(lambda: text in tab.text(box), lambda: f"{box} does not say {text!r} but {tab.text(box)!r}")
+
+
+def read_only(tab: Tab, selector: str = BODY) -> bool:
+    return bool(tab.run("return document.querySelector(arguments[0]).readOnly", selector))
+
+
+def busy(tab: Tab, who: str = "Ada") -> None:
+    banner(tab, f"{who} is editing this")
+    assert read_only(tab)
+
+
+def meet(ada: Person, bo: Person, path: str, text: str = " Typed.") -> tuple[Tab, Tab]:
+    """Both open the form; she types, and he sees it."""
+    mine, theirs = ada.open(path), bo.open(path)
+    type_and_hold(mine, text)
+    busy(theirs)
+    return mine, theirs
+
+
+def take_over(tab: Tab, reason: str = "") -> None:
+    tab.click("[data-distlock-action=take_over]")
+    if reason:
+        tab.type(f"{BANNER} input", reason)
+    tab.click("[data-distlock-action=confirm]")
+    held(tab)
+
+
+def save(tab: Tab, selector: str = "form button:not([type]), [name=_save]") -> None:
+    tab.follow(lambda: tab.click(selector))
+
+
+def copy_of(tab: Tab, to: Tab, address: str) -> None:
+    """What "Duplicate" does: the other tab has the storage of this one."""
+    stored = tab.run("return Object.entries(sessionStorage)")
+    to.run("for (const [key, value] of arguments[0]) sessionStorage.setItem(key, value)", stored)
+    to.open(address)
+    banner(to, "in another tab")
+    assert tab.run("return sessionStorage['distlock.tab']") != to.run("return sessionStorage['distlock.tab']")
 
 
 def page(tab: Tab) -> str:
@@ -112,7 +150,7 @@ def test_e12_cancel_frees_it_at_once_and_forgets_what_was_typed(ada: Person, bo:
     banner(theirs, "You can edit this now")
     mine.open(ada.url + path)
     mine.until(lambda: mine.value("[name=distlock_edit_tab]"), "the script does not run")
-    assert not mine.text(".distlock-kept")
+    assert not mine.text(KEPT)
 
 
 @pytest.mark.everywhere
@@ -130,7 +168,7 @@ def test_e11_a_reload_keeps_the_lock_and_offers_the_text(ada: Person, bo: Person
     busy(theirs)
     assert "tab" not in mine.text(BANNER)
     assert not read_only(mine)
-    banner(mine, "that was not saved", ".distlock-kept")
+    banner(mine, "that was not saved", KEPT)
     assert mine.value(BODY) == "On Saturday."
     mine.click("[data-distlock-action=put_back]")
     assert mine.value(BODY) == "On Saturday. Unsaved."
@@ -244,8 +282,9 @@ def test_e18_a_takeover_in_the_admin_and_an_object_that_is_deleted(
         banner(mine, "Bo has taken over")
         assert saved() == "On Saturday. By Bo."
         assert "Deadline" in bo.open(f"{LIST}{article.pk}/history/").text("#change-history")
+    mine.until(lambda: not store.held("default"), "it stays reserved for Bo")
     mine.reload()
-    banner(mine, "against an older version", ".distlock-kept")
+    banner(mine, "against an older version", KEPT)
     type_and_hold(mine, " Kept.")
     Article.objects.filter(pk=article.pk).delete()
     banner(mine, "deleted")
@@ -393,7 +432,7 @@ def test_e19_axe_finds_nothing_in_any_state(ada: Person, bo: Person, path: str) 
         assert "Bo" in mine.text("[role=alert]")
         assert faults(mine) == []
         mine.open(ada.url + path)
-        banner(mine, "that was not saved", ".distlock-kept")
+        banner(mine, "that was not saved", KEPT)
         mine.run("return 0")  # in front
         assert mine.profile.execute_async_script(LOOKS) == 8
         assert faults(mine) == []

@@ -26,8 +26,10 @@ def tag(person: Person, path: str) -> str:
 
 
 @pytest.mark.usefixtures("atomic_requests")
-def test_a_write_and_its_tag(ada: Person, bo: Person, article: Article, path: str) -> None:
-    form = f"/edit/{article.pk}/"
+@pytest.mark.parametrize("name", ["api", "atomic-api"])
+def test_a_write_and_its_tag(ada: Person, bo: Person, article: Article, name: str) -> None:
+    """Also in a transaction that began before: atomic-api."""
+    form, path = f"/edit/{article.pk}/", f"/{name}/{article.pk}/"
     fields, before = bo.open(form), tag(ada, path)
     done = ada.patch(path, **{"If-Match": before})
     assert done.status_code == 200
@@ -38,6 +40,8 @@ def test_a_write_and_its_tag(ada: Person, bo: Person, article: Article, path: st
     same = {"title": article.title, "body": body()}
     assert bo.save(form, **same).status_code == 302  # no column differs: many-to-many rows and files are seen so
     assert ada.patch(path, **{"If-Match": before}).status_code == 412
+    ada.hold(form)
+    assert bo.patch(path, **{"If-Match": tag(ada, path)}).status_code == 423
     assert ada.patch(path, **{"If-Match": tag(ada, path)}).status_code == 200
 
 

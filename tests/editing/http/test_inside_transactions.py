@@ -17,44 +17,7 @@ from tests.editing.people import GRANT, LEASE, Person, body, hidden, refused, se
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PAGES = [
-    "/versioned/articles/article/{}/change/",
-    "/outside/articles/article/{}/change/",
-    "/inside/{}/",
-    "/decorated/{}/",
-    "/versioned/articles/article/{}/history/1/",
-    "/outside/articles/article/{}/history/1/",
-]
-CHANGE, REVERT, REVERT_OUTSIDE = PAGES[0], PAGES[4], PAGES[5]
-every_page = pytest.mark.parametrize("page", PAGES)
-
-
-@every_page
-def test_a_save_and_a_second_one(ada: Person, bo: Person, article: Article, page: str) -> None:
-    path = page.format(article.pk)
-    first, second = ada.open(path), bo.open(path)
-    assert body() == "On Saturday."
-    assert ada.save(path, first, body="By Ada.").status_code == 302
-    bo.save(path, second, body="By Bo.")
-    assert body() == "By Ada."
-    assert bo.save(path, body="By Bo.").status_code == 302
-    assert body() == "By Bo."
-
-
-@every_page
-@pytest.mark.parametrize("atomic_requests", [True], indirect=True)
-def test_a_refusal_says_why(ada: Person, bo: Person, article: Article, page: str, atomic_requests: None) -> None:
-    path = page.format(article.pk)
-    fields, held = bo.open(path), ada.hold(f"/edit/{article.pk}/")
-    answer = bo.save(path, fields, body="By Bo.")
-    assert list(Article.objects.values_list("section", "body")) == [("news", "On Saturday.")]
-    if page == REVERT_OUTSIDE:
-        return  # its own transaction turns whatever is no save into a message
-    refused(answer, "Ada is editing this now.", "By Bo.")
-    ada.give_back(held)
-    Article.objects.update(body="By a command.")
-    refused(bo.save(path, fields, body="By Bo."))
-    assert body() == "By a command."
+CHANGE, REVERT = "/versioned/articles/article/{}/change/", "/versioned/articles/article/{}/history/1/"
 
 
 def test_a_revert_restores_what_is_not_in_the_form_and_open_forms_see_it(
@@ -63,9 +26,18 @@ def test_a_revert_restores_what_is_not_in_the_form_and_open_forms_see_it(
     form, path = f"/edit/{article.pk}/", REVERT.format(article.pk)
     fields = bo.open(form)
     assert "An old text." in ada.client.get(path).content.decode()
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(ada.user)
+    assert client.post(path, sent(body="By a stranger.")).status_code == 403
+    assert (body(), Article.objects.get().section) == ("On Saturday.", "news")
     assert ada.save(path).status_code == 302
     assert Article.objects.get().section == "culture"
     refused(bo.save(form, fields))
+    Article.objects.all().delete()
+    path = f"/versioned/articles/article/recover/{article.pk}/"
+    assert GRANT not in ada.open(path), "a beat would say that it was deleted"
+    assert ada.save(path, {}, body="Back again.").status_code == 302
+    assert body() == "Back again."
 
 
 def test_options_count_on_the_page_of_a_version(
@@ -83,14 +55,6 @@ def test_options_count_on_the_page_of_a_version(
     assert boss.ask("takeover", boss.open(REVERT.format(article.pk))[GRANT])["state"] == "error"
 
 
-def test_a_deleted_object_is_recovered(ada: Person, article: Article) -> None:
-    path = f"/versioned/articles/article/recover/{article.pk}/"
-    Article.objects.all().delete()
-    assert GRANT not in ada.open(path), "a beat would say that it was deleted"
-    assert ada.save(path, {}, body="Back again.").status_code == 302
-    assert body() == "Back again."
-
-
 @pytest.mark.parametrize("name", ["versioned", "outside"])
 @pytest.mark.parametrize("atomic_requests", [True], indirect=True)
 def test_an_editable_list_and_a_deletion(ada: Person, article: Article, name: str, atomic_requests: None) -> None:
@@ -101,20 +65,6 @@ def test_an_editable_list_and_a_deletion(ada: Person, article: Article, name: st
     path = f"{path}{article.pk}/delete/"
     assert ada.client.post(path, {**ada.open(path), "post": "yes"}).status_code == 302
     assert not Article.objects.exists()
-
-
-def test_the_api(ada: Person, bo: Person, article: Article) -> None:
-    ada.hold(f"/edit/{article.pk}/")
-    for person, status in ((bo, 423), (ada, 200)):
-        assert person.patch(f"/atomic-api/{article.pk}/").status_code == status
-
-
-def test_a_revert_needs_the_token_of_the_form(ada: Person, article: Article) -> None:
-    client = Client(enforce_csrf_checks=True)
-    client.force_login(ada.user)
-    for page in (CHANGE, REVERT):
-        assert client.post(page.format(article.pk), sent(body="By a stranger.")).status_code == 403
-    assert body() == "On Saturday."
 
 
 # many-to-many rows that are changed while a page is being made: only the counter of saves shows them

@@ -91,16 +91,23 @@ def test_options_of_one_page_are_in_its_form(ada: Person, article: Article, monk
 def test_an_option_of_the_whole_site_is_refused_in_one_view(ada: Person, rf: Any, name: str, value: Any) -> None:
     options, request = {"edit_lock": {name: value}}, rf.get("/")
     request.user, request.session = ada.user, ada.client.session
-    tag = Template(f"{{% load editing %}}{{% edit_lock article {name.lower()}=5 %}}")
+
+    def tag(option: str) -> Any:
+        template = Template(f"{{% load editing %}}{{% edit_lock article {option}=5 %}}")
+        return template.render(Context({"article": Article.objects.create(title="x"), "request": request}))
+
     for make in (
         lambda: type("View", (site.Edit,), options).as_view(),
         lambda: site.Edit.as_view(**options),
         lambda: type("Views", (site.Api,), options).as_view(site.one),
         lambda: edit_locked(Article, **{name.lower(): value}),
-        lambda: tag.render(Context({"article": Article.objects.create(title="x"), "request": request})),
+        lambda: tag(name.lower()),
     ):
         with pytest.raises(ImproperlyConfigured, match=name):
             make()
+    for option in ("takeover", "idel"):
+        with pytest.raises(ImproperlyConfigured, match=option.upper()):
+            tag(option)
     with pytest.raises(ImproperlyConfigured, match="edit_lock_inlines"):  # no inline formset
         type("Wrong", (site.Everything,), {"edit_lock_inlines": (Article,)}).as_view()
 

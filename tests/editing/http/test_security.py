@@ -101,20 +101,11 @@ def test_quota(ada: Person, article: Article, path: str, settings: Any) -> None:
     assert row(article) is None
 
 
-def test_e3_a_release_needs_id_and_field_alone(ada: Person, article: Article, path: str, settings: Any) -> None:
+def test_e3_a_release_needs_id_and_field_alone_and_always_answers_204(
+    ada: Person, article: Article, path: str, settings: Any
+) -> None:
     """Also after a log-out, where every view needs a log-in: a redirect would tell the script nothing."""
     settings.MIDDLEWARE = [*settings.MIDDLEWARE, "django.contrib.auth.middleware.LoginRequiredMiddleware"]
-    mine = ada.hold(path)
-    ada.client.logout()
-    answer = ada.beat({"verb": "renew", "grant": mine[GRANT], "lease": mine[LEASE]})
-    assert (answer.status_code, answer.json()) == (401, {"reason": "logged_out"})
-    stranger = Client(enforce_csrf_checks=True)
-    for lease, held in (("a" * 32, True), (mine[LEASE], False)):
-        assert stranger.post(RELEASE, {"grant": mine[GRANT], "lease": lease}).status_code == 204
-        assert is_held(article) == held
-
-
-def test_e3_a_release_is_always_answered_with_204(ada: Person, article: Article, path: str) -> None:
     for text in (b"", b"{", b"[]", b'{"lease": 5, "grant": {}}', b"\xff" * 100, b"a=1&" * 2000):
         for kind in (JSON, "application/x-www-form-urlencoded", "multipart/form-data", "text/plain"):
             assert ada.client.post(RELEASE, text, content_type=kind).status_code == 204, (kind, text)
@@ -123,6 +114,14 @@ def test_e3_a_release_is_always_answered_with_204(ada: Person, article: Article,
     mine = ada.hold(path)
     ada.client.post(RELEASE, {"grant": [mine[GRANT]], "lease": [mine[LEASE]]}, content_type=JSON)
     assert not is_held(article)
+    mine = ada.hold(path)
+    ada.client.logout()
+    answer = ada.beat({"verb": "renew", "grant": mine[GRANT], "lease": mine[LEASE]})
+    assert (answer.status_code, answer.json()) == (401, {"reason": "logged_out"})
+    stranger = Client(enforce_csrf_checks=True)
+    for lease, held in (("a" * 32, True), (mine[LEASE], False)):
+        assert stranger.post(RELEASE, {"grant": mine[GRANT], "lease": lease}).status_code == 204
+        assert is_held(article) == held
 
 
 ITEMS = [
@@ -145,7 +144,7 @@ MALFORMED = [
 ]
 
 
-def test_malformed_beats(ada: Person) -> None:
+def test_malformed_beats_and_those_without_a_csrf_token(ada: Person) -> None:
     for text in MALFORMED:
         assert (ada.client.post(BEAT, text, content_type=JSON).status_code, text[:90]) == (400, text[:90])
     assert ada.client.put(BEAT).status_code == 405
@@ -153,6 +152,11 @@ def test_malformed_beats(ada: Person) -> None:
     assert ada.beat(*[item] * MOST_ITEMS).status_code == 200
     assert ada.beat(*[item] * (MOST_ITEMS + 1)).status_code == 400
     assert ada.client.post(BEAT, b" " * (LONGEST_BODY + 1), content_type=JSON).status_code == 413
+    strict = Person(ada.user, enforce_csrf_checks=True)
+    assert strict.beat(item).status_code == 403
+    asked = strict.client.get(BEAT)
+    assert (asked["Cache-Control"], set(asked.json())) == ("no-store", {"csrf"})
+    assert strict.beat(item, headers={"X-CSRFToken": asked.json()["csrf"]}).status_code == 200
 
 
 def test_e16_beats_cost_one_update_and_write_no_session(ada: Person, path: str, settings: Any) -> None:
@@ -179,17 +183,6 @@ def test_e16_beats_cost_one_update_and_write_no_session(ada: Person, path: str, 
     with connection.execute_wrapper(gone):  # without a database
         assert ada.beat(item).status_code == 503
         assert ada.release([mine[GRANT]], [mine[LEASE]]).status_code == 204
-
-
-def test_beats_need_a_csrf_token(ada: Person, article: Article, path: str) -> None:
-    strict = Person(ada.user, enforce_csrf_checks=True)
-    item = {"verb": "claim", "grant": ada.open(path)[GRANT], "lease": "a" * 32}
-    assert strict.beat(item).status_code == 403
-    assert row(article) is None
-    asked = strict.client.get(BEAT)
-    assert asked["Cache-Control"] == "no-store"
-    assert set(asked.json()) == {"csrf"}
-    assert strict.beat(item, headers={"X-CSRFToken": asked.json()["csrf"]}).status_code == 200
 
 
 def test_e3_a_permission_that_is_lost_ends_the_lease_and_tells_nothing(
