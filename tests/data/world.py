@@ -145,6 +145,17 @@ def limits(using: str) -> Any:
     )
 
 
+def odd_limits(using: str) -> Any:
+    """Give the session limits that are nobody's default."""
+    odd = {
+        "postgres": "SET lock_timeout = '1d'; SET statement_timeout = '90min'",
+        "mariadb": "SET SESSION lock_wait_timeout = 86400, SESSION innodb_lock_wait_timeout = 86399, SESSION {} = {}",
+        "default": "PRAGMA busy_timeout = 123",
+    }
+    run(using, odd[using].format(*statement_limit(3.000001)) if using == "mariadb" else odd[using])
+    return limits(using)
+
+
 @contextmanager
 def when_somebody_waits(using: str, action: Callable[[], Any] = lambda: None) -> Iterator[None]:
     """Do ``action`` in a thread as soon as the server says that somebody waits for a lock."""

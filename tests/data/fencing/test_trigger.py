@@ -19,7 +19,7 @@ from django_distlock import LockLost
 from django_distlock.checks.servers import check_fences
 from django_distlock.data import EnforceFence, RelaxFence
 from django_distlock.data.fencing.operations import FenceTrigger
-from django_distlock.data.fencing.triggers import _after, restore
+from django_distlock.data.fencing.triggers import restore
 from tests.data.app.models import FencedLedger
 from tests.data.world import DATABASES, EARLY, LATE, run
 
@@ -331,30 +331,3 @@ def test_bad_input(using: str) -> None:
     for arguments, error, message in BAD:
         with pytest.raises(error, match=message):
             apply(using, EnforceFence(*arguments))
-
-
-RENAMED = migrations.RenameModel("Vault", "Safe")
-TOKEN = migrations.RenameField("vault", "fence", "token")
-AGAIN = migrations.AddField("vault", "fence", NUMBER)
-AFTER: list[tuple[list[Any], set[str]]] = [
-    ([FENCED], {"vault.fence"}),
-    ([FENCED, RelaxFence("vault")], set()),
-    ([FENCED, migrations.DeleteModel("VAULT")], set()),
-    ([FENCED, migrations.DeleteModel("Safe")], {"vault.fence"}),
-    ([FENCED, migrations.DeleteModel("Vault"), FENCED], {"vault.fence"}),
-    ([FENCED, migrations.RemoveField("Vault", "Fence"), AGAIN], set()),
-    ([FENCED, migrations.RemoveField("vault", "balance")], {"vault.fence"}),
-    ([FENCED, migrations.RemoveField("safe", "fence")], {"vault.fence"}),
-    ([FENCED, RENAMED, migrations.CreateModel("Vault", [])], {"safe.fence"}),
-    ([FENCED, RENAMED, migrations.DeleteModel("Safe")], set()),
-    ([FENCED, TOKEN, AGAIN], {"vault.token"}),
-]
-
-
-def test_what_is_fenced_after_these_operations() -> None:
-    for operations, expected in AFTER:
-        fences: set[Any] = {("other", "vault", "fence")}
-        for operation in operations:
-            fences = _after(fences, "dataapp", operation)
-        assert {f"{model}.{field}" for label, model, field in fences if label == "dataapp"} == expected
-        assert ("other", "vault", "fence") in fences, "another app's model of that name"

@@ -15,7 +15,7 @@ from django_distlock import LockLost, LockNotHeld, UnsupportedOperation, advisor
 from django_distlock.data import FencedQuerySet
 from django_distlock.manager.release import lose
 from tests.conftest import eventually
-from tests.data.app.models import Account, CashRegister, FencedLedger, Register
+from tests.data.app.models import Account, FencedLedger, Register
 from tests.data.world import EARLY, LATE, everywhere, on_servers, register, rows, run, sent, stored, till, tills
 from tests.engines.statements import counted
 from tests.faults.server import is_mariadb
@@ -300,11 +300,3 @@ def test_an_engine_without_tokens(alias: str, name: str) -> None:
             Register.objects.fenced(lease)
         with pytest.raises(UnsupportedOperation):
             Register(owner="ann").save(fence=lease)
-
-
-def test_pages_and_reads_are_as_ever(using: str) -> None:
-    row = register(using, fence=LATE)
-    fenced = rows(using).fenced(EARLY)
-    assert list(fenced[:1]) == [fenced.get(pk=row.pk)] == [row]
-    assert fenced.values_list("owner", flat=True).first() == "ann"
-    assert CashRegister.objects.using(using).fenced(EARLY).count() == 0

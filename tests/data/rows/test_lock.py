@@ -10,9 +10,9 @@ from django.db.transaction import TransactionManagementError
 
 from django_distlock import LockLost, LockNotAcquired, LockTimeout, UnsupportedOperation, row_lock
 from tests.data.app.models import Account, Currency, Node
-from tests.data.world import accounts, balances, everywhere, limits, on_servers, rows_of, run, sent
+from tests.data.world import accounts, balances, everywhere, limits, odd_limits, on_servers, rows_of, run, sent
 from tests.engines.statements import counted
-from tests.faults.server import is_mariadb, statement_limit
+from tests.faults.server import is_mariadb
 
 if TYPE_CHECKING:
     from tests.data.rival import Rival
@@ -79,13 +79,7 @@ def test_r7_after_busy_an_enclosing_transaction_is_rolled_back_and_nothing_of_ou
     pks = accounts(using, 1, 2)
     connection: Any = connections[using]
     connection.transaction_mode = None  # SQLite: a transaction that does not begin with the write lock
-    odd = {
-        "postgres": "SET lock_timeout = '1d'; SET statement_timeout = '90min'",
-        "mariadb": "SET SESSION innodb_lock_wait_timeout = 86399, SESSION {} = {}".format(*statement_limit(3.000001)),
-        "default": "PRAGMA busy_timeout = 123",
-    }
-    run(using, odd[using])
-    before = limits(using)
+    before = odd_limits(using)
     mine = rows_of(using, pks[1:])
     with rival.hold(using, pks[:1]):
         with transaction.atomic(using=using):
@@ -181,11 +175,11 @@ def test_what_does_not_wait_says_so_and_gives_up_a_locked_table_as_well(rival: R
         with sent(using) as texts, row_lock(rows_of(using, pks), **options):
             pass
         assert [text.split(" FOR UPDATE ")[1] for text in texts if " FOR UPDATE" in text] == [words]
-    rival.do("lock_in_sql", using)
+    assert rival.lock(using, "Account", mode="access exclusive") == "held"
     for options, _ in ways:
         with pytest.raises(LockNotAcquired):
             row_lock(rows_of(using, pks), **options).__enter__()
-    rival.do("release")
+    rival.leave()
 
 
 @on_servers
@@ -217,9 +211,10 @@ def test_skip_locked_on_sqlite_skips_everything_while_somebody_writes(rival: Riv
 def test_no_key_lets_a_foreign_key_be_inserted(rival: Rival) -> None:
     """PostgreSQL: an insert that refers to the row takes FOR KEY SHARE on it."""
     node = Node.objects.using("postgres").create(name="parent")
+    insert = f"INSERT INTO dataapp_node (name, parent_id) VALUES ('child', {node.pk})"
     for no_key in (True, False):
         with row_lock(Node, pk=node.pk, using="postgres", no_key=no_key):
-            assert rival.do("insert_child", node.pk) is no_key
+            assert rival.do("attempt", "postgres", insert) is no_key
 
 
 def test_a_table_without_row_locks_is_refused_and_looked_up_again() -> None:
