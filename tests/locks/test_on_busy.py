@@ -127,8 +127,8 @@ def test_wrong_on_busy_is_refused() -> None:
             advisory_lock("x", on_busy=asynchronous)(lambda: None)
 
 
-def test_async_on_busy_of_a_class_based_view(name: str, rf: Any) -> None:
-    """It is known at the call only whether that is async."""
+def test_on_busy_of_class_based_views(name: str, rf: Any) -> None:
+    """It is known at the call only whether that is async; then a sync one may answer for an async view."""
     decorator = method_decorator(advisory_lock(name, using="memory", timeout=0, on_busy=abusy), name="dispatch")
 
     async def aget(self: Any, request: Any) -> Any:

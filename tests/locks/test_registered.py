@@ -223,22 +223,3 @@ def test_a_task_of_on_commit_is_sent_after_the_locks_were_given_back(databases: 
             transaction.on_commit(lambda: sent.append(is_free(NAME)))
         assert not is_free(NAME), "kept for the transaction"
     assert sent == [True]
-
-
-def test_celery_calls_by_name_and_binds_itself() -> None:
-    """Celery calls ``run(*args, **kwargs)`` of a task object; with bind=True the task is its first argument."""
-
-    class Task:
-        def __init__(self, function: Any) -> None:
-            self.run = function.__get__(self)
-
-    @Task
-    @SKIP
-    def bound(self: Any, pk: int) -> str:
-        assert isinstance(self, Task)
-        return f"sent {pk}"
-
-    with held_elsewhere(NAME):
-        assert bound.run(7) is None
-        assert bound.run(pk=8) == "sent 8"
-    assert bound.run(7) == "sent 7"
