@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 import threading
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.core.handlers.base import BaseHandler
 from django.db import connections
+from django.test import RequestFactory
 
 from tests.conftest import eventually
 from tests.data.app.models import Account, CashRegister, Register
@@ -187,3 +190,10 @@ def repeatable(using: str) -> Iterator[Any]:
     finally:
         connection.close()
         del connections["repeatable"]
+
+
+def respond(view: Any, query: str = "", **arguments: Any) -> Any:
+    """What a view answers that the resolver has found: with the transaction of the request, if there is one."""
+    request: Any = RequestFactory().get(f"/?{query}")
+    request.resolver_match = SimpleNamespace(func=view)
+    return BaseHandler().make_view_atomic(view)(request, **arguments)

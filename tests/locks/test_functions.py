@@ -74,29 +74,11 @@ def test_r2_the_same_context_comes_in_again(name: str) -> None:
 
 class Account:
     lock = advisory_lock("decorators:account", using="memory", timeout=0)
-
-    @lock
-    def method(self) -> str:
-        return "method"
-
-    @classmethod
-    @lock
-    def of_class(cls) -> str:
-        return cls.__name__
-
-    @staticmethod
-    @lock
-    def static() -> str:
-        return "static"
-
-    @property
-    @lock
-    def value(self) -> str:
-        return "value"
-
-    @lock
-    def __call__(self) -> str:
-        return "called"
+    method = lock(lambda self: "method")
+    of_class = classmethod(lock(lambda cls: cls.__name__))
+    static = staticmethod(lock(lambda: "static"))
+    value = property(lock(lambda self: "value"))
+    __call__ = lock(lambda self: "called")
 
 
 class Savings(Account):

@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.db import connections, transaction
-from django.http import HttpRequest, HttpResponse
-from django.test import Client
-from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 
@@ -33,6 +30,7 @@ from tests.data.world import (
     odd_limits,
     on_servers,
     repeatable,
+    respond,
     sent,
     table_wait,
     when_somebody_waits,
@@ -212,64 +210,40 @@ def test_modes_that_only_postgres_has(using: str) -> None:
                 assert (("dataapp_account", "MDL_SHARED_NO_READ_WRITE") in held(using)) == writes
 
 
-# R12: around a view under ATOMIC_REQUESTS the lock comes before the transaction of the request.
-seen: list[bool] = []
-state: dict[str, Any] = {}
+def test_r12_around_a_view_the_lock_comes_before_the_transaction_of_the_request(
+    using: str, rival: Rival, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failing view is rolled back; with a busy lock the transaction is not begun."""
+    monkeypatch.setitem(connections.settings[using], "ATOMIC_REQUESTS", True)
+    seen: list[bool] = []
 
+    def work(request: Any) -> str:
+        add(using)
+        seen.extend([connections[using].in_atomic_block, rival.gets(using, "Account")])
+        return "done" if not request.GET else request.GET["absent"]
 
-def work(request: HttpRequest) -> HttpResponse:
-    using, rival = state["using"], state["rival"]
-    add(using)
-    seen.extend([connections[using].in_atomic_block, rival.gets(using, "Account")])
-    if "fail" in request.GET:
-        raise ZeroDivisionError
-    return HttpResponse("done")
-
-
-def shapes(using: str) -> dict[str, Any]:
     lock, named = table_lock(Account, using=using, timeout=0), advisory_lock("data:view", using="memory")
     plain: Any = type("Plain", (View,), {"get": lambda view, request: work(request)})
-    return {
-        "function": lock(work),
-        "below": named(lock(work)),
-        "above": lock(named(work)),
-        "class": method_decorator(lock, name="dispatch")(plain).as_view(),
-        "late": transaction.atomic(using=using)(lock(work)),
-    }
-
-
-urlpatterns = [path(f"{using}/{shape}/", view) for using in DATABASES for shape, view in shapes(using).items()]
-
-
-@pytest.fixture
-def requests(using: str, rival: Rival, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(connections.settings[using], "ATOMIC_REQUESTS", True)
-    state.update(using=using, rival=rival)
-    seen.clear()
-
-
-@pytest.mark.urls(__name__)
-def test_r12_the_lock_encloses_the_request(using: str, rival: Rival, requests: None) -> None:
-    """A failing view is rolled back; a busy lock is 503, and the transaction of the request is not begun."""
-    for shape in ("function", "below", "above", "class"):
-        assert Client().get(f"/{using}/{shape}/").status_code == 200
+    shapes = [
+        lock(work),
+        named(lock(work)),
+        lock(named(work)),
+        method_decorator(lock, name="dispatch")(plain).as_view(),
+    ]
+    for shape in shapes:
+        assert respond(shape) == "done"
         assert rival.gets(using, "Account")
-        with pytest.raises(ZeroDivisionError):
-            Client().get(f"/{using}/{shape}/?fail")
+        with pytest.raises(KeyError):
+            respond(shape, "fail")
     assert seen == [True, False] * 8
     assert Account.objects.using(using).count() == 4
     assert rival.lock(using, "Account") == "held"
-    assert Client().get(f"/{using}/function/").status_code == 503
+    with pytest.raises(LockNotAcquired):
+        respond(shapes[0])
     rival.leave()
-    assert len(seen) == 16
-
-
-@pytest.mark.urls(__name__)
-def test_below_a_transaction(using: str, requests: None) -> None:
+    late = transaction.atomic(using=using)(shapes[0])
     if using == "mariadb":
         with pytest.raises(UnsupportedOperation, match="as its decorator"):
-            Client().get("/mariadb/late/")
-        assert not seen
+            respond(late)
     else:
-        assert Client().get(f"/{using}/late/").status_code == 200
-        assert seen == [True, False]
+        assert respond(late) == "done"

@@ -10,7 +10,7 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connections, models
 from django.test.utils import isolate_apps
 
-from django_distlock import LockNotHeld, UnsupportedOperation, table_lock
+from django_distlock import LockNotHeld, UnsupportedOperation, row_lock, table_lock
 from django_distlock.data.fencing.model import FencedModel
 from tests.data.app.models import Account, AccountProxy, Currency
 
@@ -66,28 +66,28 @@ def test_two_databases_and_another_engine_are_refused(settings: Any, monkeypatch
         table_lock(Account).__enter__()
 
 
-def test_async_is_refused() -> None:
-    lock = table_lock(Account)
+LOCKS: list[Any] = [table_lock(Account), row_lock(Account.objects.all())]
 
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_async_is_refused(lock: Any) -> None:
     async def later() -> None:
         pytest.fail("ran without the lock")
 
     async def enter(asynchronous: bool) -> None:
         if asynchronous:
-            async with lock:  # type: ignore[attr-defined]
+            async with lock:
                 pytest.fail("locked")
         with lock:
             pytest.fail("locked")
 
-    with pytest.raises(TypeError, match="sync_to_async"):
-        asyncio.run(enter(asynchronous=True))
     with pytest.raises(SynchronousOnlyOperation):  # Django's own
         asyncio.run(enter(asynchronous=False))
-    with pytest.raises(TypeError, match="sync_to_async"):
-        lock(later)
-    with pytest.raises(TypeError, match="sync_to_async"):
-        lock(lambda: later())()
+    for use in (lambda: asyncio.run(enter(asynchronous=True)), lambda: lock(later), lock(lambda: later())):
+        with pytest.raises(TypeError, match="sync_to_async"):
+            use()
     with pytest.raises(TypeError, match="generator"):
         lock(lambda: (yield))
-    with pytest.raises(TypeError, match=r"method_decorator\(table_lock"):
+    with pytest.raises(TypeError, match=r"method_decorator\((table|row)_lock"):
         lock(Split)
+    assert not connections["default"].in_atomic_block
