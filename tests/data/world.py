@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 DATABASES = ("default", "postgres", "mariadb")
 everywhere = pytest.mark.parametrize("using", DATABASES)
 on_servers = pytest.mark.parametrize("using", DATABASES[1:])
-LEASES = {"default": "leasetable", "postgres": "leasetable_postgres", "mariadb": "leasetable_mariadb"}
 EARLY, LATE = 5, 6  # the tokens of two holders, one after the other
 
 PG_HELD = """
@@ -129,11 +127,6 @@ def held(using: str) -> set[tuple[str, str]]:
     number = session(using)
     with another(using) as connection:
         return set(ask(connection, sql, number))
-
-
-def table_wait(using: str, timeout: float) -> float:
-    """How long somebody waits for a table: for Oracle's MySQL whole seconds, one at least."""
-    return max(1.0, math.ceil(timeout)) if using == "mariadb" and not is_mariadb() else timeout
 
 
 def limits(using: str) -> Any:

@@ -13,7 +13,7 @@ from django.db import DatabaseError, connections
 
 from django_distlock import DistlockError, LockLost, advisory_lock
 from tests.data.app.models import Register
-from tests.data.world import LEASES, everywhere, rows
+from tests.data.world import everywhere, rows
 from tests.faults.pausing import take_over, wake
 from tests.support.processes import Child
 
@@ -27,6 +27,7 @@ pytestmark = pytest.mark.tier2
 AT_ONCE = 100
 WAYS = ("update", "save")
 STALE, FRESH = -1, 1
+LEASES = {"default": "leasetable", "postgres": "leasetable_postgres", "mariadb": "leasetable_mariadb"}
 TTL = 4.0  # seconds: a hundred threads must come as far as their statement within it
 
 

@@ -235,20 +235,3 @@ def test_a_connection_closed_inside_the_block_is_a_loss() -> None:
     (pk,) = accounts("postgres", 1)
     with pytest.raises(LockLost, match="closed inside the block"), row_lock(Account, pk=pk, using="postgres"):
         connections["postgres"].close()
-
-
-class Replicas:
-    def db_for_read(self, model: Any, **hints: Any) -> str:
-        return "mariadb"
-
-    def db_for_write(self, model: Any, **hints: Any) -> str:
-        return "postgres"
-
-
-def test_the_database_is_the_one_that_is_written(settings: Any) -> None:
-    settings.DATABASE_ROUTERS = [Replicas()]
-    (pk,) = accounts("postgres", 1)
-    for recipe in (row_lock(Account.objects.filter(pk=pk)), row_lock(Account.objects), row_lock(Account, pk=pk)):
-        with recipe:
-            assert connections["postgres"].in_atomic_block
-            assert not connections["mariadb"].in_atomic_block

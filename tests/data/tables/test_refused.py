@@ -49,18 +49,28 @@ def test_bad_input(settings: Any) -> None:
 
 
 class Split:
-    """Account is written to one database, the others to another."""
+    """Account is written to one database, the others to another, and all are read from a third."""
+
+    def db_for_read(self, model: Any, **hints: Any) -> str:
+        return "mariadb"
 
     def db_for_write(self, model: Any, **hints: Any) -> str:
         return "default" if model is Account else "postgres"
 
 
-def test_two_databases_and_another_engine_are_refused(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_database_is_the_one_that_is_written(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for all tables, and of a known engine."""
     settings.DATABASE_ROUTERS = [f"{__name__}.Split"]
+    Currency.objects.create(code="EUR")
+    rows = row_lock(Currency.objects.filter(rate=1)), row_lock(Currency.objects), row_lock(Currency, pk="EUR")
+    for lock in (table_lock(Currency), *rows):
+        with lock:
+            assert connections["postgres"].in_atomic_block
+            assert not connections["mariadb"].in_atomic_block
     with pytest.raises(ValueError, match="several databases"):
         table_lock(Account, Currency).__enter__()
-    with table_lock(Currency) as nothing, table_lock(Account, Currency, using="default"):
-        assert nothing is None
+    with table_lock(Account, Currency, using="default"):
+        assert connections["default"].in_atomic_block
     monkeypatch.setattr(connections["default"], "vendor", "oracle")
     with pytest.raises(UnsupportedOperation, match="oracle"):
         table_lock(Account).__enter__()
