@@ -90,6 +90,7 @@ def test_what_is_written(using: str) -> None:
     early = rows(using).fenced(EARLY)
     for nothing in (early.filter(pk=row.pk + 1), early.filter(balance=7), early.none(), early.filter(pk__in=[])):
         assert nothing.update(balance=3) == 0, "a filter without a match is no loss"
+    assert early.values_list("owner", flat=True).get() == early[:1][0].owner == "ann", "reads are as ever"
     assert mine.fenced(2**63 - 1).update() == 1, "no field raises only the fence"
     assert stored(row) == (2, 2**63 - 1)
     assert mine.update(balance=9) == 1, "without the fence a late write is accepted"
