@@ -36,21 +36,15 @@ def using() -> str:
     return "default"
 
 
-def started(blocker: Any) -> Iterator[Rival]:
-    with blocker.unblock():
-        rival = Rival()
-    with rival:
-        yield rival
+def process(django_db_setup: None, django_db_blocker: Any) -> Iterator[Rival]:
+    with django_db_blocker.unblock():
+        started = Rival()
+    with started:
+        yield started
 
 
-@pytest.fixture(scope="module")
-def rival_process(django_db_setup: None, django_db_blocker: Any) -> Iterator[Rival]:
-    yield from started(django_db_blocker)
-
-
-@pytest.fixture(scope="module")
-def second_process(django_db_setup: None, django_db_blocker: Any) -> Iterator[Rival]:
-    yield from started(django_db_blocker)
+rival_process = pytest.fixture(process, scope="module", name="rival_process")
+second_process = pytest.fixture(process, scope="module", name="second_process")
 
 
 @pytest.fixture

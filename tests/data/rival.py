@@ -10,8 +10,8 @@ from django.db import Error, OperationalError, connections, transaction
 
 from django_distlock import DeadlockDetected, DistlockError, table_lock
 from django_distlock.data.rows.lock import row_lock
-from tests.data.app.models import Account, Node
-from tests.data.world import another, ask, rows_of, run, session
+from tests.data.app.models import Account
+from tests.data.world import another, ask, rows_of, session
 from tests.faults.server import is_mariadb
 from tests.support.processes import Servant
 
@@ -42,11 +42,11 @@ class Rival(Servant):
             self.leave()
         return outcome == "held"
 
-    def reads(self, using: str, model: str = "Account") -> bool:
-        return bool(self.do("attempt", using, model, "SELECT * FROM {} LIMIT 1"))
+    def reads(self, using: str) -> bool:
+        return bool(self.do("attempt", using, "SELECT * FROM dataapp_account LIMIT 1"))
 
-    def writes(self, using: str, model: str = "Account") -> bool:
-        return bool(self.do("attempt", using, model, "DELETE FROM {} WHERE id = -1"))
+    def writes(self, using: str, table: str = "dataapp_account") -> bool:
+        return bool(self.do("attempt", using, f"DELETE FROM {table} WHERE id = -1"))
 
     @contextmanager
     def hold(self, using: str, pks: list[int], **options: Any) -> Iterator[None]:
@@ -110,7 +110,7 @@ class Deeds:
             return type(error).__name__
         return "done"
 
-    def attempt(self, using: str, model: str, query: str) -> bool:
+    def attempt(self, using: str, query: str) -> bool:
         """Does the statement pass without a wait for a lock?"""
         least = 0 if is_mariadb() else 1
         at_once = {
@@ -121,18 +121,10 @@ class Deeds:
         with another(using) as connection:
             ask(connection, at_once[using])
             try:
-                ask(connection, query.format(connection.ops.quote_name(model_named(model)._meta.db_table)))
+                ask(connection, query)
             except OperationalError:
                 return False
         return True
-
-    def lock_in_sql(self, using: str) -> None:
-        """With the engine's own words, on a connection of its own."""
-        begin = {
-            "postgres": "BEGIN; LOCK TABLE dataapp_account IN ACCESS EXCLUSIVE MODE",
-            "mariadb": "LOCK TABLES dataapp_account WRITE",
-        }
-        ask(self._take(another(using)), begin[using])
 
     # -- rows
 
@@ -143,16 +135,6 @@ class Deeds:
         account = self._take(row_lock(Account, pk=pk, using=using))
         account.balance = balance
         account.save()
-
-    def insert_child(self, parent: int) -> bool:
-        """A row that refers to another, on PostgreSQL; whether it need not wait."""
-        try:
-            with transaction.atomic(using="postgres"):
-                run("postgres", "SET LOCAL lock_timeout = '100ms'")
-                Node.objects.using("postgres").create(name="child", parent_id=parent)
-        except OperationalError:
-            return False
-        return True
 
     def add(self, using: str, pk: int, times: int) -> None:
         """Read and write, ``times`` times."""
@@ -175,15 +157,9 @@ class Deeds:
 
     def take_next(self, using: str, pk: int) -> str:
         """Lock one more row while others are held; whether a deadlock was found."""
-        try:
-            with row_lock(Account, pk=pk, using=using):
-                pass
-        except DeadlockDetected as error:
-            while self.held:
-                self.held.pop().__exit__(type(error), error, None)
-            return "deadlock"
+        outcome = self.take(using, [pk], 1)
         self.release()
-        return "done"
+        return outcome
 
 
 def model_named(name: str) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from django.apps.registry import Apps
-from django.db import connections, migrations, models, transaction
+from django.db import connections, models, transaction
 from django.db.migrations.state import ModelState
 from django.db.transaction import TransactionManagementError
 
@@ -107,4 +107,3 @@ def test_a_migration_can_hold_the_managers() -> None:
     ((name, manager),) = state.managers
     assert (name, *manager.deconstruct()[1:4]) == ("entries", "tests.data.app.locking.OpenEntries", None, ())
     assert ModelState.from_model(Wallet).managers == []
-    migrations.CreateModel("Entry", state.fields.items(), managers=state.managers)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.core.handlers.base import BaseHandler
 from django.db import connections
+from django.test import RequestFactory
 
 from tests.conftest import eventually
 from tests.data.app.models import Account, CashRegister, Register
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
 DATABASES = ("default", "postgres", "mariadb")
 everywhere = pytest.mark.parametrize("using", DATABASES)
 on_servers = pytest.mark.parametrize("using", DATABASES[1:])
-LEASES = {"default": "leasetable", "postgres": "leasetable_postgres", "mariadb": "leasetable_mariadb"}
 EARLY, LATE = 5, 6  # the tokens of two holders, one after the other
 
 PG_HELD = """
@@ -128,11 +129,6 @@ def held(using: str) -> set[tuple[str, str]]:
         return set(ask(connection, sql, number))
 
 
-def table_wait(using: str, timeout: float) -> float:
-    """How long somebody waits for a table: for Oracle's MySQL whole seconds, one at least."""
-    return max(1.0, math.ceil(timeout)) if using == "mariadb" and not is_mariadb() else timeout
-
-
 def limits(using: str) -> Any:
     """Every limit on a wait that the session has."""
     if using == "mariadb":
@@ -143,6 +139,17 @@ def limits(using: str) -> Any:
         if using == "default"
         else "SELECT current_setting('lock_timeout'), current_setting('statement_timeout')",
     )
+
+
+def odd_limits(using: str) -> Any:
+    """Give the session limits that are nobody's default."""
+    odd = {
+        "postgres": "SET lock_timeout = '1d'; SET statement_timeout = '90min'",
+        "mariadb": "SET SESSION lock_wait_timeout = 86400, SESSION innodb_lock_wait_timeout = 86399, SESSION {} = {}",
+        "default": "PRAGMA busy_timeout = 123",
+    }
+    run(using, odd[using].format(*statement_limit(3.000001)) if using == "mariadb" else odd[using])
+    return limits(using)
 
 
 @contextmanager
@@ -176,3 +183,10 @@ def repeatable(using: str) -> Iterator[Any]:
     finally:
         connection.close()
         del connections["repeatable"]
+
+
+def respond(view: Any, query: str = "", **arguments: Any) -> Any:
+    """What a view answers that the resolver has found: with the transaction of the request, if there is one."""
+    request: Any = RequestFactory().get(f"/?{query}")
+    request.resolver_match = SimpleNamespace(func=view)
+    return BaseHandler().make_view_atomic(view)(request, **arguments)

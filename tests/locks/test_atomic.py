@@ -1,5 +1,5 @@
-"""R12 for each shape of a decorated view: where the transaction of the request lies. What other processes see of it is
-proven in tests/transactions."""
+"""R12: a busy view opens no transaction, an async one none at all, and what the user takes out is out. The shapes of
+views, and what other processes see of them, are in tests/transactions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from django.test import AsyncClient, Client, RequestFactory
 from django.utils.decorators import method_decorator
 from django.views import View
 
-from django_distlock import signals
 from tests.locks import views
 from tests.locks.elsewhere import held_elsewhere
 from tests.locks.views import LOCK, NAME, OTHER
@@ -22,34 +21,12 @@ from tests.locks.views import LOCK, NAME, OTHER
 pytestmark = pytest.mark.urls("tests.locks.views")
 
 ALIASES = ("default", "postgres")
-# The lock on the handler, or below @api_view: Django's own transaction is open already, R11 keeps the lock to its end.
-INSIDE = ("get", "get_directly", "drf_list", "drf_below_api_view")
-SYNC = [shape for shape in views.LOCKED if not shape.startswith("async")]
 
 
 @pytest.fixture(autouse=True)
 def atomic_requests(databases: None, monkeypatch: pytest.MonkeyPatch) -> None:
     for alias in ALIASES:
         monkeypatch.setitem(connections.settings[alias], "ATOMIC_REQUESTS", True)
-
-
-@pytest.mark.parametrize("shape", SYNC)
-def test_r12_lock_encloses_the_transaction_of_the_request(monkeypatch: pytest.MonkeyPatch, shape: str) -> None:
-    """Whether a transaction was open when the lock came, while the view ran, and when the lock went."""
-    order: list[bool] = []
-
-    def note(*args: Any, name: str = NAME, **kwargs: Any) -> str:
-        if name == NAME:
-            order.append(connections["default"].in_atomic_block)
-        return NAME
-
-    monkeypatch.setattr(views, "inside", note)
-    for signal in (signals.lock_acquired, signals.lock_released):
-        signal.connect(note)
-    assert Client().get(f"/{shape}/").status_code == 200
-    for signal in (signals.lock_acquired, signals.lock_released):
-        signal.disconnect(note)
-    assert order == [shape in INSIDE, True, False]
 
 
 @pytest.mark.parametrize("shape", ["function", "dispatch", "drf_dispatch"])

@@ -17,8 +17,6 @@ from django.db import connections, transaction
 from django.http import FileResponse, HttpRequest, HttpResponse, StreamingHttpResponse
 from django.test import AsyncClient, Client
 from django.urls import path
-from django.utils.decorators import method_decorator
-from django.views import View
 
 from django_distlock import advisory_lock, lock_all, row_lock, semaphore, table_lock
 from tests.data.app.models import Account
@@ -153,19 +151,10 @@ async def astream(request: HttpRequest) -> StreamingHttpResponse:
     return StreamingHttpResponse(rows())
 
 
-class Streaming(View):
-    def get(self, request: HttpRequest) -> Any:
-        return self.stream(request)
-
-    stream = staticmethod(stream)
-
-
-on_dispatch = method_decorator(LOCK, name="dispatch")
 SHAPES = {
     "stream": LOCK(stream),
     "file": LOCK(file),
     "table": RECIPES["table_lock"](stream),
-    "class": on_dispatch(Streaming).as_view(),
     "async": LOCK(astream),
 }
 urlpatterns = [path(f"{shape}/", view) for shape, view in SHAPES.items()]

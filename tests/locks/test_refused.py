@@ -67,15 +67,15 @@ def test_what_is_refused(recipe: Any) -> None:
         advisory_lock(generator)  # type: ignore[arg-type] - parentheses forgotten
 
 
-class AsyncCallable:
-    async def __call__(self, name: str) -> bool:
-        return await work(name)
-
-
 async def work(name: str) -> bool:
     """Is the lock held while it runs?"""
     await asyncio.sleep(0)
     return not is_free(name)
+
+
+class AsyncCallable:
+    async def __call__(self, name: str) -> bool:
+        return await work(name)
 
 
 def gives_coroutine(name: str) -> Any:
@@ -143,9 +143,7 @@ def test_plain_function_is_refused_on_the_loop_and_told_the_cure(kind: str, name
 
 
 @every_recipe
-def test_other_recipes_are_refused_too_and_a_notebook_may_ask_for_it(
-    recipe: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_recipes_are_refused_too_and_a_notebook_may_ask_for_it(recipe: Any, monkeypatch: Any) -> None:
     locked = recipe(gives_coroutine)
 
     async def call() -> Any:

@@ -12,7 +12,6 @@ from unittest.mock import MagicMock
 import django
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import transaction
 from faststream.redis import RedisBroker
 
 from django_distlock import advisory_lock, lock_all, row_lock, semaphore, table_lock
@@ -214,31 +213,3 @@ def test_r1_held_while_the_task_runs_and_a_busy_one_fails_or_is_skipped(function
             assert result.status == "FAILED"
             assert result.errors[0].exception_class_path == "django_distlock.exceptions.LockNotAcquired"
         assert is_free(NAME)
-
-
-def test_a_task_of_on_commit_is_sent_after_the_locks_were_given_back(databases: None) -> None:
-    sent: list[Any] = []
-    with transaction.atomic():
-        with advisory_lock(NAME, using="memory"):
-            transaction.on_commit(lambda: sent.append(is_free(NAME)))
-        assert not is_free(NAME), "kept for the transaction"
-    assert sent == [True]
-
-
-def test_celery_calls_by_name_and_binds_itself() -> None:
-    """Celery calls ``run(*args, **kwargs)`` of a task object; with bind=True the task is its first argument."""
-
-    class Task:
-        def __init__(self, function: Any) -> None:
-            self.run = function.__get__(self)
-
-    @Task
-    @SKIP
-    def bound(self: Any, pk: int) -> str:
-        assert isinstance(self, Task)
-        return f"sent {pk}"
-
-    with held_elsewhere(NAME):
-        assert bound.run(7) is None
-        assert bound.run(pk=8) == "sent 8"
-    assert bound.run(7) == "sent 7"

@@ -79,9 +79,8 @@ def test_what_a_call_cannot_fill() -> None:
     for value in (SimpleNamespace(), {}, None, 7, []):
         with pytest.raises(TypeError, match=r"^The lock name '\{pk\.no\}' needs \{pk\.no\}, which this call does"):
             at("{pk.no}")(settle)(value)
-    for name, message in (("", "name must not be empty"), ("x" * 513, "name must have at most 512 characters")):
-        with pytest.raises(ValueError, match=message):
-            at("{pk}")(settle)(name)
+    with pytest.raises(ValueError, match="name must have at most 512 characters"):
+        at("{pk}")(settle)("x" * 513)
     with pytest.raises(TypeError, match="missing a required argument: 'pk'"):
         at("{pk}")(settle)()
     with pytest.raises(TypeError, match="unexpected keyword argument 'nobody'"):

@@ -77,13 +77,6 @@ def test_r7_stacked_locks_are_all_held_and_a_busy_one_leaves_none(shape: str) ->
         assert is_free(name)
 
 
-@pytest.mark.parametrize("shape", views.HANDING_OVER)
-def test_on_busy_answers_in_place_of_the_view(shape: str) -> None:
-    assert get(shape) == (200, NAME)
-    with held_elsewhere(NAME):
-        assert get(shape) == (409, f"busy /{shape}/")
-
-
 @pytest.mark.parametrize("shape", views.FROM_URL)
 def test_name_comes_from_the_url(shape: str) -> None:
     """Two requests for two objects do not wait for each other."""

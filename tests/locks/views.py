@@ -51,14 +51,6 @@ async def araises(request: HttpRequest) -> HttpResponse:
     return raises(request)
 
 
-def busy(request: HttpRequest, **kwargs: Any) -> HttpResponse:
-    return HttpResponse(f"busy {request.path}", status=409)
-
-
-async def abusy(request: HttpRequest, **kwargs: Any) -> HttpResponse:
-    return busy(request)
-
-
 class Plain(View):
     def get(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
         return body(request)
@@ -82,10 +74,6 @@ def on(method: str, base: type, *decorators: Any) -> Any:
     for decorator in decorators:
         found = method_decorator(decorator, name=method)(type(base.__name__, (found,), {}))
     return found
-
-
-def handing_over(on_busy: Any) -> Any:
-    return advisory_lock(NAME, using="memory", timeout=0, on_busy=on_busy)
 
 
 LOCKED: dict[str, Any] = {
@@ -114,13 +102,6 @@ STACKED: dict[str, Any] = {
     "async_stacked_dispatch_list": on("dispatch", Async, [OTHER, LOCK]).as_view(),
     "dispatch_lock_all": on("dispatch", Plain, BOTH).as_view(),
 }
-HANDING_OVER: dict[str, Any] = {
-    "busy_function": handing_over(busy)(body),
-    "async_abusy": handing_over(abusy)(abody),
-    "busy_dispatch": on("dispatch", Plain, handing_over(busy)).as_view(),
-    "async_abusy_dispatch": on("dispatch", Async, handing_over(abusy)).as_view(),
-    "async_busy_around_as_view": handing_over(busy)(Async.as_view()),
-}
 FROM_URL: dict[str, Any] = {
     "by_pk_function": BY_PK(body),
     "async_by_pk_dispatch": on("dispatch", Async, BY_PK).as_view(),
@@ -135,6 +116,6 @@ OTHERS: dict[str, Any] = {
 }
 
 urlpatterns = [
-    *(path(f"{shape}/", view) for shape, view in {**LOCKED, **STACKED, **HANDING_OVER, **OTHERS}.items()),
+    *(path(f"{shape}/", view) for shape, view in {**LOCKED, **STACKED, **OTHERS}.items()),
     *(path(f"{shape}/<int:pk>/", view) for shape, view in FROM_URL.items()),
 ]

@@ -9,12 +9,18 @@ from django_distlock.data.fencing.model import FencedModel
 from .locking import Entry, Wallet, WalletProxy  # noqa: F401 - models are found here
 
 
-class Account(models.Model):
-    owner = models.CharField(max_length=50)
-    balance = models.IntegerField(default=0)
+class Shape(models.Model):
+    class Meta:
+        abstract = True
 
     def __str__(self) -> str:
-        return self.owner
+        """The first field after the primary key, or the key itself."""
+        return str(getattr(self, self._meta.concrete_fields[0 if type(self) is Currency else 1].attname))
+
+
+class Account(Shape):
+    owner = models.CharField(max_length=50)
+    balance = models.IntegerField(default=0)
 
 
 class AccountProxy(Account):
@@ -22,7 +28,7 @@ class AccountProxy(Account):
         proxy = True
 
 
-class UnmanagedAccount(models.Model):
+class UnmanagedAccount(Shape):
     """The table of Account under another model."""
 
     owner = models.CharField(max_length=50)
@@ -32,23 +38,14 @@ class UnmanagedAccount(models.Model):
         managed = False
         db_table = "dataapp_account"
 
-    def __str__(self) -> str:
-        return self.owner
 
-
-class Currency(models.Model):
+class Currency(Shape):
     code = models.CharField(max_length=3, primary_key=True)
     rate = models.IntegerField(default=1)
 
-    def __str__(self) -> str:
-        return self.code
 
-
-class Place(models.Model):
+class Place(Shape):
     name = models.CharField(max_length=50)
-
-    def __str__(self) -> str:
-        return self.name
 
 
 class Restaurant(Place):
@@ -57,32 +54,23 @@ class Restaurant(Place):
     seats = models.IntegerField(default=0)
 
 
-class Course(models.Model):
+class Course(Shape):
     title = models.CharField(max_length=50)
 
-    def __str__(self) -> str:
-        return self.title
 
-
-class Student(models.Model):
+class Student(Shape):
     name = models.CharField(max_length=50)
     courses = models.ManyToManyField(Course, related_name="students")
 
-    def __str__(self) -> str:
-        return self.name
 
-
-class Node(models.Model):
+class Node(Shape):
     """A foreign key to itself: self-joins."""
 
     name = models.CharField(max_length=50)
     parent = models.ForeignKey("self", models.CASCADE, null=True, blank=True, related_name="children")
 
-    def __str__(self) -> str:
-        return self.name
 
-
-class Ledger(models.Model):
+class Ledger(Shape):
     """A table name that needs quoting on every engine."""
 
     amount = models.IntegerField(default=0)
@@ -90,11 +78,8 @@ class Ledger(models.Model):
     class Meta:
         db_table = "dataapp O'Hara Ledger"
 
-    def __str__(self) -> str:
-        return str(self.amount)
 
-
-class QuotedLedger(models.Model):
+class QuotedLedger(Shape):
     """The same table for PostgreSQL and SQLite, its name quoted by the model; Django leaves such a name as it is."""
 
     amount = models.IntegerField(default=0)
@@ -103,16 +88,10 @@ class QuotedLedger(models.Model):
         managed = False
         db_table = '"dataapp O\'Hara Ledger"'
 
-    def __str__(self) -> str:
-        return str(self.amount)
-
 
 class Register(FencedModel):
     owner = models.CharField(max_length=50)
     balance = models.IntegerField(default=0)
-
-    def __str__(self) -> str:
-        return self.owner
 
 
 class RegisterProxy(Register):
@@ -131,6 +110,3 @@ class FencedLedger(FencedModel):
 
     class Meta:
         db_table = "dataapp O'Hara Fenced"
-
-    def __str__(self) -> str:
-        return str(self.amount)

@@ -9,32 +9,26 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.apps import apps
-from django.db import DatabaseError, IntegrityError, connections
-from django.db.migrations.state import ProjectState
+from django.db import DatabaseError, connections
 
 from django_distlock import DistlockError, LockLost, advisory_lock
-from django_distlock.data import EnforceFence
-from tests.data.app.models import FencedLedger, Register
-from tests.data.world import LEASES, everywhere, rows, run
+from tests.data.app.models import Register
+from tests.data.world import everywhere, rows
 from tests.faults.pausing import take_over, wake
 from tests.support.processes import Child
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from django_distlock import Lease
     from tests.support.child import Link
 
 pytestmark = pytest.mark.tier2
 
 AT_ONCE = 100
-WAYS = ("update", "save", "raw")
+WAYS = ("update", "save")
 STALE, FRESH = -1, 1
+LEASES = {"default": "leasetable", "postgres": "leasetable_postgres", "mariadb": "leasetable_mariadb"}
 TTL = 4.0  # seconds: a hundred threads must come as far as their statement within it
-
-
-# -- the process that is stopped
 
 
 def holder(link: Link, using: str) -> None:
@@ -83,21 +77,13 @@ def write_late(using: str, name: str, pks: dict[str, int], first: str, hold_up: 
 
 
 def writes(using: str, pks: dict[str, int]) -> dict[str, Callable[[Any], Any]]:
-    """Each with a lease or a token. "raw" carries its token and asks nothing; the others do not."""
+    """Each with a lease or a token."""
     instance = rows(using).get(pk=pks["save"])
     instance.balance = STALE
-
-    def raw(fence: Lease | int) -> None:
-        if not isinstance(fence, int):
-            fence.ensure_held()
-            fence = fence.fence
-        table = connections[using].ops.quote_name(FencedLedger._meta.db_table)
-        run(using, f"UPDATE {table} SET amount = %s, fence = %s WHERE id = %s", STALE, fence, pks["raw"])
 
     return {
         "update": lambda fence: rows(using).fenced(fence).filter(pk=pks["update"]).update(balance=STALE),
         "save": lambda fence: instance.save(fence=fence),
-        "raw": raw,
         "naive": lambda fence: rows(using).filter(pk=pks["naive"]).update(balance=STALE),
     }
 
@@ -108,49 +94,25 @@ def result(write: Callable[[Any], Any], fence: Any) -> str:
         write(fence)
     except LockLost as error:
         return "refused" if "came too late" in str(error) else str(error)
-    except IntegrityError as error:
-        return "refused" if "stale fencing token" in str(error) else str(error)
     except (DistlockError, DatabaseError) as error:
         return str(error)
     return "accepted"
 
 
-# -- the test
-
-
-@pytest.fixture
-def enforced(using: str, fresh: None) -> Iterator[None]:
-    """The table of raw SQL has its trigger; the others do without."""
-    state, operation = ProjectState.from_apps(apps), EnforceFence("FencedLedger")
-    with connections[using].schema_editor() as editor:
-        operation.database_forwards("dataapp", editor, state, state)
-    yield
-    with connections[using].schema_editor() as editor:
-        operation.database_backwards("dataapp", editor, state, state)
-
-
-def new(using: str, instances: list[Any]) -> list[int]:
-    """The primary keys of new rows, which MySQL does not tell who makes many at once."""
-    manager = type(instances[0])._default_manager.using(using)
-    manager.bulk_create(instances)
-    return list(manager.order_by("-pk").values_list("pk", flat=True)[: len(instances)])
-
-
 @everywhere
-def test_no_late_write(using: str, name: str, enforced: None) -> None:
-    work: list[tuple[str, dict[str, int], str]] = []
-    made = iter(new(using, [Register(owner="ann") for _ in range(3 * AT_ONCE)]))
-    for index, ledger in enumerate(new(using, [FencedLedger() for _ in range(AT_ONCE)])):
-        pks = {way: next(made) for way in ("update", "save", "naive")} | {"raw": ledger}
-        work.append((f"{name}-{index}", pks, WAYS[index % len(WAYS)]))
+def test_no_late_write(using: str, name: str) -> None:
+    rows(using).bulk_create([Register(owner="ann") for _ in range(3 * AT_ONCE)])
+    made = iter(rows(using).values_list("pk", flat=True))
+    work = [
+        (f"{name}-{index}", {way: next(made) for way in ("update", "save", "naive")}, WAYS[index % len(WAYS)])
+        for index in range(AT_ONCE)
+    ]
     with Child(holder, using) as child:
         child.say(work)
         assert child.hear() == "ready"
         leases = [take_over(child, advisory_lock(one, using=LEASES[using]), TTL + 1) for one, _, _ in work]
         for lease, (_, pks, _) in zip(leases, work, strict=True):
-            ours = [pks["update"], pks["save"], pks["naive"]]
-            assert rows(using).fenced(lease).filter(pk__in=ours).update(balance=FRESH) == 3
-            FencedLedger.objects.using(using).fenced(lease).filter(pk=pks["raw"]).update(amount=FRESH)
+            assert rows(using).fenced(lease).filter(pk__in=pks.values()).update(balance=FRESH) == 3
         child.say("go")
         wake(child)
         found = Counter(pair for outcome in child.hear() for pair in outcome.items())
@@ -160,4 +122,3 @@ def test_no_late_write(using: str, name: str, enforced: None) -> None:
     assert found == expected | {("naive", "accepted"): AT_ONCE}  # else nothing was shown
     balances: Any = Counter(rows(using).values_list("balance", flat=True))
     assert balances == {FRESH: 2 * AT_ONCE, STALE: AT_ONCE}
-    assert {*FencedLedger.objects.using(using).values_list("amount", flat=True)} == {FRESH}

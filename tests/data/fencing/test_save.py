@@ -12,7 +12,7 @@ import pytest
 from django.core import serializers
 from django.db import DatabaseError, IntegrityError, models, transaction
 from django.db.models import F
-from django.db.models.signals import post_save, pre_save
+from django.db.models.signals import pre_save
 
 from django_distlock import LockLost, LockNotHeld, UnsupportedOperation, advisory_lock, row_lock
 from tests.data.app.models import CashRegister, Register, RegisterProxy
@@ -60,32 +60,18 @@ def test_save(using: str) -> None:
 
 
 def test_new_rows_and_rows_that_are_gone(using: str) -> None:
-    row = Register(owner="ann")
-    row.save(using=using, fence=EARLY)
-    assert (stored(row), row.fence) == ((0, EARLY), EARLY)
-    refused(Register(pk=row.pk, owner="ann").save, IntegrityError, fence=LATE, force_insert=True)
-    rows(using).all().delete()
-    with pytest.raises(DatabaseError) as caught:
-        row.save(fence=LATE, update_fields=["balance"])
-    assert not isinstance(caught.value, IntegrityError)
-    assert row.fence == EARLY
+    for new in (Register(owner="ann"), CashRegister(owner="ann")):
+        new.save(using=using, fence=EARLY)
+        assert (stored(new), new.fence) == ((0, EARLY), EARLY)
+        rows(using).all().delete()
+        with pytest.raises(DatabaseError) as caught:
+            new.save(fence=LATE, update_fields=["balance"])
+        assert not isinstance(caught.value, IntegrityError)
+        assert new.fence == EARLY
 
 
 @everywhere
-def test_instances_that_were_never_read(using: str) -> None:
-    """A made-up instance of a later row is no insert."""
-    row = register(using, fence=LATE, balance=7)
-    text = serializers.serialize("json", [row])
-    (deserialized,) = (found.object for found in serializers.deserialize("json", text, using=using))
-    rows(using).filter(pk=row.pk).update(balance=100, fence=LATE + 1)
-    for stale in (Register(pk=row.pk, owner="ann"), deserialized):
-        refused(stale.save, using=using)
-        refused(stale.save, using=using, fence=EARLY)
-    assert stored(row) == (100, LATE + 1)
-
-
-@everywhere
-def test_inheritance(using: str) -> None:
+def test_a_fence_in_the_table_of_the_parent(using: str) -> None:
     for fields in (None, ["drawer"], ["balance"], ["drawer", "balance"]):
         row = till(using)
         row.drawer, row.balance = 1, 2
@@ -96,9 +82,6 @@ def test_inheritance(using: str) -> None:
         with transaction.atomic(using):
             refused(row.save, fence=EARLY, update_fields=fields)
             assert tills(using).filter(drawer=9).count() == 0, "the transaction goes on"
-    new = CashRegister(owner="ann")
-    new.save(using=using, fence=LATE)
-    assert (stored(new), new.fence) == ((0, LATE), LATE)
 
 
 @everywhere
@@ -117,22 +100,14 @@ def test_a_transaction_goes_on_after_a_refused_save(using: str) -> None:
 
 
 def test_a_handler_that_saves_the_instance_once_more(using: str) -> None:
-    calls: list[int] = []
-
     def again(instance: Register, **kwargs: Any) -> None:
-        calls.append(instance.fence)
-        if len(calls) == 1:
-            rows(using).get(pk=instance.pk).save()
-            instance.save(update_fields=["owner"])
+        pre_save.disconnect(again, sender=Register)
+        rows(using).get(pk=instance.pk).save()
+        instance.save(update_fields=["owner"])
 
     row = register(using, fence=LATE)
-    for signal in (pre_save, post_save):
-        signal.connect(again, sender=Register)
-    try:
-        refused(row.save, fence=EARLY)
-    finally:
-        for signal in (pre_save, post_save):
-            signal.disconnect(again, sender=Register)
+    pre_save.connect(again, sender=Register)
+    refused(row.save, fence=EARLY)
     assert (stored(row), row.fence) == ((0, LATE), LATE)
 
 
@@ -146,138 +121,19 @@ def test_an_expression_is_no_token(using: str) -> None:
     assert stored(row) == (0, LATE)
 
 
-# -- deferred fences
+# -- A plain save() has the fence that was read with the row, or the token of the fenced queryset that read it.
+
+
+def base(model: Any, using: str) -> Any:
+    return model._base_manager.using(using)
 
 
 def pickled(row: Any) -> Any:
     return pickle.loads(pickle.dumps(row))  # noqa: S301 - our own
 
 
-def base(using: str) -> Any:
-    return Register._base_manager.using(using)
-
-
-# What has the fence all the same, and what has not.
-READ: dict[str, Callable[[str, int], Any]] = {
-    "defer": lambda using, pk: rows(using).defer("fence").get(pk=pk),
-    "only": lambda using, pk: rows(using).only("balance").get(pk=pk),
-    "only, then defer": lambda using, pk: rows(using).only("balance", "fence").defer("fence").get(pk=pk),
-    "a fenced queryset": lambda using, pk: rows(using).fenced(EARLY).only("balance").get(pk=pk),
-}
-UNREAD: dict[str, Callable[[str, int], Any]] = {
-    "another manager": lambda using, pk: base(using).only("balance").get(pk=pk),
-    "raw": lambda using, pk: next(
-        iter(rows(using).raw("SELECT id, balance FROM dataapp_register WHERE id = %s", [pk]))
-    ),
-    "from_db": lambda using, pk: Register.from_db(using, ["id", "balance"], [pk, 0]),
-}
-if peers := getattr(models, "FETCH_PEERS", None):  # Django 6.1: its deferred fields are set past refresh_from_db()
-    UNREAD["peers"] = lambda using, pk: base(using).fetch_mode(peers).only("balance").get(pk=pk)
-
-
-@pytest.mark.parametrize("way", [*READ, *UNREAD])
-def test_a_stale_holder_undoes_nothing(using: str, way: str) -> None:
-    row = (READ | UNREAD)[way](using, register(using, fence=EARLY).pk)
-    row.balance = 1
-    if way in READ:
-        with sent(using) as texts:
-            row.save()
-        assert (len(texts), stored(row)) == (1, (1, EARLY)), "no question for the fence"
-    write_later(row)
-    error = LockLost if way in READ else UnsupportedOperation
-    refused(row.save, error)
-    refused(row.save, error, update_fields=["balance"])
-    refused(lambda: asyncio.run(row.asave()), error)
-    assert stored(row) == (100, LATE)
-    row.save(update_fields=[])  # saves nothing
-
-
-@pytest.mark.parametrize("way", UNREAD)
-def test_a_fence_that_was_read_later_does_not_count(using: str, way: str) -> None:
-    """Nor one that is given but is too early. The message advises to read the whole row."""
-    row = UNREAD[way](using, register(using, fence=EARLY).pk)
-    refused(row.save, fence=EARLY - 1)
-    refused(row.save, UnsupportedOperation)  # as it was before
-    write_later(row)
-    assert row.fence == LATE, "Django fetches it when it is asked for"
-    for kept in (row, copy.copy(row), pickled(row)):
-        with pytest.raises(UnsupportedOperation, match=r"read the whole row \(refresh_from_db\(\)\)"):
-            kept.save()
-    with sent(using) as texts:
-        row.refresh_from_db()
-    assert len(texts) == 1
-    row.save()
-    row = UNREAD[way](using, row.pk)
-    row.save(fence=LATE)  # what is given is worth more than any that was read, and stays
-    row.save()
-    assert stored(row) == (row.balance, row.fence) == (100 if way != "from_db" else 0, LATE)
-
-
-def test_a_part_of_the_row_that_is_read_again(using: str) -> None:
-    row = register(using, fence=EARLY)
-    row.refresh_from_db(fields=["fence"])
-    row.refresh_from_db(fields=iter(["balance"]))
-    row.save()  # nobody has written
-    write_later(row)
-    row.refresh_from_db(fields=["owner"])
-    refused(row.save)
-    for fields in (["fence"], ["balance", "fence"]):
-        row.refresh_from_db(fields=fields)
-        refused(row.save, UnsupportedOperation)
-    row.refresh_from_db()
-    row.save()
-    row = register(using, fence=EARLY)
-    write_later(row)
-    row.refresh_from_db(fields=["owner"], from_queryset=rows(using))  # its only() has the fence
-    refused(row.save, UnsupportedOperation)
-    assert stored(row) == (100, LATE)
-
-
-def test_a_queryset_that_leaves_out_what_was_read(using: str) -> None:
-    """refresh_from_db() gives the later fence then, and keeps the old balance."""
-    for queryset in (rows(using).defer("balance"), rows(using).only("owner"), base(using).defer("balance")):
-        row = register(using, fence=EARLY)
-        write_later(row)
-        row.refresh_from_db(from_queryset=queryset)
-        assert (row.balance, row.fence) == (0, LATE)
-        refused(row.save, UnsupportedOperation)
-    row = rows(using).defer("balance").get(pk=register(using, fence=EARLY).pk)
-    write_later(row)
-    row.refresh_from_db(from_queryset=rows(using).defer("balance"))
-    row.save()  # its balance was never read
-    assert stored(row) == (100, LATE)
-
-
-def test_proxies_and_parents(using: str) -> None:
-    proxy = RegisterProxy._base_manager.using(using).only("owner").get(pk=register(using).pk)
-    child = CashRegister._base_manager.using(using).only("drawer").get(pk=till(using).pk)
-    for row in (proxy, child):
-        refused(row.save, UnsupportedOperation)
-        refused(row.save, UnsupportedOperation, force_insert=True)
-    proxy = RegisterProxy.objects.using(using).defer("fence").get(pk=proxy.pk)
-    child = tills(using).only("drawer").get(pk=child.pk)
-    for row in (proxy, child):
-        write_later(row)
-        refused(row.save)
-        assert stored(row) == (100, LATE)
-
-
-def test_only_and_defer_are_djangos_otherwise(using: str) -> None:
-    pk = till(using).pk
-    expected = [
-        (rows(using).only("owner"), {"balance"}),
-        (rows(using).defer("owner"), {"owner"}),
-        (rows(using).defer("owner").defer(None), set()),
-        (rows(using).only(), set()),
-    ]
-    for found, deferred in expected:
-        assert found.get(pk=pk).get_deferred_fields() == deferred
-    with pytest.raises(TypeError):
-        rows(using).only(None)
-    assert list(rows(using).values("owner").filter(pk=pk)) == [{"owner": "ann"}]
-
-
-# -- an instance that a fenced queryset has read carries its token
+def fenced(using: str, pk: int) -> Any:
+    return rows(using).filter(pk=pk).fenced(EARLY)
 
 
 def locked(found: Any) -> Any:
@@ -285,49 +141,130 @@ def locked(found: Any) -> Any:
         return row
 
 
-WAYS: dict[str, Callable[[Any], Any]] = {
-    "index": lambda found: found[0],
-    "iterator": lambda found: next(iter(found.iterator())),
-    "in_bulk": lambda found: next(iter(found.in_bulk().values())),
-    "get_or_create": lambda found: found.get_or_create(owner="ann")[0],
-    "select_for_update": lambda found: found.select_for_update().get(),
-    "slice": lambda found: found.order_by("pk").using("default").all()[0:1].get(),
-    "pickled": lambda found: pickled(found.get()),
-    "copied": lambda found: copy.deepcopy(found.get()),
-    "row_lock": lambda found: locked(found),
+Found = dict[str, "Callable[[str, int], Any]"]
+READ: Found = {
+    "get": lambda using, pk: rows(using).get(pk=pk),
+    "defer": lambda using, pk: rows(using).defer("fence").get(pk=pk),
+    "only": lambda using, pk: rows(using).only("balance").get(pk=pk),
+    "only, then defer": lambda using, pk: rows(using).only("balance", "fence").defer("fence").get(pk=pk),
+    "proxy": lambda using, pk: RegisterProxy.objects.using(using).defer("fence").get(pk=pk),
+    "child": lambda using, pk: tills(using).only("drawer").get(pk=pk),
+    "fenced index": lambda using, pk: fenced(using, pk)[0],
+    "fenced only": lambda using, pk: fenced(using, pk).only("balance").get(),
+    "fenced iterator": lambda using, pk: next(iter(fenced(using, pk).iterator())),
+    "fenced in_bulk": lambda using, pk: next(iter(fenced(using, pk).in_bulk().values())),
+    "fenced get_or_create": lambda using, pk: fenced(using, pk).get_or_create(owner="ann")[0],
+    "fenced select_for_update": lambda using, pk: fenced(using, pk).select_for_update().get(),
+    "fenced slice": lambda using, pk: fenced(using, pk).order_by("pk").using(using).all()[0:1].get(),
+    "fenced, pickled": lambda using, pk: pickled(fenced(using, pk).get()),
+    "fenced, copied": lambda using, pk: copy.deepcopy(fenced(using, pk).get()),
+    "fenced row_lock": lambda using, pk: locked(fenced(using, pk)),
+    "fenced child": lambda using, pk: tills(using).fenced(EARLY).get(pk=pk),
 }
-
-
-def test_ways_to_read(using: str) -> None:
-    for way, read in WAYS.items():
-        row = register(using)
-        with transaction.atomic(using):
-            read(rows(using).filter(pk=row.pk).fenced(EARLY)).save()
-        assert stored(row) == (0, EARLY), way
+UNREAD: Found = {
+    "another manager": lambda using, pk: base(Register, using).only("balance").get(pk=pk),
+    "raw": lambda using, pk: next(
+        iter(rows(using).raw("SELECT id, balance FROM dataapp_register WHERE id = %s", [pk]))
+    ),
+    "from_db": lambda using, pk: Register.from_db(using, ["id", "balance"], [pk, 0]),
+    "proxy of another manager": lambda using, pk: base(RegisterProxy, using).only("owner").get(pk=pk),
+    "child of another manager": lambda using, pk: base(CashRegister, using).only("drawer").get(pk=pk),
+}
+if peers := getattr(models, "FETCH_PEERS", None):  # Django 6.1: its deferred fields are set past refresh_from_db()
+    UNREAD["peers"] = lambda using, pk: base(Register, using).fetch_mode(peers).only("balance").get(pk=pk)
 
 
 @everywhere
-def test_what_a_fenced_queryset_has_read(using: str) -> None:
-    for model, made in ((rows, register(using)), (tills, till(using))):
-        row = model(using).fenced(EARLY).get(pk=made.pk)
-        assert row.fence == 0, "what the row has"
-        row.balance = 1
-        row.save()
-        assert (stored(row), row.fence) == ((1, EARLY), EARLY)
+def test_a_stale_holder_undoes_nothing(using: str) -> None:
+    for way, find in (READ | UNREAD).items():
+        with transaction.atomic(using):
+            row = find(using, till(using, fence=EARLY - 1).pk)
+            if way in READ:
+                with sent(using) as texts:
+                    row.save()
+                assert not [text for text in texts if text.startswith("SELECT")], "no question for the fence"
+                assert stored(row)[1] == row.fence == (EARLY if "fenced" in way else EARLY - 1), way
+            write_later(row)
+            error = LockLost if way in READ else UnsupportedOperation
+            refused(row.save, error)
+            refused(row.save, error, update_fields=["balance"])
+            assert stored(row) == (100, LATE), way
+            row.save(update_fields=[])  # saves nothing
+        refused(lambda row=row: asyncio.run(row.asave()), error)
+
+
+@everywhere
+def test_instances_that_were_never_read(using: str) -> None:
+    """A made-up instance of a later row is no insert."""
+    row = register(using, fence=LATE, balance=7)
+    text = serializers.serialize("json", [row])
+    (deserialized,) = (found.object for found in serializers.deserialize("json", text, using=using))
+    rows(using).filter(pk=row.pk).update(balance=100, fence=LATE + 1)
+    for stale in (Register(pk=row.pk, owner="ann"), deserialized):
+        refused(stale.save, using=using)
+        refused(stale.save, using=using, fence=EARLY)
+    assert stored(row) == (100, LATE + 1)
+
+
+def test_a_fence_that_was_read_later_does_not_count(using: str) -> None:
+    """Nor one that is given but is too early. The message advises to read the whole row."""
+    for way, find in UNREAD.items():
+        row = find(using, till(using, fence=EARLY).pk)
+        refused(row.save, fence=EARLY - 1)
+        refused(row.save, UnsupportedOperation)  # as it was before
+        refused(row.save, UnsupportedOperation, force_insert=True)
         write_later(row)
-        late = model(using).fenced(EARLY).get(pk=made.pk)
-        assert late.fence == LATE
-        made.refresh_from_db(from_queryset=model(using).fenced(EARLY))
-        for stale in (row, late, made):
-            refused(stale.save)
-            stale.refresh_from_db()
-            refused(stale.save, update_fields=["balance"])
+        assert row.fence == LATE, "Django fetches it when it is asked for"
+        for kept in (row, copy.copy(row), pickled(row)):
+            with pytest.raises(UnsupportedOperation, match=r"read the whole row \(refresh_from_db\(\)\)"):
+                kept.save()
+        row.refresh_from_db()
+        row.save()
+        row = find(using, row.pk)
+        row.save(fence=LATE)  # what is given is worth more than any that was read, and stays
+        row.save()
+        assert stored(row) == (row.balance, row.fence) == (100 if way != "from_db" else 0, LATE)
+
+
+# What is read again after the later write, and with which error the rest is kept from undoing it.
+AGAIN: list[tuple[Callable[[str], dict[str, Any]], type[Exception]]] = [
+    (lambda using: {"fields": ["owner"]}, LockLost),
+    (lambda using: {"fields": ["fence"]}, UnsupportedOperation),
+    (lambda using: {"fields": iter(["balance", "fence"])}, UnsupportedOperation),
+    # its only() has the fence
+    (lambda using: {"fields": ["owner"], "from_queryset": rows(using)}, UnsupportedOperation),
+    # these leave out the balance, which was read
+    (lambda using: {"from_queryset": rows(using).defer("balance")}, UnsupportedOperation),
+    (lambda using: {"from_queryset": rows(using).only("owner")}, UnsupportedOperation),
+    (lambda using: {"from_queryset": base(Register, using).defer("balance")}, UnsupportedOperation),
+    (lambda using: {"from_queryset": rows(using).fenced(EARLY)}, LockLost),
+]
+
+
+def test_a_part_of_the_row_that_is_read_again(using: str) -> None:
+    for options, error in AGAIN:
+        row = register(using, fence=EARLY)
+        row.refresh_from_db(fields=["fence"])
+        row.save()  # nobody has written
+        write_later(row)
+        row.refresh_from_db(**options(using))
+        refused(row.save, error)
         assert stored(row) == (100, LATE)
+        row.refresh_from_db()
+        if options(using).get("from_queryset") is None:
+            row.save()
+    refused(row.save)  # the token of a fenced queryset stays
+    row = rows(using).defer("balance").get(pk=register(using, fence=EARLY).pk)
+    write_later(row)
+    row.refresh_from_db(from_queryset=rows(using).defer("balance"))
+    row.save()  # its balance was never read
+    assert stored(row) == (100, LATE)
 
 
 def test_a_later_token_of_the_same_holder(using: str) -> None:
     pk = register(using).pk
     row, other = (rows(using).fenced(EARLY).get(pk=pk) for _ in range(2))
+    assert row.fence == 0, "what the row has"
     row.save(fence=LATE)
     row.save()
     rows(using).fenced(LATE).bulk_update([other], ["balance"])

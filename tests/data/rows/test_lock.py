@@ -10,9 +10,9 @@ from django.db.transaction import TransactionManagementError
 
 from django_distlock import LockLost, LockNotAcquired, LockTimeout, UnsupportedOperation, row_lock
 from tests.data.app.models import Account, Currency, Node
-from tests.data.world import accounts, balances, everywhere, limits, on_servers, rows_of, run, sent
+from tests.data.world import accounts, balances, everywhere, limits, odd_limits, on_servers, rows_of, run, sent
 from tests.engines.statements import counted
-from tests.faults.server import is_mariadb, statement_limit
+from tests.faults.server import is_mariadb
 
 if TYPE_CHECKING:
     from tests.data.rival import Rival
@@ -79,13 +79,7 @@ def test_r7_after_busy_an_enclosing_transaction_is_rolled_back_and_nothing_of_ou
     pks = accounts(using, 1, 2)
     connection: Any = connections[using]
     connection.transaction_mode = None  # SQLite: a transaction that does not begin with the write lock
-    odd = {
-        "postgres": "SET lock_timeout = '1d'; SET statement_timeout = '90min'",
-        "mariadb": "SET SESSION innodb_lock_wait_timeout = 86399, SESSION {} = {}".format(*statement_limit(3.000001)),
-        "default": "PRAGMA busy_timeout = 123",
-    }
-    run(using, odd[using])
-    before = limits(using)
+    before = odd_limits(using)
     mine = rows_of(using, pks[1:])
     with rival.hold(using, pks[:1]):
         with transaction.atomic(using=using):
@@ -117,40 +111,32 @@ def test_a_savepoint_around_it_keeps_the_transaction(rival: Rival, using: str) -
     assert balances(using) == [1, 50]
 
 
-OLDER = "since this transaction first read"
+SNAPSHOTS = {
+    "default": "SELECT 1",
+    "postgres": "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL REPEATABLE READ",
+    "mariadb": "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
+}
 
 
-def test_sqlite_refuses_a_transaction_that_has_read_before_somebody_wrote(rival: Rival) -> None:
-    """SQLITE_BUSY_SNAPSHOT: waiting would not help, and what was read would be stale."""
-    pks = accounts("default", 1)
-    connection: Any = connections["default"]
-    mode, connection.transaction_mode = connection.transaction_mode, None
-    try:
-        with transaction.atomic():
-            assert balances("default") == [1]
-            rival.do("add", "default", pks[0], 1)
-            busy(rows_of("default", pks), OLDER, timeout=5)
-            assert connection.needs_rollback
-    finally:
-        connection.transaction_mode = mode
-
-
-@on_servers
-def test_a_row_that_was_written_after_the_snapshot(rival: Rival, using: str) -> None:
+@everywhere
+def test_a_row_that_was_written_after_the_snapshot(rival: Rival, using: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server refuses the lock, MariaDB by innodb_snapshot_isolation (error 1020), and ends the transaction with it:
-    the block may write nothing more, not even what MariaDB would commit by itself."""
+    the block may write nothing more, not even what MariaDB would commit by itself. SQLite: SQLITE_BUSY_SNAPSHOT, where
+    waiting would not help, and what was read would be stale."""
     if using == "mariadb" and not is_mariadb():
         pytest.skip("Oracle's MySQL locks what is there now")
     first, second = accounts(using, 0, 0)
-    of_session = "SESSION CHARACTERISTICS AS" if using == "postgres" else "SESSION"
-    run(using, f"SET {of_session} TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    run(using, SNAPSHOTS[using])
     if using == "mariadb":
         run(using, "SET SESSION innodb_snapshot_isolation = ON")
+    if using == "default":
+        monkeypatch.setattr(connections[using], "transaction_mode", None)
     with transaction.atomic(using=using):
-        rows_of(using, [second]).update(balance=7)
+        if using != "default":  # there it would keep everybody from writing
+            rows_of(using, [second]).update(balance=7)
         balances(using)
         rival.do("add", using, first, 1)
-        busy(rows_of(using, [first]), f"written {OLDER}")
+        busy(rows_of(using, [first]), "since this transaction first read", timeout=5)
         with pytest.raises(TransactionManagementError):
             rows_of(using, [second]).update(balance=8)
     assert balances(using) == [1, 0]
@@ -181,11 +167,11 @@ def test_what_does_not_wait_says_so_and_gives_up_a_locked_table_as_well(rival: R
         with sent(using) as texts, row_lock(rows_of(using, pks), **options):
             pass
         assert [text.split(" FOR UPDATE ")[1] for text in texts if " FOR UPDATE" in text] == [words]
-    rival.do("lock_in_sql", using)
+    assert rival.lock(using, "Account", mode="access exclusive") == "held"
     for options, _ in ways:
         with pytest.raises(LockNotAcquired):
             row_lock(rows_of(using, pks), **options).__enter__()
-    rival.do("release")
+    rival.leave()
 
 
 @on_servers
@@ -217,9 +203,10 @@ def test_skip_locked_on_sqlite_skips_everything_while_somebody_writes(rival: Riv
 def test_no_key_lets_a_foreign_key_be_inserted(rival: Rival) -> None:
     """PostgreSQL: an insert that refers to the row takes FOR KEY SHARE on it."""
     node = Node.objects.using("postgres").create(name="parent")
+    insert = f"INSERT INTO dataapp_node (name, parent_id) VALUES ('child', {node.pk})"
     for no_key in (True, False):
         with row_lock(Node, pk=node.pk, using="postgres", no_key=no_key):
-            assert rival.do("insert_child", node.pk) is no_key
+            assert rival.do("attempt", "postgres", insert) is no_key
 
 
 def test_a_table_without_row_locks_is_refused_and_looked_up_again() -> None:
@@ -240,20 +227,3 @@ def test_a_connection_closed_inside_the_block_is_a_loss() -> None:
     (pk,) = accounts("postgres", 1)
     with pytest.raises(LockLost, match="closed inside the block"), row_lock(Account, pk=pk, using="postgres"):
         connections["postgres"].close()
-
-
-class Replicas:
-    def db_for_read(self, model: Any, **hints: Any) -> str:
-        return "mariadb"
-
-    def db_for_write(self, model: Any, **hints: Any) -> str:
-        return "postgres"
-
-
-def test_the_database_is_the_one_that_is_written(settings: Any) -> None:
-    settings.DATABASE_ROUTERS = [Replicas()]
-    (pk,) = accounts("postgres", 1)
-    for recipe in (row_lock(Account.objects.filter(pk=pk)), row_lock(Account.objects), row_lock(Account, pk=pk)):
-        with recipe:
-            assert connections["postgres"].in_atomic_block
-            assert not connections["mariadb"].in_atomic_block

@@ -10,12 +10,12 @@ import pytest
 from django.db import Error, OperationalError, ProgrammingError, connections, transaction
 from django.db.models import Exists, OuterRef
 
-from django_distlock import LockLost, LockNotHeld, LockTimeout, UnsupportedOperation, table_lock
+from django_distlock import LockLost, LockNotHeld, UnsupportedOperation, table_lock
 from django_distlock.data.tables.mysql import ENDS, HARMLESS
 from tests.data.app.models import Account, Course, Currency, Ledger, Node, Student
-from tests.data.world import ask, held, limits, repeatable, sent, when_somebody_waits
+from tests.data.world import ask, held, sent
 from tests.engines.statements import counted
-from tests.faults.server import is_mariadb, statement_limit
+from tests.faults.server import is_mariadb
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -139,40 +139,6 @@ def test_unlocked_however_it_ends(rival: Rival) -> None:
     with lock():
         assert locked()
     assert not locked()
-
-
-@pytest.mark.parametrize("timeout", [20, None])
-def test_r13_the_snapshot_is_younger_than_the_lock(rival: Rival, timeout: float | None) -> None:
-    assert rival.lock(DB, "Account") == "held"
-    rival.do("begin", DB, "Account")
-    waits = when_somebody_waits(DB, lambda: rival.do("release"))
-    with repeatable(DB) as using, waits, table_lock(Account, using=using, timeout=timeout):
-        assert Account.objects.using(using).exists()
-
-
-def test_postgres_modes_that_it_has_and_has_not() -> None:
-    for mode, writes in (("share", False), ("exclusive", True), ("access exclusive", True)):
-        with lock(mode=mode):
-            assert locked() == writes
-    for mode in ("access share", "row share", "row exclusive", "share update exclusive"):
-        with sent(DB) as texts, pytest.raises(UnsupportedOperation, match=mode):
-            lock(mode=mode).__enter__()
-        assert not texts
-
-
-def test_the_callers_timeouts_are_as_before(rival: Rival) -> None:
-    """Those of the session, which are not the server's: also after a wait that has ended in an error."""
-    limit, number = statement_limit(86400)
-    run(f"SET SESSION lock_wait_timeout = 86400, SESSION innodb_lock_wait_timeout = 7, {limit} = {number}")
-    before = limits(DB)
-    assert "86400" in str(before)
-    with lock(timeout=2.5):
-        assert limits(DB) == before
-    assert rival.lock(DB, "Account") == "held"
-    with pytest.raises(LockTimeout):
-        lock(timeout=0.1).__enter__()
-    assert limits(DB) == before
-    rival.leave()
 
 
 # What would end the transaction is refused, and what has ended it is told.

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import threading
-import time
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.apps.registry import Apps
 from django.db import models, transaction
 
-from django_distlock import DistlockError, LockTimeout, table_lock
+from django_distlock import DistlockError, table_lock
 from django_distlock.data.tables.modes import TableLockMode
 from django_distlock.manager.isolation import StaleSnapshotWarning
 from tests.data.app.models import Account, Course, Currency, Ledger, Place, QuotedLedger, Restaurant, Student
-from tests.data.world import held, limits, repeatable, run, when_somebody_waits
+from tests.data.world import held, repeatable, run, when_somebody_waits
 from tests.engines.statements import counted
-from tests.support.timing import within
 
 if TYPE_CHECKING:
     from tests.data.rival import Rival
@@ -104,32 +100,6 @@ def test_tables_of_every_shape() -> None:
     assert type(caught.value) is DistlockError
 
 
-def test_a_timeout_inside_atomic_marks_it(rival: Rival) -> None:
-    assert rival.lock(DB, "Account") == "held"
-    with transaction.atomic(using=DB):
-        with pytest.raises(LockTimeout) as caught:
-            lock(Account, timeout=1).__enter__()
-        with pytest.raises(transaction.TransactionManagementError) as told:
-            Account.objects.using(DB).count()
-    rival.leave()
-    assert told.value.__cause__ is caught.value.__cause__
-
-
-@pytest.mark.alone
-def test_r5_two_waits_are_one_wait(rival: Rival, second: Rival) -> None:
-    """lock_timeout alone counts anew for each table: the first is given up when most of the time is over."""
-    leaving = threading.Timer(0.7, rival.leave)
-    assert rival.lock(DB, "Account") == second.lock(DB, "Currency") == "held"
-    limits(DB)
-    leaving.start()
-    start = time.monotonic()
-    with pytest.raises(LockTimeout):
-        lock(Account, Currency, timeout=1).__enter__()
-    within(time.monotonic() - start, 1.5)
-    second.leave()
-    leaving.join()
-
-
 def test_r9_any_order_is_one_order(rival: Rival, second: Rival) -> None:
     """Who waits for the first table holds no other, however the models are named: else two callers could each have one
     table and wait for the other. MariaDB sorts them itself, SQLite has one lock."""
@@ -143,20 +113,6 @@ def test_r9_any_order_is_one_order(rival: Rival, second: Rival) -> None:
     with when_somebody_waits(DB, look), lock(Currency, Account, timeout=None):
         pass
     assert free == [True]
-
-
-@pytest.mark.parametrize(("timeout", "naive"), [(20, False), (None, False), (20, True)])
-def test_r13_the_snapshot_is_younger_than_the_lock(rival: Rival, timeout: float | None, naive: bool) -> None:
-    """What the last holder wrote is seen. A SELECT before the lock, to set the timeout, would freeze what is seen."""
-    assert rival.lock(DB, "Account") == "held"
-    rival.do("begin", DB, "Account")
-    with repeatable(DB) as using, transaction.atomic(using=using), warnings.catch_warnings():
-        if naive:
-            warnings.simplefilter("ignore", StaleSnapshotWarning)
-            run(using, "SELECT set_config('lock_timeout', '5000', true)")
-        waits = when_somebody_waits(DB, lambda: rival.do("release"))
-        with waits, table_lock(Account, using=using, timeout=timeout):
-            assert Account.objects.using(using).exists() is not naive
 
 
 def test_r13_a_lock_after_the_first_read_warns() -> None:

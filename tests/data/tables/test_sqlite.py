@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import OperationalError, connections, transaction
 
-from django_distlock import LockNotAcquired, LockTimeout, UnsupportedOperation, table_lock
-from django_distlock.data.errors import code_of
+from django_distlock import LockTimeout, UnsupportedOperation, table_lock
 from tests.data.app.models import Account, Ledger, QuotedLedger
-from tests.data.world import another, ask, limits
+from tests.data.world import another, ask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,30 +55,6 @@ def test_inside_atomic_the_write_lock_is_taken(rival: Rival) -> None:
     assert (Account.objects.count(), Ledger.objects.count()) == (1, 0), "a lock changes nothing"
 
 
-def test_after_a_timeout_inside_atomic_it_is_marked(rival: Rival) -> None:
-    assert rival.lock(DB, "Account") == "held"
-    before = limits(DB)
-    with transaction.atomic():
-        with pytest.raises(LockTimeout):
-            table_lock(Account, timeout=1).__enter__()
-        with pytest.raises(transaction.TransactionManagementError):
-            Account.objects.count()
-    assert limits(DB) == before
-    rival.leave()
-
-
-def test_an_old_snapshot_is_not_acquired(rival: Rival) -> None:
-    """Somebody has written since the transaction first read: no waiting helps."""
-    with transaction.atomic():
-        assert Account.objects.count() == 0
-        rival.do("begin", DB, "Account")
-        rival.leave()
-        with pytest.raises(LockNotAcquired, match="first read") as caught:
-            table_lock(Account, timeout=5).__enter__()
-    assert type(caught.value) is LockNotAcquired
-    assert code_of(caught.value.__cause__) == "SQLITE_BUSY_SNAPSHOT"  # type: ignore[arg-type]
-
-
 def test_access_exclusive_keeps_readers_out(tmp_path: Path) -> None:
     """With a rollback journal. With a write-ahead log nothing keeps readers out, and they see what was committed."""
     lite = connections[DB].copy("lite")
@@ -98,10 +73,6 @@ def test_access_exclusive_keeps_readers_out(tmp_path: Path) -> None:
         del connections["lite"]
 
 
-def test_modes_that_it_has_not() -> None:
-    for mode in ("access share", "row share", "row exclusive", "share update exclusive"):
-        with pytest.raises(UnsupportedOperation, match=mode):
-            table_lock(Account, mode=mode).__enter__()
-    assert not connections[DB].in_atomic_block
+def test_access_exclusive_is_refused_inside_a_transaction() -> None:
     with transaction.atomic(), pytest.raises(UnsupportedOperation, match="EXCLUSIVE"):
         table_lock(Account, mode="access exclusive").__enter__()
