@@ -24,7 +24,7 @@ from django_distlock.conf import read_alias
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
 from django_distlock.testing import lose
-from tests.faults.conftest import database_alias, proxied
+from tests.faults.conftest import database_alias
 from tests.operations.admin.pages import LIST, log_in, remove_people
 from tests.operations.world import call, listening
 from tests.support import services
@@ -33,9 +33,6 @@ from tests.support.services.process import free_port
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.faults.conftest import Proxied
-
-__all__ = ["proxied"]
 # Those that are waited for longer when they are away are in the second tier.
 ENGINES = [
     *("postgres", "mysql", "leasetable_postgres", "redis"),
@@ -215,21 +212,6 @@ def test_nothing_is_said_when_all_is_well_with_a_wrong_password_or_no_server(
             settings.DISTLOCK = {"canary": entry}
             canary.attempt(lambda: run_checks(tags=["distlock"]))
             everything(canary, boss, name)
-
-
-@pytest.mark.tier2
-@pytest.mark.parametrize("using", ["postgres", "redis"])
-def test_nothing_is_said_when_the_server_hangs(
-    using: str, name: str, boss: Client, canary: Canary, proxied: Proxied
-) -> None:
-    proxy = proxied(using)
-    lease = advisory_lock(name, using=using).acquire()
-    proxy.blackhole()
-    canary.attempt(lambda: advisory_lock(name + "2", using=using, timeout=0.2).acquire())
-    canary.read("page", boss.get(LIST).text)
-    proxy.cut()
-    canary.attempt(lease.release)
-    canary.read("internals", lease, registry.entry(using).backend)
 
 
 def test_settings_that_are_wrong_are_not_repeated(canary: Canary) -> None:

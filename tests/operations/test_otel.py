@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,7 +20,6 @@ from django_distlock.operations.otel import MOST_LABELS, UNKNOWN, DistlockInstru
 from django_distlock.testing import lose
 from tests.conftest import eventually
 from tests.operations.world import SIGNALS
-from tests.support.paths import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -170,22 +167,3 @@ def test_labels_of_the_users_own_and_switched_off(telemetry: Telemetry, name: st
     (point,) = other.points("distlock.wait")
     other.end()
     assert (point.attributes["distlock.template"], telemetry.spans()) == (name[:5], [])
-
-
-WITHOUT = """
-import os, sys
-os.environ["DJANGO_SETTINGS_MODULE"] = "testproject.settings"
-sys.modules["opentelemetry"] = None  # as if it were not installed
-import django; django.setup()
-from django_distlock import advisory_lock
-with advisory_lock("x", using="memory"): pass
-assert not [name for name in sys.modules if name.startswith("opentelemetry.") or name.endswith("operations.otel")]
-try: import django_distlock.operations.otel
-except ImportError: print("missing")
-"""
-
-
-@pytest.mark.tier2
-def test_without_the_extra_nothing_of_it_is_imported() -> None:
-    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, cwd=ROOT, timeout=100)
-    assert done.stdout == "missing\n", done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -38,13 +37,6 @@ def records() -> Iterator[None]:
     yield
     for model in (LockEvent, IdempotencyRecord):
         model.rows.all().delete()
-
-
-@pytest.mark.parametrize("using", ["leasetable", "postgres", "redis"])
-def test_the_command(using: str) -> None:
-    status, out, _ = call("prune", "--using", using, "--days", "0.5")
-    assert status == 0
-    assert re.fullmatch(r"(\w+: \d+ deleted\n)+|Nothing is kept there\.\n", out)
 
 
 @pytest.mark.parametrize(("kept", "deleted"), [(None, 1), (90, 0), (5, 2)])
