@@ -39,15 +39,15 @@ ENGINES = [
     *(pytest.param(using, marks=pytest.mark.tier2) for using in ("redlock", "zookeeper")),
 ]
 HOSTILE = "canary\r\nlog line\x1b[2J\u202e"
-COMMANDS = [
-    "list --json",
-    "list --table",
-    "doctor --using canary",
-    "break no-such-lock --using canary --yes",
-    "run canary --using canary --timeout 1 -- true",
-    "migrate --plan --using canary --timeout 0",
-    "prune --using canary",
-]
+COMMANDS = """
+list --json
+list --table
+doctor --using canary
+break no-such-lock --using canary --yes
+run canary --using canary --timeout 1 -- true
+migrate --plan --using canary --timeout 0
+prune --using canary
+""".strip().splitlines()
 
 
 class Canary(logging.Handler):
@@ -59,10 +59,9 @@ class Canary(logging.Handler):
         self.texts: list[tuple[str, str]] = []
         self.setFormatter(logging.Formatter("%(name)s %(message)s"))
 
-    def make(self, what: str) -> str:
-        return self.know(what, "canary-" + secrets.token_hex(16))
-
-    def know(self, what: str, secret: str) -> str:
+    def know(self, what: str, secret: str = "") -> str:
+        """A secret; a new one if none is given."""
+        secret = secret or "canary-" + secrets.token_hex(16)
         assert len(secret) >= 16, "too short to be told from other text"
         self.secrets[secret] = what
         return secret
@@ -90,22 +89,12 @@ class Canary(logging.Handler):
 
     def found(self) -> list[str]:
         """Where secrets were said, in whatever form."""
-        forms = [
-            (what, form)
-            for secret, what in self.secrets.items()
-            for form in (
-                secret,
-                quote(secret, safe=""),
-                secret.encode().hex(),
-                base64.b64encode(secret.encode()).decode(),
-            )
-        ]
-        return [
-            f"{what} in {where}: {text}"
-            for what, form in forms
-            for where, text in self.texts
-            if form.rstrip("=") in text
-        ]
+        found = []
+        for secret, what in self.secrets.items():
+            coded = base64.b64encode(secret.encode()).decode().rstrip("=")
+            forms = (secret, quote(secret, safe=""), secret.encode().hex(), coded)
+            found += [f"{what} in {where}: {text}" for where, text in self.texts if any(form in text for form in forms)]
+        return found
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -198,7 +187,7 @@ def test_nothing_is_said_when_all_is_well_with_a_wrong_password_or_no_server(
 ) -> None:
     monkeypatch.setattr("django_distlock.operations.commands.migrate.SILENCE", 0.0)  # it does not ask again
     usual, key = settings.DISTLOCK[using], settings.DISTLOCK_SITE_KEY
-    settings.DISTLOCK, settings.DISTLOCK_SITE_KEY = {"canary": usual}, canary.make("site key")
+    settings.DISTLOCK, settings.DISTLOCK_SITE_KEY = {"canary": usual}, canary.know("site key")
     site_key.forget()
     with advisory_lock(name, using="canary", timeout=5) as lease:
         canary.know("token", lease._grant.claim.token or "no token is used here")
@@ -208,14 +197,14 @@ def test_nothing_is_said_when_all_is_well_with_a_wrong_password_or_no_server(
     settings.DISTLOCK_SITE_KEY = key
     site_key.forget()
     for port in (None, free_port()):
-        with override_settings(DISTLOCK={using: usual}), alias_for(using, canary.make("wrong one"), port) as entry:
+        with override_settings(DISTLOCK={using: usual}), alias_for(using, canary.know("wrong one"), port) as entry:
             settings.DISTLOCK = {"canary": entry}
             canary.attempt(lambda: run_checks(tags=["distlock"]))
             everything(canary, boss, name)
 
 
 def test_settings_that_are_wrong_are_not_repeated(canary: Canary) -> None:
-    secret = canary.make("password")
+    secret = canary.know("password")
     for engine, options in (
         ("postgres", {"password": secret}),
         ("postgres", f"redis://:{secret}@x"),
@@ -250,7 +239,7 @@ def test_the_canary_finds_what_it_looks_for() -> None:
         mine = Canary()
         with mine.listening():
             mine.read("page", "harmless")
-            secret = mine.make("secret")
+            secret = mine.know("secret")
             assert not mine.found()
             say(mine, secret)
         assert mine.found()

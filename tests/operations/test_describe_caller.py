@@ -11,7 +11,6 @@ import pytest
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, override_settings
 from django.urls import path
-from django.utils.decorators import method_decorator
 from rest_framework.views import APIView
 
 from django_distlock import advisory_lock, held_locks
@@ -48,10 +47,6 @@ def urls(using: str, name: str) -> tuple[Any, ...]:
         def post(self, request: HttpRequest, token: str) -> HttpResponse:
             return holders(using, name)
 
-        @method_decorator(lock)
-        def put(self, request: HttpRequest, token: str) -> HttpResponse:
-            return holders(using, name)
-
     views = {"reset": view, "async": async_view, "rest": Rest.as_view()}
     return tuple(path(f"{kind}/<token>/", view) for kind, view in views.items())
 
@@ -67,7 +62,6 @@ def test_a_view_tells_its_route(using: str, name: str) -> None:
         for method, kind, shown, locks in (
             ("POST", "reset", "POST /reset/<token>/", 2),
             ("POST", "rest", "POST /rest/<token>/", 1),
-            ("PUT", "rest", "PUT /rest/<token>/", 1),
             ("web-9:1:MainThread", "reset", "? /reset/<token>/", 2),  # clients choose it
         ):
             told = Client().generic(method, f"/{kind}/{SECRET}/").text.split("\n")
