@@ -8,7 +8,6 @@ import logging
 import re
 import secrets
 import traceback
-import warnings
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -50,14 +49,15 @@ prune --using canary
 """.strip().splitlines()
 
 
-class Canary(logging.Handler):
-    """Knows secrets, and reads every log record and every warning while it is listening."""
+class Canary:
+    """Knows secrets, and finds where they were said: in what it was given to read, in logs and in warnings."""
 
-    def __init__(self) -> None:
-        super().__init__(logging.DEBUG)
+    def __init__(self, logs: pytest.LogCaptureFixture, warnings: pytest.WarningsRecorder) -> None:
+        self.logs, self.warnings = logs, warnings
         self.secrets: dict[str, str] = {}  # secret -> what it is
         self.texts: list[tuple[str, str]] = []
-        self.setFormatter(logging.Formatter("%(name)s %(message)s"))
+        for name in ("", "django_distlock", "kazoo", "django"):
+            logs.set_level(logging.DEBUG, name)
 
     def know(self, what: str, secret: str = "") -> str:
         """A secret; a new one if none is given."""
@@ -66,29 +66,30 @@ class Canary(logging.Handler):
         self.secrets[secret] = what
         return secret
 
-    def emit(self, record: logging.LogRecord) -> None:
-        assert "\n" not in record.getMessage() or not record.name.startswith("django_distlock"), record.getMessage()
-        self.read(f"log {record.name}", self.format(record))
-
     def read(self, where: str, *values: object) -> None:
         self.texts += [(where, form(value)) for value in values for form in (str, repr)]
 
-    def attempt(self, action: Callable[[], Any], where: str = "attempt") -> Any:
+    def attempt(self, action: Callable[[], Any]) -> Any:
         """Do it, and read what it gives or raises, with everything behind that, whether a traceback prints it or
         not."""
         try:
             result: Any = action()
-            self.read(where, result)
+            self.read("answer", result)
         except Exception as error:
             result, behind = error, [error]
             for each in behind:
-                self.read(where, "".join(traceback.format_exception(each, chain=False)), each)
+                self.read("error", "".join(traceback.format_exception(each, chain=False)), each)
                 more = (each.__cause__, each.__context__)
                 behind += [other for other in more if other is not None and other not in behind]
         return result
 
     def found(self) -> list[str]:
         """Where secrets were said, in whatever form."""
+        self.read("warning", *(warning.message for warning in self.warnings))
+        for record in self.logs.get_records("call"):
+            text = self.logs.handler.format(record)
+            assert "\n" not in record.getMessage() or not record.name.startswith("django_distlock"), text
+            self.read(f"log {record.name}", text)
         found = []
         for secret, what in self.secrets.items():
             coded = base64.b64encode(secret.encode()).decode().rstrip("=")
@@ -96,31 +97,19 @@ class Canary(logging.Handler):
             found += [f"{what} in {where}: {text}" for where, text in self.texts if any(form in text for form in forms)]
         return found
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        with warnings.catch_warnings(record=True) as caught, ExitStack() as stack:
-            warnings.simplefilter("always")
-            for name in ("", "django_distlock", "kazoo", "django"):
-                logger = logging.getLogger(name)
-                stack.callback(logger.setLevel, logger.level)
-                logger.setLevel(logging.DEBUG)
-            logging.getLogger().addHandler(self)
-            stack.callback(logging.getLogger().removeHandler, self)
-            yield
-        self.read("warning", *(warning.message for warning in caught))
-
 
 @pytest.fixture
-def canary(databases: None, settings: Any) -> Iterator[Canary]:
+def canary(
+    databases: None, settings: Any, caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
+) -> Iterator[Canary]:
     """The site key and the passwords of all databases and servers must not be said while the test runs."""
-    mine = Canary()
+    mine = Canary(caplog, recwarn)
     mine.know("site key", settings.DISTLOCK_SITE_KEY)
     passwords = [connections.settings[alias].get("PASSWORD") for alias in connections]
     for password in [*passwords, *(server["password"] for server in services.load().values())]:
         if password:
             mine.know("password", password)
-    with mine.listening():
-        yield mine
+    yield mine
     assert mine.texts, "nothing was read"
     assert not (found := mine.found()), "\n".join(found)
 
@@ -221,7 +210,7 @@ def test_settings_that_are_wrong_are_not_repeated(canary: Canary) -> None:
             canary.attempt(held_locks)
 
 
-def test_the_canary_finds_what_it_looks_for() -> None:
+def test_the_canary_finds_what_it_looks_for(caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder) -> None:
     """A checker that cannot turn red is broken."""
 
     def fail(secret: str) -> None:
@@ -236,10 +225,8 @@ def test_the_canary_finds_what_it_looks_for() -> None:
         lambda mine, secret: mine.attempt(lambda: fail(secret)),
         lambda mine, secret: mine.read("bytes", secret.encode().hex()),
     ):
-        mine = Canary()
-        with mine.listening():
-            mine.read("page", "harmless")
-            secret = mine.know("secret")
-            assert not mine.found()
-            say(mine, secret)
+        mine = Canary(caplog, recwarn)
+        secret = mine.know("secret")
+        assert not mine.found()
+        say(mine, secret)
         assert mine.found()
