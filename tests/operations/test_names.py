@@ -25,10 +25,12 @@ from django_distlock.keys import LockKey
 from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.name_log import AGAIN, HELD_AGAIN, NameBook
 from django_distlock.manager.registry import registry
+from django_distlock.models import LockName
 from django_distlock.operations.pruning import prune
 from tests.conftest import eventually
 from tests.engines.statements import counted
 from tests.faults.server import SESSION_LOCKS, ask, key_of, noted
+from tests.operations.world import without_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,8 +41,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("databases")
 each_engine = pytest.mark.parametrize("using", SESSION_LOCKS)
-RENAME = "ALTER TABLE {} RENAME TO {}"
-NAMES, MOVED = "django_distlock_name", "django_distlock_moved"
+NAMES = LockName._meta.db_table
 
 
 @pytest.fixture
@@ -166,14 +167,11 @@ def test_without_the_table_locks_work_and_the_log_says_so_once(using: str, name:
     """The code is newer than the database: `migrate` has not run yet. The name is written after it has."""
     backend: Any = registry.entry(using).backend
     with advisory_lock(name, using=using) as lease:
-        ask(using, RENAME.format(NAMES, MOVED))
-        try:
+        with without_table(using, LockName):
             with caplog.at_level(logging.DEBUG, "django_distlock.backends"):
                 look(using, 4)
             assert name in [info.name for info in held_locks(using)[0].locks]
             lease.ensure_held()
-        finally:
-            ask(using, RENAME.format(MOVED, NAMES))
         (record,) = caplog.records
         assert (record.levelname, "migrate" in record.message) == ("WARNING", True)
         backend._notes._rests_until = 0.0  # it is over
