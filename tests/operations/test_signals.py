@@ -43,6 +43,7 @@ def test_the_wait_is_no_part_of_the_hold(name: str, fake_clock: FakeClock) -> No
     lock = advisory_lock(name, using="memory", timeout=60)
     with listening(name) as heard, ThreadPoolExecutor(1) as pool:
         first = lock.acquire()
+        lock.acquire().release()  # of a re-entry nothing is told
         waiting = pool.submit(lock.acquire)
         eventually(lambda: waited_for(name), "nobody waits")
         fake_clock.advance(5)
@@ -53,6 +54,8 @@ def test_the_wait_is_no_part_of_the_hold(name: str, fake_clock: FakeClock) -> No
         second.release()
     assert sorted(facts["wait"] for kind, facts in heard if kind == "acquired") == [0, 5]
     assert [facts["hold"] for kind, facts in heard if kind == "released"] == [5, 2]
+    fences = [first.fence, first.fence, second.fence, second.fence]
+    assert sorted(facts["fence"] for _, facts in heard) == fences
 
 
 def misfortunes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,16 +102,21 @@ def test_what_happens_is_told_of_each_lock_with_its_facts(name: str, monkeypatch
         *[(kind, one) for kind in ("acquired", "failed", "timed_out", "failed", "released", "failed", "failed")],
     ]
     assert all(set(facts) == BASIC | FACTS[kind] for kind, facts in heard)
+    assert {(facts["sender"].__name__, facts["using"]) for _, facts in heard} == {("MemoryBackend", "memory")}
+    assert max(facts["wait"] for kind, facts in heard if kind == "timed_out") >= 0.2
     errors = [DeadlockDetected, asyncio.CancelledError, BackendUnavailable, BackendUnavailable]
     assert [type(facts["error"]) for kind, facts in heard if kind == "failed"] == errors
 
 
-def test_an_async_receiver_that_fails_is_logged_and_changes_nothing(name: str, caplog: Any) -> None:
-    """Plain receivers that fail are in tests/unit/shared/test_holding.py."""
-
-    async def receiver(**facts: Any) -> None:
+@pytest.mark.parametrize("coroutine", [False, True])
+def test_a_receiver_that_fails_is_logged_and_changes_nothing(coroutine: bool, name: str, caplog: Any) -> None:
+    def failing(**facts: Any) -> None:
         raise RuntimeError("receiver")
 
+    async def failing_async(**facts: Any) -> None:
+        raise RuntimeError("receiver")
+
+    receiver = failing_async if coroutine else failing
     for signal in SIGNALS.values():
         signal.connect(receiver)
     lock = advisory_lock(name, using="memory")
@@ -117,6 +125,7 @@ def test_an_async_receiver_that_fails_is_logged_and_changes_nothing(name: str, c
         assert lease.held
     for signal in SIGNALS.values():
         signal.disconnect(receiver)
+    assert not lease.held
     assert [(record.levelname, "\n" in record.getMessage()) for record in caplog.records] == [("ERROR", False)] * 3
 
 
