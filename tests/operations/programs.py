@@ -74,34 +74,36 @@ def run_and_become_another(link: Link, *arguments: str) -> None:
     run(link, *arguments)
 
 
-class SlowDisk(MetaPathFinder):
-    """As on a busy host: the first import of a driver takes longer than a listing may."""
-
-    def __init__(self, module: str) -> None:
-        self.module, self.met = module, False
-
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
-        if fullname == self.module and not self.met:
-            self.met = True
-            time.sleep(3.0)
-
-
 def list_first(link: Link, alias: str, module: str) -> None:
-    """Says the error of the alias, if any, and whether it was this that imported the driver."""
+    """On a host so busy that the first import of the driver takes longer than a listing may; says the error of the
+    alias, if any, and whether it was this that imported the driver."""
+    met: list[str] = []
+
+    class SlowDisk(MetaPathFinder):
+        def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
+            if fullname == module and not met:
+                met.append(fullname)
+                time.sleep(3.0)
+
     for name in [name for name in sys.modules if name == module or name.startswith(f"{module}.")]:
         del sys.modules[name]
-    disk = SlowDisk(module)
-    sys.meta_path.insert(0, disk)
+    sys.meta_path.insert(0, SlowDisk())
     (report,) = held_locks(alias)
-    link.say([report.error, disk.met])
+    link.say([report.error, bool(met)])
+
+
+def own_database(**changes: Any) -> None:
+    """From now on the default database is another one, which has the site key."""
+    connections.settings["default"] = changes
+    if hasattr(connections._connections, "default"):
+        del connections["default"]
+    settings.DISTLOCK_SITE_KEY = None
 
 
 def operate(link: Link, database: str, port: int, *arguments: str) -> None:
-    """manage.py distlock of a project whose default database is that of an alias, behind another port, where the site
-    key is, too; says the exit status, the seconds, and what was written."""
-    connections.settings["default"] = {**connections.settings[database], "PORT": str(port)}
-    if hasattr(connections._connections, "default"):
-        del connections["default"]
+    """manage.py distlock of a project whose default database is that of an alias, behind another port; says the exit
+    status, the seconds, and what was written."""
+    own_database(**{**connections.settings[database], "PORT": str(port)})
     for other in set(connections.settings) - {"default", "mariadb"}:
         del connections.settings[other]
     leases = "django_distlock.backends.leasetable.LeaseTableBackend"
@@ -110,7 +112,6 @@ def operate(link: Link, database: str, port: int, *arguments: str) -> None:
         "leases": {"BACKEND": leases, "OPTIONS": {"database": "default"}},
         "other": {"BACKEND": leases, "OPTIONS": {"database": "mariadb"}},
     }
-    settings.DISTLOCK_SITE_KEY = None
     began = time.monotonic()
     status, out, err = call(*arguments)
     link.say([status, time.monotonic() - began, out + err])
@@ -119,7 +120,7 @@ def operate(link: Link, database: str, port: int, *arguments: str) -> None:
 def tell(what: str) -> None:
     """Say it, and wait for leave to go on."""
     assert _link is not None
-    _link.say(what)
+    os.write(1, (json.dumps(what) + "\n").encode())
     _link.hear()
 
 
@@ -127,19 +128,11 @@ def manage(link: Link, database: str, name: str, *arguments: str) -> None:
     """manage.py of a project with nothing but the database ``name`` on the server of an alias."""
     global _link
     _link = link
-    sys.stderr = open(2, "w", 1, closefd=False)  # noqa: SIM115 - as a program has it
-    sys.stdout = open(2, "w", 1, closefd=False)  # noqa: SIM115 - the link is on the descriptor 1
-    _link.say = _say  # type: ignore[method-assign]
-    connections.settings["default"] = {**connections.settings[database], "NAME": name}
-    if hasattr(connections._connections, "default"):
-        del connections["default"]
+    # as a program has it; the link is on the descriptor 1
+    sys.stdout = sys.stderr = open(2, "w", 1, closefd=False)  # noqa: SIM115
+    own_database(**{**connections.settings[database], "NAME": name})
     settings.DISTLOCK = {}
-    settings.DISTLOCK_SITE_KEY = None
     settings.MIGRATION_MODULES = {"dataapp": "tests.operations.counted"}
     migrate.PAUSE = 0.05
     link.hear()
     execute_from_command_line(["manage.py", *arguments])
-
-
-def _say(value: Any = None) -> None:
-    os.write(1, (json.dumps(value) + "\n").encode())

@@ -8,7 +8,6 @@ import logging
 import re
 import secrets
 import traceback
-import warnings
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -24,7 +23,7 @@ from django_distlock.conf import read_alias
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
 from django_distlock.testing import lose
-from tests.faults.conftest import database_alias, proxied
+from tests.faults.conftest import database_alias
 from tests.operations.admin.pages import LIST, log_in, remove_people
 from tests.operations.world import call, listening
 from tests.support import services
@@ -33,108 +32,84 @@ from tests.support.services.process import free_port
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.faults.conftest import Proxied
-
-__all__ = ["proxied"]
 # Those that are waited for longer when they are away are in the second tier.
 ENGINES = [
     *("postgres", "mysql", "leasetable_postgres", "redis"),
     *(pytest.param(using, marks=pytest.mark.tier2) for using in ("redlock", "zookeeper")),
 ]
 HOSTILE = "canary\r\nlog line\x1b[2J\u202e"
-COMMANDS = [
-    "list --json",
-    "list --table",
-    "doctor --using canary",
-    "break no-such-lock --using canary --yes",
-    "run canary --using canary --timeout 1 -- true",
-    "migrate --plan --using canary --timeout 0",
-    "prune --using canary",
-]
+COMMANDS = """
+list --json
+list --table
+doctor --using canary
+break no-such-lock --using canary --yes
+run canary --using canary --timeout 1 -- true
+migrate --plan --using canary --timeout 0
+prune --using canary
+""".strip().splitlines()
 
 
-class Canary(logging.Handler):
-    """Knows secrets, and reads every log record and every warning while it is listening."""
+class Canary:
+    """Knows secrets, and finds where they were said: in what it was given to read, in logs and in warnings."""
 
-    def __init__(self) -> None:
-        super().__init__(logging.DEBUG)
+    def __init__(self, logs: pytest.LogCaptureFixture, warnings: pytest.WarningsRecorder) -> None:
+        self.logs, self.warnings = logs, warnings
         self.secrets: dict[str, str] = {}  # secret -> what it is
         self.texts: list[tuple[str, str]] = []
-        self.setFormatter(logging.Formatter("%(name)s %(message)s"))
+        for name in ("", "django_distlock", "kazoo", "django"):
+            logs.set_level(logging.DEBUG, name)
 
-    def make(self, what: str) -> str:
-        return self.know(what, "canary-" + secrets.token_hex(16))
-
-    def know(self, what: str, secret: str) -> str:
+    def know(self, what: str, secret: str = "") -> str:
+        """A secret; a new one if none is given."""
+        secret = secret or "canary-" + secrets.token_hex(16)
         assert len(secret) >= 16, "too short to be told from other text"
         self.secrets[secret] = what
         return secret
 
-    def emit(self, record: logging.LogRecord) -> None:
-        assert "\n" not in record.getMessage() or not record.name.startswith("django_distlock"), record.getMessage()
-        self.read(f"log {record.name}", self.format(record))
-
     def read(self, where: str, *values: object) -> None:
         self.texts += [(where, form(value)) for value in values for form in (str, repr)]
 
-    def attempt(self, action: Callable[[], Any], where: str = "attempt") -> Any:
+    def attempt(self, action: Callable[[], Any]) -> Any:
         """Do it, and read what it gives or raises, with everything behind that, whether a traceback prints it or
         not."""
         try:
             result: Any = action()
-            self.read(where, result)
+            self.read("answer", result)
         except Exception as error:
             result, behind = error, [error]
             for each in behind:
-                self.read(where, "".join(traceback.format_exception(each, chain=False)), each)
+                self.read("error", "".join(traceback.format_exception(each, chain=False)), each)
                 more = (each.__cause__, each.__context__)
                 behind += [other for other in more if other is not None and other not in behind]
         return result
 
     def found(self) -> list[str]:
         """Where secrets were said, in whatever form."""
-        forms = [
-            (what, form)
-            for secret, what in self.secrets.items()
-            for form in (
-                secret,
-                quote(secret, safe=""),
-                secret.encode().hex(),
-                base64.b64encode(secret.encode()).decode(),
-            )
-        ]
-        return [
-            f"{what} in {where}: {text}"
-            for what, form in forms
-            for where, text in self.texts
-            if form.rstrip("=") in text
-        ]
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        with warnings.catch_warnings(record=True) as caught, ExitStack() as stack:
-            warnings.simplefilter("always")
-            for name in ("", "django_distlock", "kazoo", "django"):
-                logger = logging.getLogger(name)
-                stack.callback(logger.setLevel, logger.level)
-                logger.setLevel(logging.DEBUG)
-            logging.getLogger().addHandler(self)
-            stack.callback(logging.getLogger().removeHandler, self)
-            yield
-        self.read("warning", *(warning.message for warning in caught))
+        self.read("warning", *(warning.message for warning in self.warnings))
+        for record in self.logs.get_records("call"):
+            text = self.logs.handler.format(record)
+            assert "\n" not in record.getMessage() or not record.name.startswith("django_distlock"), text
+            self.read(f"log {record.name}", text)
+        found = []
+        for secret, what in self.secrets.items():
+            coded = base64.b64encode(secret.encode()).decode().rstrip("=")
+            forms = (secret, quote(secret, safe=""), secret.encode().hex(), coded)
+            found += [f"{what} in {where}: {text}" for where, text in self.texts if any(form in text for form in forms)]
+        return found
 
 
 @pytest.fixture
-def canary(databases: None, settings: Any) -> Iterator[Canary]:
+def canary(
+    databases: None, settings: Any, caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
+) -> Iterator[Canary]:
     """The site key and the passwords of all databases and servers must not be said while the test runs."""
-    mine = Canary()
+    mine = Canary(caplog, recwarn)
     mine.know("site key", settings.DISTLOCK_SITE_KEY)
     passwords = [connections.settings[alias].get("PASSWORD") for alias in connections]
     for password in [*passwords, *(server["password"] for server in services.load().values())]:
         if password:
             mine.know("password", password)
-    with mine.listening():
-        yield mine
+    yield mine
     assert mine.texts, "nothing was read"
     assert not (found := mine.found()), "\n".join(found)
 
@@ -201,7 +176,7 @@ def test_nothing_is_said_when_all_is_well_with_a_wrong_password_or_no_server(
 ) -> None:
     monkeypatch.setattr("django_distlock.operations.commands.migrate.SILENCE", 0.0)  # it does not ask again
     usual, key = settings.DISTLOCK[using], settings.DISTLOCK_SITE_KEY
-    settings.DISTLOCK, settings.DISTLOCK_SITE_KEY = {"canary": usual}, canary.make("site key")
+    settings.DISTLOCK, settings.DISTLOCK_SITE_KEY = {"canary": usual}, canary.know("site key")
     site_key.forget()
     with advisory_lock(name, using="canary", timeout=5) as lease:
         canary.know("token", lease._grant.claim.token or "no token is used here")
@@ -211,29 +186,14 @@ def test_nothing_is_said_when_all_is_well_with_a_wrong_password_or_no_server(
     settings.DISTLOCK_SITE_KEY = key
     site_key.forget()
     for port in (None, free_port()):
-        with override_settings(DISTLOCK={using: usual}), alias_for(using, canary.make("wrong one"), port) as entry:
+        with override_settings(DISTLOCK={using: usual}), alias_for(using, canary.know("wrong one"), port) as entry:
             settings.DISTLOCK = {"canary": entry}
             canary.attempt(lambda: run_checks(tags=["distlock"]))
             everything(canary, boss, name)
 
 
-@pytest.mark.tier2
-@pytest.mark.parametrize("using", ["postgres", "redis"])
-def test_nothing_is_said_when_the_server_hangs(
-    using: str, name: str, boss: Client, canary: Canary, proxied: Proxied
-) -> None:
-    proxy = proxied(using)
-    lease = advisory_lock(name, using=using).acquire()
-    proxy.blackhole()
-    canary.attempt(lambda: advisory_lock(name + "2", using=using, timeout=0.2).acquire())
-    canary.read("page", boss.get(LIST).text)
-    proxy.cut()
-    canary.attempt(lease.release)
-    canary.read("internals", lease, registry.entry(using).backend)
-
-
 def test_settings_that_are_wrong_are_not_repeated(canary: Canary) -> None:
-    secret = canary.make("password")
+    secret = canary.know("password")
     for engine, options in (
         ("postgres", {"password": secret}),
         ("postgres", f"redis://:{secret}@x"),
@@ -250,7 +210,7 @@ def test_settings_that_are_wrong_are_not_repeated(canary: Canary) -> None:
             canary.attempt(held_locks)
 
 
-def test_the_canary_finds_what_it_looks_for() -> None:
+def test_the_canary_finds_what_it_looks_for(caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder) -> None:
     """A checker that cannot turn red is broken."""
 
     def fail(secret: str) -> None:
@@ -265,10 +225,8 @@ def test_the_canary_finds_what_it_looks_for() -> None:
         lambda mine, secret: mine.attempt(lambda: fail(secret)),
         lambda mine, secret: mine.read("bytes", secret.encode().hex()),
     ):
-        mine = Canary()
-        with mine.listening():
-            mine.read("page", "harmless")
-            secret = mine.make("secret")
-            assert not mine.found()
-            say(mine, secret)
+        mine = Canary(caplog, recwarn)
+        secret = mine.know("secret")
+        assert not mine.found()
+        say(mine, secret)
         assert mine.found()

@@ -32,18 +32,15 @@ pytestmark = pytest.mark.usefixtures("databases")
 
 
 def test_assert_locked(name: str) -> None:
+    lock = advisory_lock(name, using="postgres")
     with pytest.raises(AssertionError, match="is not held"):
         assert_locked(name, "postgres")
     with advisory_lock(name + "-other", using="postgres"), pytest.raises(AssertionError, match="-other"):
         assert_locked(name, "postgres")
-    with advisory_lock(name, using="postgres") as lease:
-        with assert_locked(name, "postgres"):
-            pass
-        with pytest.raises(AssertionError, match="is not held any more"), assert_locked(name, "postgres"):
-            lease.release()
     with semaphore(name, 2, using="postgres"):
         assert_locked(name, "postgres")
-    lock = advisory_lock(name, using="postgres")
+    with lock as lease, pytest.raises(AssertionError, match="is not held any more"), assert_locked(name, "postgres"):
+        lease.release()
     with pytest.raises(ZeroDivisionError), lock, assert_locked(name, "postgres"):  # which is not hidden
         raise ZeroDivisionError
 
@@ -52,11 +49,9 @@ def test_assert_no_locks_held_names_them(name: str) -> None:
     assert_no_locks_held()
     with advisory_lock(name, using="memory"), pytest.raises(AssertionError, match=r"on 'memory'\.$"):
         assert_no_locks_held()
-    with transaction.atomic():
-        with advisory_lock(name, using="memory"):
-            pass
-        with pytest.raises(AssertionError, match="until its transaction ends"):
-            assert_no_locks_held()
+    with transaction.atomic(), pytest.raises(AssertionError, match="until its transaction ends"):  # noqa: PT012
+        advisory_lock(name, using="memory").acquire().release()
+        assert_no_locks_held()
 
 
 @pytest.mark.parametrize("using", ["postgres", "mysql", "redis", "redlock", "zookeeper", "leasetable", "memory"])
@@ -94,30 +89,18 @@ def test_a_loss_can_be_rehearsed_on_an_event_loop_and_in_a_transaction(name: str
             lease.release()
 
 
-def test_a_race_shows_what_a_lock_prevents() -> None:
-    """The naive code registers twice, on real connections; with a lock it does not."""
-    both_looked = threading.Barrier(2)
-    users = User.objects.using("postgres").filter(username="raced")
+def test_a_race_has_a_connection_for_each_which_is_closed() -> None:
+    """What a lock prevents is in docs/usage/testing.md, whose code is run."""
+    together = threading.Barrier(2)
 
-    def naive() -> bool:
-        missing = not users.all().exists()
-        both_looked.wait(25)
-        return missing
+    def use() -> Any:
+        together.wait(25)
+        User.objects.using("postgres").exists()
+        return connections["postgres"]
 
-    assert race(naive) == [True, True]
-    used: list[Any] = []
-
-    @advisory_lock("raced", using="postgres", timeout=25)
-    def careful() -> bool:
-        used.append(connections["postgres"])
-        return not users.all().exists() and bool(User.objects.using("postgres").create(username="raced"))
-
-    try:
-        assert sorted(race(careful, 4)) == [False, False, False, True]
-    finally:
-        users.delete()
-    assert len(set(map(id, used))) == 4
-    assert [wrapper.connection for wrapper in used] == [None] * 4
+    one, two = race(use)
+    assert one is not two
+    assert (one.connection, two.connection) == (None, None)
 
 
 def test_a_race_gives_results_and_exceptions_in_order_or_says_that_it_does_not_end() -> None:
@@ -166,45 +149,40 @@ PROJECT = """
         assert registry.entry("postgres").backend.sessions.all()
 """
 PLAIN = """
-    import sys
-
     def test_plain():
+        import sys
         from django.conf import settings
         assert not settings.configured
         assert "django_distlock.testing" not in sys.modules
 """
 
 
-def run_pytest(folder: Path, project: str, settings: str, *arguments: str) -> str:
-    (folder / "pytest.ini").write_text("[pytest]\n")
-    (folder / "test_it.py").write_text(textwrap.dedent(project))
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "django_distlock.pytest_plugin"]
-    command += ["-s", "-c", str(folder / "pytest.ini"), "--rootdir", str(folder), *arguments, str(folder)]
-    env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
-    env["DJANGO_SETTINGS_MODULE"] = settings
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=100, env=env)
-    return done.stdout + done.stderr
-
-
 @pytest.mark.tier2
-def test_the_plugin_of_pytest(tmp_path: Path) -> None:
-    said = run_pytest(tmp_path, PROJECT, "testproject.settings", "-p", "pytest_django.plugin")
-    for part in (
-        "3 passed, 1 error",
-        "ERROR at teardown of test_leaves_one",
-        "Still held: 'left-behind' on 'default'.",
-        "dropped with 0 sessions",
-    ):
-        assert part in said, said
-    # harmless where there is no Django project
-    assert "1 passed" in run_pytest(tmp_path, PLAIN, "")
+@pytest.mark.parametrize(
+    ("project", "settings", "said"),
+    [
+        (PROJECT, "testproject.settings", ["3 passed, 1 error", "ERROR at teardown of test_leaves_one",
+         "Still held: 'left-behind' on 'default'.", "dropped with 0 sessions"]),
+        (PLAIN, "", ["1 passed"]),  # harmless where there is no Django project
+    ],
+    ids=["project", "plain"],
+)  # fmt: skip
+def test_the_plugin_of_pytest(project: str, settings: str, said: list[str], tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_it.py").write_text(textwrap.dedent(project))
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "django_distlock.pytest_plugin", "-s"]
+    command += ["-p", "pytest_django.plugin"] if settings else []
+    env = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT), "DJANGO_SETTINGS_MODULE": settings}
+    command += ["-c", str(tmp_path / "pytest.ini"), "--rootdir", str(tmp_path), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=100, env={**os.environ, **env})
+    assert not [part for part in said if part not in done.stdout + done.stderr], done.stdout + done.stderr
 
 
 # --- locks in memory, and what the transactions of a TestCase do to them
 
 
-def engine(alias: str = "default") -> str:
-    return type(registry.entry(alias).backend).__name__
+def engines() -> list[str]:
+    return [type(registry.entry(alias).backend).__name__ for alias in ("default", "postgres")]
 
 
 def busy_elsewhere(name: str) -> bool:
@@ -229,20 +207,20 @@ def run_case(case: type[unittest.TestCase]) -> int:
 
 def test_all_aliases_or_those_named_are_in_memory_and_come_back() -> None:
     @override_locks()
-    async def coroutine() -> str:
+    async def coroutine() -> list[str]:
         async with advisory_lock("x"):
-            return engine()
+            return engines()
 
-    usual = ("LeaseTableBackend", "AdvisoryBackend")
-    assert (engine(), engine("postgres")) == usual
+    usual, memory = ["LeaseTableBackend", "AdvisoryBackend"], ["MemoryBackend"] * 2
+    assert engines() == usual
     with override_locks("memory"):
-        assert {engine(alias) for alias in registry.aliases()} == {"MemoryBackend"}
+        assert {type(registry.entry(alias).backend).__name__ for alias in registry.aliases()} == {"MemoryBackend"}
         with override_locks(using="postgres"):  # nested
-            assert engine() == "MemoryBackend"
+            assert engines() == memory
     with override_locks(using=["postgres"]):
-        assert (engine(), engine("postgres")) == ("LeaseTableBackend", "MemoryBackend")
-    assert [override_locks()(engine)(), asyncio.run(coroutine())] == ["MemoryBackend"] * 2
-    assert (engine(), engine("postgres")) == usual
+        assert engines() == [usual[0], memory[1]]
+    assert [override_locks()(engines)(), asyncio.run(coroutine())] == [memory, memory]
+    assert engines() == usual
     with pytest.raises(ValueError, match="memory"):
         override_locks("redis")
     with pytest.raises(ValueError, match="'nowhere'"), override_locks(using="nowhere"):
@@ -250,40 +228,25 @@ def test_all_aliases_or_those_named_are_in_memory_and_come_back() -> None:
 
 
 def test_what_is_left_held_is_forgotten() -> None:
-    with override_locks():
-        lease = advisory_lock("left").acquire()
-    assert lease.lost
-    assert_no_locks_held()
-
     @override_locks()
     class Leaving(SimpleTestCase):
         def leave(self) -> None:
             assert not busy_elsewhere("left")
-            lease = advisory_lock("left").acquire()
-            self.addCleanup(lambda: lease)
+            leases.append(advisory_lock("left").acquire())
 
         test_one = test_two = leave
 
+    leases: list[Any] = []
     assert run_case(Leaving) == 2
+    assert [lease.lost for lease in leases] == [True, True]
+    assert_no_locks_held()
 
 
 def test_in_a_testcase_a_lock_ends_with_its_block_or_with_the_atomic_around_it() -> None:
-    """Without override_locks the transaction of the test keeps it."""
-
-    class Kept(TestCase):
-        def test_kept(self) -> None:
-            with advisory_lock("case"):
-                pass
-            assert busy_elsewhere("case")
+    """That it does not without override_locks is in docs/usage/testing.md, whose code is run."""
 
     @override_locks()
     class Mine(TestCase):
-        def test_given_back(self) -> None:
-            with advisory_lock("case"):
-                assert busy_elsewhere("case")
-            assert not busy_elsewhere("case")
-            assert_no_locks_held()
-
         async def test_async(self) -> None:
             async with advisory_lock("case"):
                 pass
@@ -300,5 +263,4 @@ def test_in_a_testcase_a_lock_ends_with_its_block_or_with_the_atomic_around_it()
                 assert not busy_elsewhere("case")
                 assert_no_locks_held()
 
-    assert run_case(Kept) == 1
-    assert run_case(Mine) == 3
+    assert run_case(Mine) == 2

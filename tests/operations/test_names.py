@@ -1,26 +1,36 @@
-"""Hashed keys are shown by name: what is written down, when, and that it is shown of the hold that it belongs to."""
+"""What is shown of a hold: its name, though keys are hashed, and its holder. What is written down of it, and when."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
+import re
+import threading
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.db import transaction
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient, Client, override_settings
+from django.urls import path
+from rest_framework.views import APIView
 
 import django_distlock.manager.registry
 from django_distlock import advisory_lock, break_lock, held_locks
 from django_distlock.backends.sessions import names as notes
+from django_distlock.backends.text import SHORT, readable, short
 from django_distlock.keys import LockKey
 from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.name_log import AGAIN, HELD_AGAIN, NameBook
 from django_distlock.manager.registry import registry
+from django_distlock.models import LockName
 from django_distlock.operations.pruning import prune
 from tests.conftest import eventually
 from tests.engines.statements import counted
 from tests.faults.server import SESSION_LOCKS, ask, key_of, noted
+from tests.operations.world import without_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,8 +41,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("databases")
 each_engine = pytest.mark.parametrize("using", SESSION_LOCKS)
-RENAME = "ALTER TABLE {} RENAME TO {}"
-NAMES, MOVED = "django_distlock_name", "django_distlock_moved"
+NAMES = LockName._meta.db_table
 
 
 @pytest.fixture
@@ -158,14 +167,11 @@ def test_without_the_table_locks_work_and_the_log_says_so_once(using: str, name:
     """The code is newer than the database: `migrate` has not run yet. The name is written after it has."""
     backend: Any = registry.entry(using).backend
     with advisory_lock(name, using=using) as lease:
-        ask(using, RENAME.format(NAMES, MOVED))
-        try:
+        with without_table(using, LockName):
             with caplog.at_level(logging.DEBUG, "django_distlock.backends"):
                 look(using, 4)
             assert name in [info.name for info in held_locks(using)[0].locks]
             lease.ensure_held()
-        finally:
-            ask(using, RENAME.format(MOVED, NAMES))
         (record,) = caplog.records
         assert (record.levelname, "migrate" in record.message) == ("WARNING", True)
         backend._notes._rests_until = 0.0  # it is over
@@ -192,3 +198,68 @@ def test_a_write_that_hangs_costs_no_lock(using: str, name: str, look: Looks, mo
         lease.ensure_held()
     backend: Any = registry.entry(using).backend
     assert backend._notes._rests_until > 0, "the write did not hang"
+
+
+# --- the holder: its thread or task, and the route that it serves, never the path, which may be secret
+
+SECRET = "c4n4ry-t0ken"
+
+
+def holders(using: str, name: str) -> HttpResponse:
+    """Of the lock and of what is taken within, after host and process."""
+    found = [info.holder for info in held_locks(using)[0].locks if info.holder and (info.name or "").startswith(name)]
+    return HttpResponse("\n".join(holder.split(":", 2)[2] for holder in found))
+
+
+def urls(using: str, name: str) -> tuple[Any, ...]:
+    lock = advisory_lock(name, using=using, timeout=5)
+    inner = advisory_lock(f"{name} within", using=using, timeout=5)
+
+    @lock
+    def view(request: HttpRequest, token: str) -> HttpResponse:
+        with inner:
+            return holders(using, name)
+
+    @lock
+    async def async_view(request: HttpRequest, token: str) -> HttpResponse:
+        async with inner:
+            return await asyncio.to_thread(holders, using, name)
+
+    class Rest(APIView):
+        authentication_classes = permission_classes = ()
+
+        @lock
+        def post(self, request: HttpRequest, token: str) -> HttpResponse:
+            return holders(using, name)
+
+    views = {"reset": view, "async": async_view, "rest": Rest.as_view()}
+    return tuple(path(f"{kind}/<token>/", view) for kind, view in views.items())
+
+
+@pytest.mark.parametrize("using", ["postgres", "redis"])
+def test_a_view_tells_its_route(using: str, name: str) -> None:
+    name, thread = name[-100:], threading.current_thread().name
+
+    async def ask() -> str:
+        return str((await AsyncClient().get(f"/async/{SECRET}/")).text)
+
+    with override_settings(ROOT_URLCONF=urls(using, name)):
+        for method, kind, shown, locks in (
+            ("POST", "reset", "POST /reset/<token>/", 2),
+            ("POST", "rest", "POST /rest/<token>/", 1),
+            ("web-9:1:MainThread", "reset", "? /reset/<token>/", 2),  # clients choose it
+        ):
+            told = Client().generic(method, f"/{kind}/{SECRET}/").text.split("\n")
+            assert [each.startswith(f"{thread}, {shown}") for each in told] == [True] * locks, told
+        told = asyncio.run(ask()).split("\n")
+        task = re.compile(r"Task-\d+ \([\w.<>]+\), GET /async/<token>/")
+        assert [bool(task.match(each)) for each in told] == [True] * 2, told
+    with advisory_lock(name, using=using, timeout=5):
+        assert "POST" not in holders(using, name).text
+
+
+def test_a_long_route_of_other_letters_is_cut_between_them() -> None:
+    route = "host:1:MainThread, GET /" + "профиль/" * 20
+    kept = short(route)
+    assert SHORT // 6 < len(readable(kept)) <= len(kept) <= SHORT
+    assert route.startswith(readable(kept))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,13 +15,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from django_distlock import BackendUnavailable, DeadlockDetected, LockLost, advisory_lock
-from django_distlock.manager.registry import registry
+from django_distlock import LockLost, advisory_lock
 from django_distlock.operations.otel import MOST_LABELS, UNKNOWN, DistlockInstrumentor, prefix_label
 from django_distlock.testing import lose
 from tests.conftest import eventually
+from tests.operations.test_signals import misfortunes
 from tests.operations.world import SIGNALS
-from tests.support.paths import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,29 +104,7 @@ def test_a_span_is_inside_the_span_of_its_caller(telemetry: Telemetry, name: str
 def test_outcomes_have_the_class_of_an_error_and_not_its_message(
     telemetry: Telemetry, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Granted, a deadlock, busy for a while, a wait that is cancelled, an engine that fails."""
-    lock = advisory_lock(name, using="memory")
-
-    def fail(*args: Any) -> None:
-        raise BackendUnavailable(f"{name} down")
-
-    async def others() -> None:
-        assert await lock.atry_acquire(0.2) is None
-        waiter = asyncio.create_task(lock.aacquire(timeout=None))
-        await asyncio.to_thread(eventually, lambda: telemetry.points("distlock.waiting"), "nobody waits")
-        (waiting,) = telemetry.points("distlock.waiting")
-        assert waiting.value == 1
-        waiter.cancel()
-        await asyncio.wait([waiter])
-
-    with advisory_lock(name, using="memory", shared=True):
-        with pytest.raises(DeadlockDetected):
-            lock.acquire()
-        asyncio.run(others())
-    monkeypatch.setattr(registry.entry("memory").backend, "try_acquire", fail)
-    with pytest.raises(BackendUnavailable):
-        lock.acquire()
-    assert not telemetry.points("distlock.waiting")
+    misfortunes(name, monkeypatch)
     found = {(span.attributes or {})["distlock.outcome"]: span for span in telemetry.spans()}
     assert list(found) == ["acquired", "deadlock", "timed_out", "cancelled", "failed"]
     assert (found["failed"].attributes or {})["error.type"] == "BackendUnavailable"
@@ -136,8 +112,16 @@ def test_outcomes_have_the_class_of_an_error_and_not_its_message(
     assert (late.end_time or 0) - (late.start_time or 0) >= 0.2e9
     assert (late.status.status_code, found["failed"].status.status_code) == (StatusCode.UNSET, StatusCode.ERROR)
     assert name not in "".join(span.to_json() for span in found.values())
-    (timeouts,) = telemetry.points("distlock.timeouts")
-    assert timeouts.value == 1
+    assert [point.value for point in telemetry.points("distlock.timeouts")] == [1]
+
+
+def test_who_waits_is_counted(telemetry: Telemetry, name: str) -> None:
+    lock = advisory_lock(name, using="memory", timeout=60)
+    with ThreadPoolExecutor(1) as pool, lock:
+        waiting = pool.submit(lambda: lock.acquire().release())
+        eventually(lambda: [point.value for point in telemetry.points("distlock.waiting")] == [1], "nobody waits")
+    assert waiting.result() is None
+    assert not telemetry.points("distlock.waiting")
 
 
 def test_a_loss_is_counted_with_its_reason(telemetry: Telemetry, name: str) -> None:
@@ -170,22 +154,3 @@ def test_labels_of_the_users_own_and_switched_off(telemetry: Telemetry, name: st
     (point,) = other.points("distlock.wait")
     other.end()
     assert (point.attributes["distlock.template"], telemetry.spans()) == (name[:5], [])
-
-
-WITHOUT = """
-import os, sys
-os.environ["DJANGO_SETTINGS_MODULE"] = "testproject.settings"
-sys.modules["opentelemetry"] = None  # as if it were not installed
-import django; django.setup()
-from django_distlock import advisory_lock
-with advisory_lock("x", using="memory"): pass
-assert not [name for name in sys.modules if name.startswith("opentelemetry.") or name.endswith("operations.otel")]
-try: import django_distlock.operations.otel
-except ImportError: print("missing")
-"""
-
-
-@pytest.mark.tier2
-def test_without_the_extra_nothing_of_it_is_imported() -> None:
-    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, cwd=ROOT, timeout=100)
-    assert done.stdout == "missing\n", done.stderr

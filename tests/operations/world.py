@@ -15,6 +15,8 @@ from django_distlock import signals
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from django.db.models import Model
+
 BUSY, UNAVAILABLE, WRONG = 75, 69, 2  # exit statuses
 MEMORY = {"BACKEND": "django_distlock.backends.memory.MemoryBackend"}
 CANARY = "canary-of-a-password"
@@ -101,3 +103,16 @@ def poor_account(alias: str) -> Iterator[str]:
             registry.reset()
     finally:
         ask(alias, f"DROP {account}")
+
+
+@contextmanager
+def without_table(using: str, model: type[Model]) -> Iterator[None]:
+    """On the database of a lock alias, or a database alias: `migrate` has not run yet."""
+    from tests.faults.server import ask
+
+    table = model._meta.db_table
+    ask(using, f"ALTER TABLE {table} RENAME TO {table}_moved")
+    try:
+        yield
+    finally:
+        ask(using, f"ALTER TABLE {table}_moved RENAME TO {table}")

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.core.management import CommandError, call_command
 from django.db import connection
 from django.test import Client
 from django.urls import reverse
@@ -203,16 +202,3 @@ def test_pages_show_the_latest_replay(client: Client) -> None:
         assert f'<strong class="alarm">{alarm}</strong>' in text
         assert "none: &lt;broken&gt;" in text
         assert "<svg" in text
-
-
-@pytest.mark.parametrize(
-    ("command", "options", "message"),
-    [
-        ("replay_wallet", ["--ways=row,queue"], "unknown way queue; choose from none, row, table, advisory"),
-        ("replay_inventory", ["--using=postgres"], "have no TTL"),
-        ("replay_scheduler", ["--copies=2"], "It takes 3 copies or more"),
-    ],
-)
-def test_bad_arguments_of_a_replay(command: str, options: list[str], message: str) -> None:
-    with pytest.raises(CommandError, match=message):
-        call_command(command, *options)

@@ -1,24 +1,27 @@
-"""The pages in a real browser, with locks that other processes hold and wait for."""
+"""The pages in a real browser, with locks that other processes hold and wait for, and in the clothes of themes."""
 
 from __future__ import annotations
 
 import re
+import threading
 import uuid
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.apps import apps
 from django.conf import settings as usual
+from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.db import connections
-from django.test import override_settings
+from django.test import Client, override_settings
+from django.urls import include, path
 from pytest_django.live_server_helper import LiveServer
 
 from django_distlock import advisory_lock, held_locks
 from django_distlock.manager.registry import registry
 from tests.conftest import eventually
-from tests.operations.admin.browsing import NAME, Page, serve, visit
-from tests.operations.admin.pages import LIST
+from tests.operations.admin.pages import LIST, log_in, remove_people
 from tests.operations.programs import hold, wait
 from tests.support import axe
 from tests.support.browsers import Tab, browser
@@ -27,7 +30,59 @@ from tests.support.processes import Child
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.support.child import Link
+
 pytestmark = [pytest.mark.tier2, pytest.mark.usefixtures("databases")]
+NAME = "nightly-import of all the invoices of the year"
+# What a careful site lets its pages do.
+POLICY = "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+
+
+def strict_policy(get_response: Any) -> Any:
+    def middleware(request: Any) -> Any:
+        response = get_response(request)
+        response["Content-Security-Policy"] = POLICY
+        return response
+
+    return middleware
+
+
+class Page(Tab):
+    """A tab of somebody who may do everything."""
+
+    def __init__(self, tab: Tab, url: str) -> None:
+        super().__init__(tab.profile, tab.handle)
+        self.url = url
+        self.driver: Any = tab.profile.driver  # type: ignore[attr-defined]
+        self.open(f"{url}/static/admin/css/base.css")
+        session = log_in(Client(), "boss").cookies["sessionid"].value
+        self.driver.add_cookie({"name": usual.SESSION_COOKIE_NAME, "value": session})
+
+    def go(self, where: str = LIST) -> None:
+        self.open(self.url + where)
+
+    def press(self, selector: str) -> None:
+        """A link or a button that leads to another page."""
+        self.follow(lambda: self.click(selector))
+
+    def get(self, selector: str, attribute: str) -> str:
+        return str(self.run("return document.querySelector(arguments[0])[arguments[1]]", selector, attribute))
+
+    def names(self) -> list[str]:
+        """All at once: a refresh may replace the list at any time."""
+        script = (
+            "return Array.from(document.querySelectorAll('#result_list th.field-name bdi'), name => name.innerText)"
+        )
+        return list(self.run(script))
+
+
+@contextmanager
+def visit(tab: Tab, url: str) -> Iterator[Page]:
+    try:
+        yield Page(tab, url)
+    finally:
+        tab.open("about:blank")  # it asks for nothing between tests
+        remove_people()
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +95,7 @@ def tab() -> Iterator[Tab]:
 def site(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
     """The test project on a real server in this process."""
     aliases = {alias: usual.DISTLOCK[alias] for alias in ("memory", "redis", "postgres")}
-    middleware = ["tests.operations.admin.browsing.strict_policy", *usual.MIDDLEWARE]
+    middleware = [f"{__name__}.strict_policy", *usual.MIDDLEWARE]
     with (
         django_db_blocker.unblock(),
         override_settings(DISTLOCK=aliases, MIDDLEWARE=middleware, ALLOWED_HOSTS=["127.0.0.1"]),
@@ -197,6 +252,32 @@ return [...document.querySelectorAll(arguments[0].map(it => `${it} *`).join())].
 # The edge of a field must be seen: a border or a background of its own.
 EDGE = "const style = getComputedStyle(document.querySelector('#distlock-reason'));"
 EDGE += "return [style.borderBottomStyle, parseFloat(style.borderBottomWidth), style.borderBottomColor]"
+
+
+def serve(link: Link) -> None:
+    """In a process of its own, as a theme cannot be added to one that runs: hold locks, have another thread wait for
+    one, and serve the pages about them until told to end."""
+    global urlpatterns
+    urlpatterns = [path("admin/", admin.site.urls)]
+    if apps.is_installed("grappelli"):
+        urlpatterns.insert(0, path("grappelli/", include("grappelli.urls")))
+    usual.ROOT_URLCONF = __name__
+
+    def wait() -> None:
+        with advisory_lock(NAME, using="leases", timeout=300):
+            pass
+
+    with ExitStack() as stack:
+        waiter = threading.Thread(target=wait)
+        stack.callback(lambda: waiter.join())
+        for using, name, shared in (("leases", NAME, False), ("leases", "stock:9", False), ("default", "prices", True)):
+            stack.enter_context(advisory_lock(name, using=using, shared=shared, timeout=5))
+        waiter.start()
+        eventually(lambda: any(info.waiters for info in held_locks("leases")[0].locks), "nobody waits")
+        server = LiveServer("127.0.0.1:0")
+        stack.callback(server.stop)
+        link.say(server.url)
+        link.hear()
 
 
 def faint(page: Page) -> list[str]:

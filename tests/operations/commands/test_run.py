@@ -90,18 +90,15 @@ def test_busy_is_a_temporary_failure(name: str, tmp_path: Path) -> None:
     assert (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
+def test_what_cannot_work_is_said(settings: Any) -> None:
+    settings.DISTLOCK = {**settings.DISTLOCK, "down": DOWN}
+    for arguments, status, message in (
         ("x --using down -- true", UNAVAILABLE, "down"),
         ("x --ttl 5 --using postgres -- true", 1, "ttl"),
         ("x --shared --using mysql -- true", 1, "share"),
-    ],
-)
-def test_what_cannot_work_is_said(arguments: str, status: int, message: str, settings: Any) -> None:
-    settings.DISTLOCK = {**settings.DISTLOCK, "down": DOWN}
-    found, _, err = call("run", *arguments.split())
-    assert (found, message in err) == (status, True)
+    ):
+        found, _, err = call("run", *arguments.split())
+        assert (found, message in err) == (status, True)
 
 
 @pytest.mark.tier2
