@@ -95,6 +95,15 @@ def refuse_order(kind: type, mixin: type, base: type) -> None:
         raise TypeError(f"Put {mixin.__name__} before {first.__name__} among the bases of {kind.__name__}.")
 
 
+def qualified_name(function: Any) -> str:
+    """The qualified name of a function, or of the class of another callable, for messages.
+
+    Not its repr(): that of a bound method of a queryset runs the query.
+    """
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return str(named.__qualname__)
+
+
 def refuse_registered(function: Any, decorator: str = "the lock") -> None:
     """Raise TypeError if ``function`` is registered with a worker, a scheduler or a router.
 
@@ -105,11 +114,10 @@ def refuse_registered(function: Any, decorator: str = "the lock") -> None:
     except ValueError:  # an object that answers to each name, with itself
         made = function
     if (found := _registered_by(made)) is not None:
-        name = getattr(function, "__qualname__", repr(function))
         raise TypeError(
-            f"{name} is registered already (it has {found!r}): a worker or router calls the function inside, without "
-            f"{decorator}. Put {decorator} below @shared_task, or below whichever decorator has registered the "
-            "function."
+            f"{qualified_name(function)} is registered already (it has {found!r}): a worker or router calls the "
+            f"function inside, without {decorator}. Put {decorator} below @shared_task, or below whichever decorator "
+            "has registered the function."
         )
 
 

@@ -73,7 +73,7 @@ def _python(model: type[models.Model], pk: Any) -> Any:
         field = field.target_field
     try:
         return field.to_python(pk)
-    except ValidationError as error:
+    except (ValidationError, TypeError) as error:  # TypeError: a text where a composite key wants a tuple
         raise ValueError(f"{pk!r} is no primary key of {label_of(model)}.") from error
 
 

@@ -19,7 +19,7 @@ from django.views.generic.base import View
 
 from django_distlock.http.transactions import outside_transactions, transactions_of_request
 from django_distlock.http.visitors import user_of
-from django_distlock.validation import refuse_order, refuse_registered
+from django_distlock.validation import qualified_name, refuse_order, refuse_registered
 
 from . import store
 from .conf import EditingConfig, config, has_login, require_own
@@ -413,7 +413,7 @@ class _LockedView:
         on_conflict: Callable[..., HttpResponseBase] | None,
         permission: str | Callable[[HttpRequest, Any], bool] | None,
     ) -> None:
-        self._name = getattr(view, "__qualname__", repr(view))
+        self._name = qualified_name(view)
         self._model = model
         self._pk = pk
         self._settings_of = settings_of

@@ -19,7 +19,7 @@ from django.views import View
 from django_distlock.concurrency import finalizers
 from django_distlock.concurrency.origin import request_of_rest, serving
 from django_distlock.manager import owner
-from django_distlock.validation import refuse_registered
+from django_distlock.validation import qualified_name, refuse_registered
 
 from .lazy_results import finished, makes_manager, refuse_unfinished
 from .name_templates import Template
@@ -148,7 +148,7 @@ def refuse_cancel_on_loss() -> None:
 
 def _refuse_async_on_busy(function: Callable[..., Any], on_busy: OnBusy) -> None:
     if callable(on_busy) and is_async(on_busy):
-        name = getattr(function, "__qualname__", repr(function))
+        name = qualified_name(function)
         raise TypeError(
             f"on_busy is async and {name} is not: nothing would await what on_busy returns. Make on_busy a plain "
             "function, or the decorated one an `async def`."
@@ -178,7 +178,7 @@ def is_async(function: Any) -> bool:
 def _refuse_event_loop(function: Callable[..., Any]) -> None:
     """Raise SynchronousOnlyOperation: waiting would block the loop, and with it a holder that runs on the same loop."""
     if not os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE"):
-        name = getattr(function, "__qualname__", repr(function))
+        name = qualified_name(function)
         raise SynchronousOnlyOperation(
             f"{name} is not known to be async, so its lock would block the event loop. Call it in a thread "
             "(sync_to_async). If it gives an awaitable, make it an `async def` or mark it with "
@@ -338,7 +338,7 @@ def _is_atomic(alias: str) -> bool:
 
 def refuse(function: object, lock: str = "advisory_lock") -> None:
     """Raise TypeError for an object that a decorator cannot protect."""
-    name = getattr(function, "__qualname__", repr(function))
+    name = qualified_name(function)
     if inspect.isclass(function):
         raise TypeError(
             f"{name} is a class; use @method_decorator({lock}(...), name='dispatch') on a class-based view."

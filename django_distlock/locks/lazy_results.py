@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.http import StreamingHttpResponse
 
+from django_distlock.validation import qualified_name
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -51,7 +53,7 @@ def refuse_unfinished(function: Callable[..., Any], result: R) -> R:
     if inspect.isawaitable(result):  # @types.coroutine makes generators
         return result
     _close(result)
-    kind, name = type(result).__name__, getattr(function, "__qualname__", repr(function))
+    kind, name = type(result).__name__, qualified_name(function)
     if isinstance(result, StreamingHttpResponse):
         raise TypeError(
             f"{name} returned a {kind}, whose content would be sent after the lock is released. Take the lock with "

@@ -13,6 +13,8 @@ from django.db.models import Model, QuerySet
 from django.db.models.manager import BaseManager
 from django.utils.functional import Promise
 
+from django_distlock.validation import qualified_name
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
@@ -54,7 +56,7 @@ class Template:
                 if path and path[0] not in known:
                     raise ValueError(
                         f"The lock name {name!r} has the field {{{'.'.join(path)}}}, but "
-                        f"{getattr(function, '__qualname__', function)!r} has no argument {path[0]!r}; "
+                        f"{qualified_name(function)!r} has no argument {path[0]!r}; "
                         f"it has {', '.join(known) or 'none'}."
                     )
 

@@ -11,9 +11,10 @@ from django.db import connections, models, transaction
 from django.db.migrations.state import ModelState
 from django.db.transaction import TransactionManagementError
 
-from django_distlock import held_locks
+from django_distlock import advisory_lock, held_locks, row_lock, table_lock
 from django_distlock.data import LockingManager, LockingQuerySet
 from tests.data.app.models import Entry, Wallet, WalletProxy
+from tests.data.world import sent
 
 DB = "postgres"  # one database: what the managers call is tried on all of them
 
@@ -107,3 +108,11 @@ def test_a_migration_can_hold_the_managers() -> None:
     ((name, manager),) = state.managers
     assert (name, *manager.deconstruct()[1:4]) == ("entries", "tests.data.app.locking.OpenEntries", None, ())
     assert ModelState.from_model(Wallet).managers == []
+
+
+def test_r13_a_decorator_asks_the_database_nothing() -> None:
+    """The repr() of a bound method of a queryset runs its query, and so takes a snapshot before the lock."""
+    with sent("default") as texts:
+        for lock in (advisory_lock("x", using="memory"), table_lock(Wallet), row_lock(Wallet.objects.all())):
+            lock(Wallet.objects.all().exists)
+    assert not texts

@@ -83,6 +83,7 @@ def test_the_text_of_a_key_is_exact() -> None:
 WRONG = {
     "not saved yet": lambda: resource_of(Article(title="new")),
     "primary key of articles": lambda: resource_of(Article, "1; DROP TABLE"),
+    "'7' is no primary key of": lambda: resource_of(Pair, "7"),
     "no primary key": lambda: pk_of(Resource("default", "articles.article", "")),
     "primary key": lambda: pk_of(Resource("default", "dataapp.pair", "7")),
     "tab": lambda: Owner(principal="user:1", tab="ä" * 10, label="Ada"),

@@ -11,7 +11,7 @@ from django.db.models import Model
 
 from django_distlock.data.base import DataLock, check_names, wrap
 from django_distlock.locks.name_templates import follow, known_names, signature_of, values_of
-from django_distlock.validation import UNSET, Timeout, Unset
+from django_distlock.validation import UNSET, Timeout, Unset, qualified_name
 
 from .fetch import locked_rows
 from .select_for_update import M, RowLockOptions, RowOptions, options_of, queryset_of, refuse_queryset
@@ -57,7 +57,7 @@ class RowLock(DataLock[R]):
             return replace(self, pk=pk).hold()
 
         locked = wrap(function, self.name, hold, self.into)
-        called = getattr(function, "__qualname__", repr(function))
+        called = qualified_name(function)
         signature = _without(self.into, signature_of(function), called)
         path = _path(self.pk, signature, called) if isinstance(self.pk, str) else None
         if self.into is not None:

@@ -153,6 +153,11 @@ def test_strangers_and_those_with_the_permission(
     assert body() == "By Bo."
 
 
+def test_a_site_without_a_log_in_refuses_an_anonymous_visitor(article: Article, settings: Any) -> None:
+    settings.LOGIN_URL = None
+    assert Person(None).client.get(f"/by-name/{article.pk}/").status_code == 403
+
+
 def test_e3_what_is_gone(ada: Person, article: Article) -> None:
     """An object that does not exist, a permission that was taken away, an object that was deleted."""
     path, nowhere = f"/by-call/{article.pk}/", f"/by-call/{article.pk + 1}/"
