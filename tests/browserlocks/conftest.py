@@ -8,7 +8,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.urls import clear_url_caches
 
-from tests.browserlocks.people import NAMES, Person, remove_people
+from tests.browserlocks.people import NAMES, Person, Tab, remove_people
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,3 +33,9 @@ def ada(crew: list[User]) -> Person:
 @pytest.fixture
 def bo(crew: list[User]) -> Person:
     return Person(crew[1])
+
+
+@pytest.fixture
+def mine(ada: Person) -> Tab:
+    """Ada's tab with the lock of the cart."""
+    return ada.tab().take()

@@ -33,16 +33,14 @@ def new() -> str:
 class Person:
     """A user with a browser; without a user a visitor."""
 
-    def __init__(self, user: User | None = None, **options: Any) -> None:
+    def __init__(self, user: Any = None, **options: Any) -> None:
         self.user = user
         self.client = Client(**options)
         if user is not None:
             self.client.force_login(user)
 
     def grant(self, name: str = "cart", host: str = "testserver", **options: Any) -> str:
-        response = self.client.get("/grant/", {"name": name, **options}, headers={"host": host})
-        found: str = response.json()["grant"]
-        return found
+        return str(self.client.get("/grant/", {"name": name, **options}, headers={"host": host}).json()["grant"])
 
     def tab(self, name: str = "cart", **options: Any) -> Tab:
         return Tab(self, name, self.grant(name, **options))

@@ -70,9 +70,6 @@ async def what_is_open() -> dict[str, int]:
     from django_distlock.browser.http.watching import watcher
 
     names = [thread.name for thread in threading.enumerate()]
-    return {
-        "tasks": len(asyncio.all_tasks()) - 1,
-        "streams": len(watcher._watches),
-        "threads": len(names),
-        "watchers": sum(name.startswith("distlock-browser") for name in names),
-    }
+    watchers = sum(name.startswith("distlock-browser") for name in names)
+    tasks, streams = len(asyncio.all_tasks()) - 1, len(watcher._watches)
+    return {"tasks": tasks, "streams": streams, "threads": len(names), "watchers": watchers}

@@ -61,13 +61,20 @@ async def released(tab: Tab) -> None:
     await sync_to_async(tab.release)()
 
 
-def test_a_turn_when_the_lock_is_free(ada: Person, bo: Person) -> None:
+async def is_told(tab: Tab) -> None:
+    """Of the end of its lease."""
+    chunks = await opened(tab)
+    await released(tab)
+    assert await event(chunks) == ("lost", {"id": tab.lease, "reason": "released"})
+
+
+def test_a_turn_when_the_lock_is_free(mine: Tab, bo: Person) -> None:
     """Of the first one only; hidden tabs, whose places live long enough for a test that is late."""
-    holder, first, second = ada.tab().take(), bo.tab().wait(hidden=True), bo.tab().wait(hidden=True)
+    first, second = (bo.tab().wait(hidden=True) for _ in range(2))
 
     async def main() -> None:
         chunks = await opened(first, second)
-        await released(holder)
+        await released(mine)
         assert await event(chunks) == ("turn", {"id": first.lease})
         await released(first)
         assert await event(chunks) == ("turn", {"id": second.lease})
@@ -75,9 +82,9 @@ def test_a_turn_when_the_lock_is_free(ada: Person, bo: Person) -> None:
     asyncio.run(main())
 
 
-def test_a_loss_and_the_next_turn(ada: Person, bo: Person) -> None:
+def test_a_loss_and_the_next_turn(mine: Tab, bo: Person) -> None:
     """A tab that has lost its lease asks with the same id again, and opens no other stream for that."""
-    mine, theirs = ada.tab().take(), bo.tab()
+    theirs = bo.tab()
 
     async def main() -> None:
         chunks = await opened(mine)
@@ -146,38 +153,26 @@ def test_a_database_that_is_down(ada: Person, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_database_that_goes_down_is_reported_once(
-    ada: Person, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    mine: Tab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The stream goes on afterwards."""
-    mine = ada.tab().take()
     answers = iter([fails] * 3)
     real = store.heads
     monkeypatch.setattr(store, "heads", lambda *asked: next(answers, real)(*asked))
     monkeypatch.setattr(watching, "PAUSE", 0)
 
-    async def main() -> None:
-        chunks = await opened(mine)
-        await released(mine)
-        assert await event(chunks) == ("lost", {"id": mine.lease, "reason": "released"})
-
     with caplog.at_level(logging.WARNING, "django_distlock.browser"):
-        asyncio.run(main())
+        asyncio.run(is_told(mine))
     assert next(answers, None) is None
     assert [record.levelname for record in caplog.records if record.name == "django_distlock.browser"] == ["WARNING"]
 
 
-def test_r22_a_thread_that_is_gone_is_replaced(ada: Person) -> None:
+def test_r22_a_thread_that_is_gone_is_replaced(mine: Tab) -> None:
     """The child of a fork has the object of a thread that runs in its parent only, and no stream would ever get an
     event again."""
-    mine = ada.tab().take()
     watching.watcher._thread = threading.Thread()
 
-    async def main() -> None:
-        chunks = await opened(mine)
-        await released(mine)
-        assert await event(chunks) == ("lost", {"id": mine.lease, "reason": "released"})
-
-    asyncio.run(main())
+    asyncio.run(is_told(mine))
 
 
 def connect(site: Site, stack: ExitStack) -> http.client.HTTPResponse:

@@ -15,12 +15,11 @@ from pytest_django.live_server_helper import LiveServer
 
 from tests.browserlocks import site
 from tests.browserlocks.ledger import ledger
-from tests.browserlocks.people import holder_of
 from tests.support.browsers import Profile, Tab, browser, in_browsers
 from tests.support.wire import wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 TTL = 4.0  # seconds; short, so that a test can wait until a lease ends
 
@@ -61,9 +60,7 @@ class Room(Tab):
     def until_state(self, who: str, state: str) -> None:
         self.until(
             lambda: self.state(who) == state,
-            lambda: (
-                f"{who} is not {state!r} but {self.about(who)!r}; entered have {ledger.entered}, {holder_of()} has it"
-            ),
+            lambda: f"{who} is not {state!r} but {self.about(who)!r}; entered have {ledger.entered}",
         )
 
     def until_end(self, who: str, end: str) -> None:
@@ -154,6 +151,21 @@ def here(people: list[Person], crew: Any, settings: Any) -> Iterator[list[Person
     wire.clear()
     ledger.clear()
     site.posts.clear()
+
+
+@pytest.fixture
+def at(here: list[Person]) -> Iterator[Callable[[str], None]]:
+    """The pages of both are at another address, until the end of the test."""
+    before = here[0].url
+
+    def move(url: str) -> None:
+        for person in here:
+            person.url = url
+
+    yield move
+    for person in here:
+        person.close_tabs()
+    move(before)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tests.support.wire import wire
 from .conftest import TTL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from django.http import HttpRequest
 
@@ -155,15 +155,13 @@ def test_a_browser_that_slept_has_lost_its_lock(ada: Person, bo: Person) -> None
 
 
 @pytest.fixture
-def asgi(here: list[Person]) -> Iterator[Site]:
-    before = here[0].url
+def asgi(ada: Person, bo: Person, at: Callable[[str], None]) -> Iterator[Site]:
     with Site(TTL=TTL) as site:
-        for person in here:
-            person.url = f"http://127.0.0.1:{site.port}"
+        at(f"http://127.0.0.1:{site.port}")
+        for person in (ada, bo):
             person.log_in()
         yield site
-        for person in here:
-            person.url = before
+        for person in (ada, bo):
             person.close_tabs()
 
 

@@ -12,7 +12,7 @@ from testproject.replay.server import Server
 from tests.support import axe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from .conftest import Person, Room
 
@@ -32,15 +32,10 @@ def demo(server: str) -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def at_the_demo(demo: str, here: list[Person]) -> Iterator[None]:
+def at_the_demo(demo: str, at: Callable[[str], None]) -> Iterator[None]:
     """Whoever is logged in is so here, too: cookies do not depend on ports."""
-    before = here[0].url
-    for person in here:
-        person.url = demo
+    at(demo)
     yield
-    for person in here:
-        person.url = before
-        person.close_tabs()
     for model in (Move, Piece):
         model.objects.all().delete()
 
@@ -89,12 +84,9 @@ def test_everybody_can_read_it_and_the_policy_is_strict(ada: Person, path: str) 
     assert found == "default-src 'self'"
     size = {"width": 320, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    try:
-        for dark in (True, False):
-            tab.profile.dark(dark)
-            assert axe.faults(tab.profile) == []
-        assert tab.run("return document.documentElement.scrollWidth <= innerWidth")
-    finally:
-        driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    for dark in (True, False):
+        tab.profile.dark(dark)
+        assert axe.faults(tab.profile) == []
+    assert tab.run("return document.documentElement.scrollWidth <= innerWidth")
     severe = [entry["message"] for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
     assert not [message for message in severe if "Failed to load resource" not in message]  # 409
