@@ -37,6 +37,7 @@ class Held:
     def __init__(self, proxy: Proxy, nth: int) -> None:
         self._proxy = proxy
         self.nth = nth  # requests until then
+        self.outlives = False  # its client
         self.data = b""
         self._pair: Pair | None = None
         self._arrived = threading.Event()
@@ -79,7 +80,6 @@ class Pair:
         self.passing = 0  # but for so many bytes
         self.asking = False  # the last thing that passed came from the client
         self.requests = 0
-        self.detained: bytes | None = None  # what does not get to the server
         self.held: dict[Direction, Held] = {}
 
 
@@ -102,8 +102,8 @@ class Proxy:
         self._swallow_in: int | None = None
         self._then_cut = False
         self._passing = 0
-        self._detain_in: int | None = None
         self._holding: dict[Direction, Held] = {}
+        self._detained: Held | None = None
         self._rewritten: list[tuple[bytes, bytes]] = []
         self.on_request: Callable[[int], None] = lambda number: None
         self.requests = 0
@@ -174,18 +174,15 @@ class Proxy:
                 pair.held[what] = self._holding.pop(what)
 
     def detain(self, nth: int) -> None:
-        """The ``nth`` request from here on, and all after it on its connection, are held up until :meth:`deliver`, even
-        if the client goes away."""
-        with self._guard:
-            self._detain_in = nth
+        """:meth:`hold` the ``nth`` request, and all after it, until :meth:`deliver`, even if the client goes away."""
+        self._detained = self.hold("request", nth)
+        self._detained.outlives = True
 
     def deliver(self) -> None:
         """Let what was detained arrive."""
-        with self._guard:
-            for pair in self._pairs:
-                if pair.detained is not None:
-                    data, pair.detained = pair.detained, None
-                    self._write(pair, pair.server, data)
+        if self._detained is not None:
+            self._detained.pass_on()
+            self._detained = None
 
     def delay(self, seconds: float) -> None:
         """Every further piece of data is held up for that long, one after the other."""
@@ -244,9 +241,6 @@ class Proxy:
         self._selector.register(server, selectors.EVENT_READ, lambda: self._to_client(pair))
 
     def _to_server(self, pair: Pair) -> None:
-        if pair.detained is not None:
-            self._detain(pair)
-            return
         data = self._read(pair, pair.client)
         if not data:
             return
@@ -262,25 +256,10 @@ class Proxy:
                     pair.silent = True
                     pair.passing = self._passing
             self.on_request(self.requests)
-            if self._detain_in is not None:
-                self._detain_in -= 1
-                if self._detain_in == 0:
-                    self._detain_in = None
-                    pair.detained = data
-                    return
         if "request" in pair.held:
             pair.held["request"].take(pair, data)
             return
         self._write(pair, pair.server, data)
-
-    def _detain(self, pair: Pair) -> None:
-        data = b""
-        with contextlib.suppress(ConnectionResetError):
-            data = pair.client.recv(65536)
-        if data:
-            pair.detained = (pair.detained or b"") + data
-        else:
-            self._selector.unregister(pair.client)
 
     def _to_client(self, pair: Pair) -> None:
         data = self._read(pair, pair.server)
@@ -305,7 +284,10 @@ class Proxy:
             data = end.recv(65536)
         except OSError:
             data = b""
-        if not data:
+        held = pair.held.get("request")
+        if not data and end is pair.client and held is not None and held.outlives:
+            self._selector.unregister(end)
+        elif not data:
             self._close(pair)
         for old, new in self._rewritten:
             data = data.replace(old, new)

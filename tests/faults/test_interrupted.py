@@ -11,11 +11,12 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 from django.db import connections
 
-from django_distlock import LockNotAcquired, advisory_lock, lock_all, semaphore
+from django_distlock import advisory_lock, lock_all, semaphore
 from django_distlock.backends import memory
 from django_distlock.concurrency import flow
 from django_distlock.locks import lease, lock, lockset
@@ -43,11 +44,6 @@ pytestmark = [
 CORE = (acquire, lock_table_module, lease, lock, lockset, open_transactions, release, transactions, flow, memory)
 
 
-def slow(value: str) -> Any:
-    """On databases a session is ended after two seconds."""
-    return pytest.param(value, marks=pytest.mark.tier2)
-
-
 class TimeLimit(Exception):
     """That of a task, raised by a signal handler."""
 
@@ -63,6 +59,13 @@ def in_thread(function: Callable[[], Any]) -> Any:
         return pool.submit(function).result()
 
 
+def free(name: str) -> None:
+    """Also to others, and nobody keeps anything."""
+    tick()
+    assert not list(lock_table.everything())
+    in_thread(lambda: lock_all([name, name + "2"], using="memory").acquire(timeout=0).release())
+
+
 RECIPES: dict[str, Callable[[str], Any]] = {
     "lock": lambda name: advisory_lock(name, using="memory"),
     "shared": lambda name: advisory_lock(name, using="memory", shared=True),
@@ -71,43 +74,33 @@ RECIPES: dict[str, Callable[[str], Any]] = {
 }
 
 
-def free(name: str) -> None:
-    """Also to others, and nobody keeps anything."""
-    tick()
-    assert not list(lock_table.everything())
-    in_thread(lambda: lock_all([name, name + "2"], using="memory").acquire(timeout=0).release())
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, TimeLimit])
+@pytest.mark.parametrize("block", [False, True], ids=["lease", "block"])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_r7_an_interrupt_leaves_nothing_held(recipe: str, error: type[BaseException], name: str) -> None:
+def test_r7_an_interrupt_leaves_nothing_held(recipe: str, block: bool, error: type[BaseException], name: str) -> None:
     """Of an acquire or a release; also at the beginning and at the end of a block."""
     got: list[Callable[[], object]] = []
 
-    def acquire() -> None:
-        got.append(RECIPES[recipe](name).acquire().release)
-
-    def enter() -> None:
+    def begin() -> None:
         lock = RECIPES[recipe](name)
-        lock.__enter__()
-        got.append(lambda: lock.__exit__(None, None, None))
+        if block:
+            lock.__enter__()
+        got.append((lambda: lock.__exit__(None, None, None)) if block else lock.acquire().release)
 
     def clean() -> None:
         while got:
             got.pop()()
         free(name)
 
-    for begin in (acquire, enter):
-        assert interrupted_everywhere(begin, clean, *CORE, error=error) > 20
-
-        def clean_and_begin(begin: Callable[[], None] = begin) -> None:
-            clean()
-            begin()
-
-        begin()
-        # but for the very first place, the entrance of the function
-        assert interrupted_everywhere(lambda: got.pop()(), clean_and_begin, *CORE, first=1, error=error) > 5
+    def clean_and_begin() -> None:
         clean()
+        begin()
+
+    assert interrupted_everywhere(begin, clean, *CORE, error=error) > 20
+    begin()
+    # but for the very first place, the entrance of the function
+    assert interrupted_everywhere(lambda: got.pop()(), clean_and_begin, *CORE, first=1, error=error) > 5
+    clean()
 
 
 def test_r7_an_interrupted_reentry_is_not_counted(name: str) -> None:
@@ -131,15 +124,11 @@ def test_r7_an_interrupted_waiter_is_out_of_the_queue(name: str) -> None:
     lock = advisory_lock(name, using="memory")
     held = in_thread(lock.acquire)
 
-    def wait() -> None:
-        with pytest.raises(LockNotAcquired):
-            lock.acquire(timeout=0.001)
-
     def clean() -> None:
         tick()
         assert list(lock_table.everything()) == lock_table.held()
 
-    assert interrupted_everywhere(wait, clean, *CORE) > 20
+    assert interrupted_everywhere(lambda: lock.try_acquire(timeout=0.001), clean, *CORE) > 20
     held.release()
     free(name)
 
@@ -148,17 +137,20 @@ def test_r1_an_interrupted_exit_leaves_the_later_block_of_another_alone(name: st
     """A lock object may be used by many contexts: what was to be released is found, and nothing else."""
     lock = advisory_lock(name, using="memory", shared=True)
 
+    def leave() -> None:
+        lock.__exit__(None, None, None)
+
     def clean() -> None:
         in_thread(lock.__enter__)
         tick()
         assert len(lock_table.held()) == 1
-        lock.__exit__(None, None, None)
+        leave()
         free(name)
         lock.__enter__()
 
     lock.__enter__()
-    assert interrupted_everywhere(lambda: lock.__exit__(None, None, None), clean, *CORE, first=1) > 5
-    lock.__exit__(None, None, None)
+    assert interrupted_everywhere(leave, clean, *CORE, first=1) > 5
+    leave()
 
 
 def test_r1_an_interrupted_release_is_finished_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +165,7 @@ def test_r1_an_interrupted_release_is_finished_once(name: str, monkeypatch: pyte
         return asks(grant)
 
     monkeypatch.setattr(backend, "release", slow)
-    monkeypatch.setattr(backend, "release_fast", interrupted_at_once)
+    monkeypatch.setattr(backend, "release_fast", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         lease.release()
     for _ in range(4):
@@ -182,10 +174,6 @@ def test_r1_an_interrupted_release_is_finished_once(name: str, monkeypatch: pyte
     answer.set()
     eventually(lambda: not lock_table.all(), "not finished")
     assert len(asked) == 1
-
-
-def interrupted_at_once(grant: Any) -> bool:
-    raise KeyboardInterrupt
 
 
 def interrupt(call: Callable[[], Any], when: Callable[[], object]) -> None:
@@ -202,7 +190,10 @@ def interrupt(call: Callable[[], Any], when: Callable[[], object]) -> None:
         sent.result()
 
 
-@pytest.mark.parametrize("gate", [slow("request"), "reply", slow("release")])
+@pytest.mark.parametrize(
+    "gate",  # on databases a session is ended after two seconds
+    [pytest.param("request", marks=pytest.mark.tier2), "reply", pytest.param("release", marks=pytest.mark.tier2)],
+)
 @pytest.mark.parametrize("using", ["postgres", "mysql", "leasetable_postgres", "redis", "zookeeper"])
 def test_r7_an_interrupt_within_the_engine_loses_no_grant(using: str, gate: str, name: str, proxied: Proxied) -> None:
     """Before the server has the request, before we have its answer, and before the answer to a release. Others get in
