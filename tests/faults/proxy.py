@@ -6,7 +6,7 @@ or swallow what passes, fall silent with the connections open, or cut them.
         proxy.swallow(3)       # the third request from here on reaches the server, its reply and all after it do not
         held = proxy.hold("reply")    # a gate: the next request reaches the server, its reply stays here
         held.wait()                   # until it is here
-        held.pass_on()                # or held.drop(), or held.cut()
+        held.pass_on()
 
 A *request* is what a client sends at one go after the server's last reply: one round trip.
 """
@@ -41,7 +41,6 @@ class Held:
         self.data = b""
         self._pair: Pair | None = None
         self._arrived = threading.Event()
-        self._dropped = False
 
     def wait(self) -> None:
         """Until it is here."""
@@ -52,21 +51,9 @@ class Held:
         with self._proxy._guard:
             self._proxy._let_go(self, self._pair)
 
-    def drop(self) -> None:
-        """Lose it, and what follows on its connection, which stays open."""
-        with self._proxy._guard:
-            self._dropped, self.data = True, b""
-
-    def cut(self) -> None:
-        """Lose it, and close its connection at the client's side."""
-        self.drop()
-        with self._proxy._guard:
-            if self._pair is not None:
-                self._proxy._close_client(self._pair)
-
     def take(self, pair: Pair, data: bytes) -> None:
         self._pair = pair
-        self.data += b"" if self._dropped else data
+        self.data += data
         self._arrived.set()
 
 
@@ -79,7 +66,6 @@ class Pair:
         self.silent = False  # this connection alone passes nothing more to its client
         self.passing = 0  # but for so many bytes
         self.asking = False  # the last thing that passed came from the client
-        self.requests = 0
         self.held: dict[Direction, Held] = {}
 
 
@@ -205,12 +191,6 @@ class Proxy:
             for pair in self._pairs:
                 self._close_client(pair)
 
-    @property
-    def connections(self) -> int:
-        """How many are open."""
-        with self._guard:
-            return len(self._pairs)
-
     # moving bytes
 
     def _run(self) -> None:
@@ -247,7 +227,6 @@ class Proxy:
         self._hold_next(pair)
         if not pair.asking:
             pair.asking = True
-            pair.requests += 1
             self.requests += 1
             if self._swallow_in is not None:
                 self._swallow_in -= 1

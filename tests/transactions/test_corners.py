@@ -196,12 +196,3 @@ def test_r11_mysql_transaction_under_nested_locks(sent: list[str], name: str) ->
     for lease in leases[0], leases[2]:
         with refused():
             lease.release()
-
-
-def test_r11_release_by_another_thread_after_the_transaction_is_at_once(world: World) -> None:
-    lease = world.lock().acquire()
-    with transaction.atomic(world.alias):
-        world.write()
-    in_thread(lease.release)
-    assert not world.is_out()
-    check_connections_are_clean()

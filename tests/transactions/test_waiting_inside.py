@@ -60,7 +60,7 @@ def granted_after_a_wait(world: World) -> bool:
     """Acquire a lock that another session frees once it is waited for."""
     world.rival.wait("postgres", world.name, "postgres")
     world.rival.hear()
-    with once_it_waits(world.name, world.rival.release):
+    with once_it_waits(world.name, lambda: world.rival.do("release")):
         return world.lock(timeout=25).acquire().held
 
 
