@@ -29,7 +29,6 @@ from tests.conftest import PATIENCE, connect, eventually
 from tests.engines.actors import held_elsewhere
 from tests.faults.server import SESSION_LOCKS, holders, waiters
 from tests.support.interrupts import interrupted_everywhere
-from tests.support.processes import Child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -262,55 +261,45 @@ def test_r16_r20_nothing_is_acquired_that_nobody_looks_after(
         lease.ensure_held()
 
 
-# a generator that holds a lock and ends as cyclic garbage: the collector closes it at any allocation
-
-
-def leave_garbage(using: str, name: str) -> None:
-    def inside() -> Generator[None, None, None]:
-        with advisory_lock(name, using=using):
-            yield
-
-    cycle: list[Any] = [inside()]
-    next(cycle[0])
-    cycle.append(cycle)
-
-
-def collect_in_the_midst(link: Any, using: str, name: str) -> None:
-    """In a child: collect it at every line of the acquire and the release of another lock."""
-    gc.disable()
-    at, left = 0, -1
-    while left < 0:
-        leave_garbage(using, f"{name}{at}")
-        left = at
-
-        def look(frame: Any, event: str, argument: object) -> Any:
-            nonlocal left
-            if "django_distlock" not in frame.f_code.co_filename:
-                return None
-            left -= event == "line"
-            if left == -1:
-                gc.collect()
-            return look
-
-        def work() -> None:
-            sys.settrace(look)
-            with advisory_lock(f"{name}-other", using=using):
-                pass
-            sys.settrace(None)
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-        gc.collect()
-        eventually(lambda: not list(lock_table.everything()), "still held")
-        at += 7
-    link.say(at)
-
-
 def test_garbage_in_the_midst_of_bookkeeping(name: str) -> None:
-    """In a thread that has the very mutex which its clean-up needs. What went wrong here would stand still for ever."""
-    with Child(collect_in_the_midst, "memory", name) as child:
-        assert child.hear() > 20
+    """A generator that holds a lock is closed as cyclic garbage, at any place of a thread that may have the very mutex
+    which its clean-up needs. What went wrong here would stand still for ever."""
+    left = -1
+
+    def leave_garbage() -> None:
+        def inside() -> Generator[None, None, None]:
+            with advisory_lock(f"{name}2", using="memory"):
+                yield
+
+        cycle: list[Any] = [inside()]
+        next(cycle[0])
+        cycle.append(cycle)
+
+    def collect(frame: Any, event: str, argument: object) -> None:
+        nonlocal left
+        left -= "django_distlock" in frame.f_code.co_filename
+        if left == -1:
+            gc.collect()
+
+    def work() -> int:
+        nonlocal left
+        for at in range(1, 10_000, 7):
+            leave_garbage()
+            left = at
+            sys.setprofile(collect)
+            advisory_lock(name, using="memory").acquire().release()
+            sys.setprofile(None)
+            gc.collect()
+            eventually(lambda: not list(lock_table.everything()), "still held")
+            if left > 0:
+                return at
+        return 0
+
+    gc.disable()
+    try:
+        assert in_thread(work) > 20
+    finally:
+        gc.enable()
 
 
 # tasks: cancelled, and those of a closed event loop, which are never run again, not even to be cancelled

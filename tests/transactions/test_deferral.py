@@ -125,9 +125,7 @@ def test_r11_receiver_of_the_release_may_use_the_database(world: World, fails: b
     check_connections_are_clean()
 
 
-def test_r11_failed_deferred_release_logs_and_signals_and_does_not_raise(
-    lease_world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_r11_failed_deferred_release_logs_and_signals_and_does_not_raise(lease_world: World, caplog: Any) -> None:
     world = lease_world
     backend = registry.entry(world.using).backend
     leases = [world.lock().acquire(), world.lock("-2").acquire()]

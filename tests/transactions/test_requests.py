@@ -137,9 +137,7 @@ def test_r12_non_atomic_requests_is_remembered(lease_world: World, serve: Serve,
     assert order == [("acquired", False, 0), ("released", False, 1)]
 
 
-def test_r12_several_databases_with_atomic_requests(
-    postgres: World, serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_r12_several_databases_with_atomic_requests(postgres: World, serve: Serve, monkeypatch: Any) -> None:
     """A view has a transaction on each of them, and may be taken out of that of one."""
     for alias in ("postgres", "default"):
         atomic_requests(monkeypatch, alias)
