@@ -27,7 +27,7 @@ def test_r11_reentry_finds_that_the_engine_gave_the_lock_to_somebody_else(each_w
     world = each_world
     with transaction.atomic(world.alias):
         if world.scoped:
-            world.execute("SAVEPOINT by_hand")
+            world.ask("SAVEPOINT by_hand")
         with world.lock() as lease:
             grant: Any = lease._grant
         if world.scoped:  # past Django, whose cursors are listened to

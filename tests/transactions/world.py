@@ -59,8 +59,8 @@ class World:
     def written(self) -> int:
         return rows.count(self.alias, self.name)
 
-    def execute(self, sql: str) -> None:
-        execute(self.alias, sql)
+    def ask(self, sql: str) -> Any:
+        return rows.ask(self.alias, sql)
 
     def is_out(self, suffix: str = "") -> bool:
         """Is the lock refused to the rival?"""
@@ -151,17 +151,6 @@ def check_connections_are_clean() -> None:
         replaced = [name for name in METHODS if name in vars(connection)]
         assert not replaced, f"left on {connection.alias}: {replaced}"
         assert not connection.execute_wrappers, f"left on {connection.alias}: {connection.execute_wrappers}"
-
-
-def execute(alias: str, sql: Any) -> None:
-    with connections[alias].cursor() as cursor:
-        cursor.execute(sql)
-
-
-def value(alias: str, sql: str) -> Any:
-    with connections[alias].cursor() as cursor:
-        cursor.execute(sql)
-        return cursor.fetchone()[0]
 
 
 @contextlib.contextmanager
