@@ -64,28 +64,22 @@ class Ears:
 Proxied = Callable[[str], Proxy]
 
 
-def elsewhere(using: str, port: int, original: dict[str, Any]) -> dict[str, Any]:
-    """The settings of an alias without a database, whose server is found at another port."""
-    if using == "redis":
-        url = f"redis://:{services.load()['redis1']['password']}@127.0.0.1:{port}/0"
-        return {"BACKEND": original["BACKEND"], "OPTIONS": {"url": url}}
-    options = {"hosts": f"127.0.0.1:{port}", "session_timeout": 10}
-    return {**original, "OPTIONS": {**original["OPTIONS"], **options}}
-
-
 @pytest.fixture
 def proxied(databases: None, settings: Any) -> Iterator[Proxied]:
     """``proxied("postgres")`` puts a proxy between this process and the server of that lock alias."""
     with ExitStack() as stack:
 
         def put(using: str) -> Proxy:
+            original = settings.DISTLOCK[using]
             if using in SERVERS:
                 server = services.load()[SERVERS[using]]
                 proxy = stack.enter_context(Proxy(server["host"], int(server["port"])))
-                alias = elsewhere(using, proxy.port, settings.DISTLOCK[using])
-                settings.DISTLOCK = {**settings.DISTLOCK, using: alias}
+                options = {**original["OPTIONS"], "hosts": f"127.0.0.1:{proxy.port}", "session_timeout": 10}
+                if using == "redis":
+                    options = {"url": f"redis://:{server['password']}@127.0.0.1:{proxy.port}/0"}
+                settings.DISTLOCK = {**settings.DISTLOCK, using: {**original, "OPTIONS": options}}
                 return proxy
-            database = str(settings.DISTLOCK[using]["OPTIONS"]["database"])
+            database = str(original["OPTIONS"]["database"])
             server = connections.settings[database]
             proxy = stack.enter_context(Proxy(server["HOST"], int(server["PORT"])))
             alias = stack.enter_context(database_alias(f"{database}_proxied", database, PORT=str(proxy.port)))

@@ -47,18 +47,10 @@ class Journal:
         line = json.dumps({"event": event, "token": token, "at": time.monotonic(), **facts})
         os.write(self._file, f"{line}\n".encode())
 
-    def granted(
-        self,
-        lock: str,
-        invoke: float,
-        *,
-        valid_until: float | None = None,
-        fence: int | None = None,
-        shared: bool = False,
-    ) -> str:
+    def granted(self, lock: str, invoke: float, *, valid_until: float | None = None, fence: int | None = None) -> str:
         """The lock was asked for at ``invoke`` and is held from now on. Returns the token of this holding."""
         token = f"{os.getpid()}.{next(_numbers)}"
-        facts = {"invoke": invoke, "valid_until": valid_until, "fence": fence, "shared": shared}
+        facts = {"invoke": invoke, "valid_until": valid_until, "fence": fence}
         self._note("granted", token, lock=lock, pid=os.getpid(), **facts)
         return token
 
@@ -85,7 +77,7 @@ class Journal:
         except UnsupportedOperation:
             fence = None
         name = f"{lease.using}/{lease.name}"
-        token = self.granted(name, invoke, valid_until=lease.valid_until, fence=fence, shared=lease.shared)
+        token = self.granted(name, invoke, valid_until=lease.valid_until, fence=fence)
         lease.on_lost(lambda _: self.lost(token))
         return token
 
@@ -117,7 +109,6 @@ class Hold:
     acquired: float
     valid_until: float | None
     fence: int | None
-    shared: bool
     end: float = math.inf
     why: str = "the end of the history"
     release: float | None = None
@@ -168,32 +159,27 @@ class History:
             hold.ended((killed or {}).get(hold.pid), "SIGKILL")
         return cls(sorted(holds.values(), key=lambda hold: hold.acquired))
 
-    def of(self, lock: str) -> list[Hold]:
-        return [hold for hold in self.holds if hold.lock == lock]
-
-    def check(self, *, limit: int = 1, told_within: float = 0.0) -> list[Fault]:
-        """Everything that is wrong. ``limit``: how many may hold at once, for a semaphore. ``told_within``: seconds for
-        which one that was told of its loss may have overlapped with the next one (R18: 7 for database sessions)."""
+    def check(self, *, told_within: float = 0.0) -> list[Fault]:
+        """Everything that is wrong. ``told_within``: seconds for which one that was told of its loss may have
+        overlapped with the next one (R18: 7 for database sessions)."""
         faults: list[Fault] = []
         for lock in sorted({hold.lock for hold in self.holds}):
-            holds = self.of(lock)
-            faults += overlaps(holds, limit, told_within)
+            # who noted its grant after the end of its validity never relied on it
+            holds = [hold for hold in self.holds if hold.lock == lock and hold.end > hold.acquired]
+            faults += overlaps(holds, told_within)
             faults += sinking_fences(holds)
         return faults
 
 
-def overlaps(holds: Iterable[Hold], limit: int = 1, told_within: float = 0.0) -> Iterator[Fault]:
-    """Holdings that began while ``limit`` others, or an exclusive one, were relied on. ``holds`` by their beginning."""
+def overlaps(holds: Iterable[Hold], told_within: float) -> Iterator[Fault]:
+    """Holdings that began while others were relied on. ``holds`` by their beginning."""
     current: list[tuple[float, int, Hold]] = []
     for number, new in enumerate(holds):
-        if new.end <= new.acquired:
-            continue  # it was never relied on
         while current and current[0][0] <= new.acquired:
             heapq.heappop(current)
-        others = [old for _, _, old in current if not (old.shared and new.shared)]
-        meant = [old for old in others if not _excused(old, new, told_within)]
-        if len(meant) >= limit:
-            yield from (Fault("overlap", old, new, min(old.end, new.end) - new.acquired) for old in meant)
+        for _, _, old in current:
+            if not _excused(old, new, told_within):
+                yield Fault("overlap", old, new, min(old.end, new.end) - new.acquired)
         heapq.heappush(current, (new.end, number, new))
 
 
@@ -205,35 +191,13 @@ def _excused(old: Hold, new: Hold, told_within: float) -> bool:
 
 
 def sinking_fences(holds: Iterable[Hold]) -> Iterator[Fault]:
-    """Fencing tokens that are not above those of all earlier holders. ``holds`` by their beginning.
-
-    Earlier is, for two exclusive ones, whoever began earlier: the engine grants the later one only after the end of the
-    earlier one. Of shared ones only that is earlier which had begun before the other one asked.
-    """
-    # who noted its grant after the end of its validity never relied on it
-    fenced = [hold for hold in holds if hold.fence is not None and hold.end > hold.acquired]
+    """Fencing tokens that are not above that of an earlier holder: the engine grants the later one only after the end
+    of the earlier one, so ``holds`` are by their beginning."""
     last: Hold | None = None
-    for hold in fenced:
-        if hold.shared:
+    for hold in holds:
+        if hold.fence is None:
             continue
-        if last is not None and _fence(hold) <= _fence(last):
+        if last is not None and last.fence is not None and hold.fence <= last.fence:
             yield Fault("fence", last, hold)
         else:
             last = hold
-    if not any(hold.shared for hold in fenced):
-        return
-    begun = iter(fenced)
-    pending = next(begun, None)
-    highest: Hold | None = None
-    for hold in sorted(fenced, key=lambda hold: hold.invoke):
-        while pending is not None and pending.acquired < hold.invoke:
-            if highest is None or _fence(pending) > _fence(highest):
-                highest = pending
-            pending = next(begun, None)
-        if highest is not None and _fence(hold) <= _fence(highest):
-            yield Fault("fence", highest, hold)
-
-
-def _fence(hold: Hold) -> int:
-    assert hold.fence is not None
-    return hold.fence

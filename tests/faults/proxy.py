@@ -6,7 +6,7 @@ or swallow what passes, fall silent with the connections open, or cut them.
         proxy.swallow(3)       # the third request from here on reaches the server, its reply and all after it do not
         held = proxy.hold("reply")    # a gate: the next request reaches the server, its reply stays here
         held.wait()                   # until it is here
-        held.pass_on()                # or held.drop(), or held.cut()
+        held.pass_on()
 
 A *request* is what a client sends at one go after the server's last reply: one round trip.
 """
@@ -37,10 +37,10 @@ class Held:
     def __init__(self, proxy: Proxy, nth: int) -> None:
         self._proxy = proxy
         self.nth = nth  # requests until then
+        self.outlives = False  # its client
         self.data = b""
         self._pair: Pair | None = None
         self._arrived = threading.Event()
-        self._dropped = False
 
     def wait(self) -> None:
         """Until it is here."""
@@ -51,21 +51,9 @@ class Held:
         with self._proxy._guard:
             self._proxy._let_go(self, self._pair)
 
-    def drop(self) -> None:
-        """Lose it, and what follows on its connection, which stays open."""
-        with self._proxy._guard:
-            self._dropped, self.data = True, b""
-
-    def cut(self) -> None:
-        """Lose it, and close its connection at the client's side."""
-        self.drop()
-        with self._proxy._guard:
-            if self._pair is not None:
-                self._proxy._close_client(self._pair)
-
     def take(self, pair: Pair, data: bytes) -> None:
         self._pair = pair
-        self.data += b"" if self._dropped else data
+        self.data += data
         self._arrived.set()
 
 
@@ -78,8 +66,6 @@ class Pair:
         self.silent = False  # this connection alone passes nothing more to its client
         self.passing = 0  # but for so many bytes
         self.asking = False  # the last thing that passed came from the client
-        self.requests = 0
-        self.detained: bytes | None = None  # what does not get to the server
         self.held: dict[Direction, Held] = {}
 
 
@@ -102,8 +88,8 @@ class Proxy:
         self._swallow_in: int | None = None
         self._then_cut = False
         self._passing = 0
-        self._detain_in: int | None = None
         self._holding: dict[Direction, Held] = {}
+        self._detained: Held | None = None
         self._rewritten: list[tuple[bytes, bytes]] = []
         self.on_request: Callable[[int], None] = lambda number: None
         self.requests = 0
@@ -174,18 +160,15 @@ class Proxy:
                 pair.held[what] = self._holding.pop(what)
 
     def detain(self, nth: int) -> None:
-        """The ``nth`` request from here on, and all after it on its connection, are held up until :meth:`deliver`, even
-        if the client goes away."""
-        with self._guard:
-            self._detain_in = nth
+        """:meth:`hold` the ``nth`` request, and all after it, until :meth:`deliver`, even if the client goes away."""
+        self._detained = self.hold("request", nth)
+        self._detained.outlives = True
 
     def deliver(self) -> None:
         """Let what was detained arrive."""
-        with self._guard:
-            for pair in self._pairs:
-                if pair.detained is not None:
-                    data, pair.detained = pair.detained, None
-                    self._write(pair, pair.server, data)
+        if self._detained is not None:
+            self._detained.pass_on()
+            self._detained = None
 
     def delay(self, seconds: float) -> None:
         """Every further piece of data is held up for that long, one after the other."""
@@ -207,12 +190,6 @@ class Proxy:
         with self._guard:
             for pair in self._pairs:
                 self._close_client(pair)
-
-    @property
-    def connections(self) -> int:
-        """How many are open."""
-        with self._guard:
-            return len(self._pairs)
 
     # moving bytes
 
@@ -244,16 +221,12 @@ class Proxy:
         self._selector.register(server, selectors.EVENT_READ, lambda: self._to_client(pair))
 
     def _to_server(self, pair: Pair) -> None:
-        if pair.detained is not None:
-            self._detain(pair)
-            return
         data = self._read(pair, pair.client)
         if not data:
             return
         self._hold_next(pair)
         if not pair.asking:
             pair.asking = True
-            pair.requests += 1
             self.requests += 1
             if self._swallow_in is not None:
                 self._swallow_in -= 1
@@ -262,25 +235,10 @@ class Proxy:
                     pair.silent = True
                     pair.passing = self._passing
             self.on_request(self.requests)
-            if self._detain_in is not None:
-                self._detain_in -= 1
-                if self._detain_in == 0:
-                    self._detain_in = None
-                    pair.detained = data
-                    return
         if "request" in pair.held:
             pair.held["request"].take(pair, data)
             return
         self._write(pair, pair.server, data)
-
-    def _detain(self, pair: Pair) -> None:
-        data = b""
-        with contextlib.suppress(ConnectionResetError):
-            data = pair.client.recv(65536)
-        if data:
-            pair.detained = (pair.detained or b"") + data
-        else:
-            self._selector.unregister(pair.client)
 
     def _to_client(self, pair: Pair) -> None:
         data = self._read(pair, pair.server)
@@ -305,7 +263,10 @@ class Proxy:
             data = end.recv(65536)
         except OSError:
             data = b""
-        if not data:
+        held = pair.held.get("request")
+        if not data and end is pair.client and held is not None and held.outlives:
+            self._selector.unregister(end)
+        elif not data:
             self._close(pair)
         for old, new in self._rewritten:
             data = data.replace(old, new)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def held(start: float, end: float, **facts: Any) -> Hold:
-    told: dict[str, Any] = {"lock": "a", "pid": 1, "invoke": start, "valid_until": None, "fence": None, "shared": False}
+    told: dict[str, Any] = {"lock": "a", "pid": 1, "invoke": start, "valid_until": None, "fence": None}
     return Hold(**{"token": f"{start}", "acquired": start, "end": end, "why": "release", **told, **facts})
 
 
@@ -29,10 +29,6 @@ def kinds(*holds: Hold, **options: Any) -> list[str]:
         ([held(1, 2), held(1.9, 3)], {}, 1),
         ([held(1, 9), held(2, 3), held(4, 5)], {}, 2),
         ([held(1, 2), held(1.5, 3, lock="b")], {}, 0),
-        ([held(1, 9, shared=True), held(2, 3, shared=True)], {}, 0),
-        ([held(1, 9, shared=True), held(2, 3)], {}, 1),
-        ([held(1, 9), held(2, 9)], {"limit": 2}, 0),
-        ([held(1, 9), held(2, 9), held(3, 4)], {"limit": 2}, 2),
         ([held(1, 9, why="loss"), held(5, 6)], {"told_within": 4}, 0),
         ([held(1, 9, why="loss"), held(4.9, 6)], {"told_within": 4}, 1),
         ([held(1, 9, why="SIGKILL"), held(8.9, 9)], {"told_within": 4}, 1),
@@ -51,9 +47,6 @@ def test_overlaps(holds: list[Hold], options: dict[str, Any], faults: int) -> No
         ([held(1, 2, fence=7), held(2, 3, fence=6), held(3, 4, fence=8)], 1),
         ([held(1, 2, fence=7), held(3, 4, invoke=0.5, fence=6)], 1),  # it waited all the time and came later
         ([held(1, 2, fence=7), held(2, 3, fence=None)], 0),
-        ([held(1, 9, shared=True, fence=7), held(2, 9, invoke=0.5, shared=True, fence=6)], 0),  # asked side by side
-        ([held(1, 9, shared=True, fence=7), held(2, 9, shared=True, fence=6)], 1),
-        ([held(1, 2, shared=True, fence=7), held(3, 4, fence=6)], 1),
     ],
 )
 def test_fences(holds: list[Hold], faults: int) -> None:
@@ -73,7 +66,7 @@ def test_fences(holds: list[Hold], faults: int) -> None:
 def test_the_end_of_a_holding(
     events: list[tuple[str, float]], killed: dict[int, float], end: float, why: str, tmp_path: Path
 ) -> None:
-    told = {"lock": "a", "pid": 7, "invoke": 0.5, "valid_until": 8.0, "fence": 3, "shared": False}
+    told = {"lock": "a", "pid": 7, "invoke": 0.5, "valid_until": 8.0, "fence": 3}
     lines: list[dict[str, Any]] = [{"event": "granted", "token": "7.1", "at": 1.0, **told}]
     for event, at in events:
         lines.append({"event": event, "token": "7.1", "at": at})

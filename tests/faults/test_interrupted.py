@@ -11,11 +11,12 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 from django.db import connections
 
-from django_distlock import LockNotAcquired, advisory_lock, lock_all, semaphore
+from django_distlock import advisory_lock, lock_all, semaphore
 from django_distlock.backends import memory
 from django_distlock.concurrency import flow
 from django_distlock.locks import lease, lock, lockset
@@ -28,7 +29,6 @@ from tests.conftest import PATIENCE, connect, eventually
 from tests.engines.actors import held_elsewhere
 from tests.faults.server import SESSION_LOCKS, holders, waiters
 from tests.support.interrupts import interrupted_everywhere
-from tests.support.processes import Child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -41,11 +41,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 CORE = (acquire, lock_table_module, lease, lock, lockset, open_transactions, release, transactions, flow, memory)
-
-
-def slow(value: str) -> Any:
-    """On databases a session is ended after two seconds."""
-    return pytest.param(value, marks=pytest.mark.tier2)
 
 
 class TimeLimit(Exception):
@@ -63,6 +58,13 @@ def in_thread(function: Callable[[], Any]) -> Any:
         return pool.submit(function).result()
 
 
+def free(name: str) -> None:
+    """Also to others, and nobody keeps anything."""
+    tick()
+    assert not list(lock_table.everything())
+    in_thread(lambda: lock_all([name, name + "2"], using="memory").acquire(timeout=0).release())
+
+
 RECIPES: dict[str, Callable[[str], Any]] = {
     "lock": lambda name: advisory_lock(name, using="memory"),
     "shared": lambda name: advisory_lock(name, using="memory", shared=True),
@@ -71,43 +73,33 @@ RECIPES: dict[str, Callable[[str], Any]] = {
 }
 
 
-def free(name: str) -> None:
-    """Also to others, and nobody keeps anything."""
-    tick()
-    assert not list(lock_table.everything())
-    in_thread(lambda: lock_all([name, name + "2"], using="memory").acquire(timeout=0).release())
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, TimeLimit])
+@pytest.mark.parametrize("block", [False, True], ids=["lease", "block"])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_r7_an_interrupt_leaves_nothing_held(recipe: str, error: type[BaseException], name: str) -> None:
+def test_r7_an_interrupt_leaves_nothing_held(recipe: str, block: bool, error: type[BaseException], name: str) -> None:
     """Of an acquire or a release; also at the beginning and at the end of a block."""
     got: list[Callable[[], object]] = []
 
-    def acquire() -> None:
-        got.append(RECIPES[recipe](name).acquire().release)
-
-    def enter() -> None:
+    def begin() -> None:
         lock = RECIPES[recipe](name)
-        lock.__enter__()
-        got.append(lambda: lock.__exit__(None, None, None))
+        if block:
+            lock.__enter__()
+        got.append((lambda: lock.__exit__(None, None, None)) if block else lock.acquire().release)
 
     def clean() -> None:
         while got:
             got.pop()()
         free(name)
 
-    for begin in (acquire, enter):
-        assert interrupted_everywhere(begin, clean, *CORE, error=error) > 20
-
-        def clean_and_begin(begin: Callable[[], None] = begin) -> None:
-            clean()
-            begin()
-
-        begin()
-        # but for the very first place, the entrance of the function
-        assert interrupted_everywhere(lambda: got.pop()(), clean_and_begin, *CORE, first=1, error=error) > 5
+    def clean_and_begin() -> None:
         clean()
+        begin()
+
+    assert interrupted_everywhere(begin, clean, *CORE, error=error) > 20
+    begin()
+    # but for the very first place, the entrance of the function
+    assert interrupted_everywhere(lambda: got.pop()(), clean_and_begin, *CORE, first=1, error=error) > 5
+    clean()
 
 
 def test_r7_an_interrupted_reentry_is_not_counted(name: str) -> None:
@@ -131,15 +123,11 @@ def test_r7_an_interrupted_waiter_is_out_of_the_queue(name: str) -> None:
     lock = advisory_lock(name, using="memory")
     held = in_thread(lock.acquire)
 
-    def wait() -> None:
-        with pytest.raises(LockNotAcquired):
-            lock.acquire(timeout=0.001)
-
     def clean() -> None:
         tick()
         assert list(lock_table.everything()) == lock_table.held()
 
-    assert interrupted_everywhere(wait, clean, *CORE) > 20
+    assert interrupted_everywhere(lambda: lock.try_acquire(timeout=0.001), clean, *CORE) > 20
     held.release()
     free(name)
 
@@ -148,17 +136,20 @@ def test_r1_an_interrupted_exit_leaves_the_later_block_of_another_alone(name: st
     """A lock object may be used by many contexts: what was to be released is found, and nothing else."""
     lock = advisory_lock(name, using="memory", shared=True)
 
+    def leave() -> None:
+        lock.__exit__(None, None, None)
+
     def clean() -> None:
         in_thread(lock.__enter__)
         tick()
         assert len(lock_table.held()) == 1
-        lock.__exit__(None, None, None)
+        leave()
         free(name)
         lock.__enter__()
 
     lock.__enter__()
-    assert interrupted_everywhere(lambda: lock.__exit__(None, None, None), clean, *CORE, first=1) > 5
-    lock.__exit__(None, None, None)
+    assert interrupted_everywhere(leave, clean, *CORE, first=1) > 5
+    leave()
 
 
 def test_r1_an_interrupted_release_is_finished_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +164,7 @@ def test_r1_an_interrupted_release_is_finished_once(name: str, monkeypatch: pyte
         return asks(grant)
 
     monkeypatch.setattr(backend, "release", slow)
-    monkeypatch.setattr(backend, "release_fast", interrupted_at_once)
+    monkeypatch.setattr(backend, "release_fast", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         lease.release()
     for _ in range(4):
@@ -182,10 +173,6 @@ def test_r1_an_interrupted_release_is_finished_once(name: str, monkeypatch: pyte
     answer.set()
     eventually(lambda: not lock_table.all(), "not finished")
     assert len(asked) == 1
-
-
-def interrupted_at_once(grant: Any) -> bool:
-    raise KeyboardInterrupt
 
 
 def interrupt(call: Callable[[], Any], when: Callable[[], object]) -> None:
@@ -202,7 +189,10 @@ def interrupt(call: Callable[[], Any], when: Callable[[], object]) -> None:
         sent.result()
 
 
-@pytest.mark.parametrize("gate", [slow("request"), "reply", slow("release")])
+@pytest.mark.parametrize(
+    "gate",  # on databases a session is ended after two seconds
+    [pytest.param("request", marks=pytest.mark.tier2), "reply", pytest.param("release", marks=pytest.mark.tier2)],
+)
 @pytest.mark.parametrize("using", ["postgres", "mysql", "leasetable_postgres", "redis", "zookeeper"])
 def test_r7_an_interrupt_within_the_engine_loses_no_grant(using: str, gate: str, name: str, proxied: Proxied) -> None:
     """Before the server has the request, before we have its answer, and before the answer to a release. Others get in
@@ -271,55 +261,45 @@ def test_r16_r20_nothing_is_acquired_that_nobody_looks_after(
         lease.ensure_held()
 
 
-# a generator that holds a lock and ends as cyclic garbage: the collector closes it at any allocation
-
-
-def leave_garbage(using: str, name: str) -> None:
-    def inside() -> Generator[None, None, None]:
-        with advisory_lock(name, using=using):
-            yield
-
-    cycle: list[Any] = [inside()]
-    next(cycle[0])
-    cycle.append(cycle)
-
-
-def collect_in_the_midst(link: Any, using: str, name: str) -> None:
-    """In a child: collect it at every line of the acquire and the release of another lock."""
-    gc.disable()
-    at, left = 0, -1
-    while left < 0:
-        leave_garbage(using, f"{name}{at}")
-        left = at
-
-        def look(frame: Any, event: str, argument: object) -> Any:
-            nonlocal left
-            if "django_distlock" not in frame.f_code.co_filename:
-                return None
-            left -= event == "line"
-            if left == -1:
-                gc.collect()
-            return look
-
-        def work() -> None:
-            sys.settrace(look)
-            with advisory_lock(f"{name}-other", using=using):
-                pass
-            sys.settrace(None)
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-        gc.collect()
-        eventually(lambda: not list(lock_table.everything()), "still held")
-        at += 7
-    link.say(at)
-
-
 def test_garbage_in_the_midst_of_bookkeeping(name: str) -> None:
-    """In a thread that has the very mutex which its clean-up needs. What went wrong here would stand still for ever."""
-    with Child(collect_in_the_midst, "memory", name) as child:
-        assert child.hear() > 20
+    """A generator that holds a lock is closed as cyclic garbage, at any place of a thread that may have the very mutex
+    which its clean-up needs. What went wrong here would stand still for ever."""
+    left = -1
+
+    def leave_garbage() -> None:
+        def inside() -> Generator[None, None, None]:
+            with advisory_lock(f"{name}2", using="memory"):
+                yield
+
+        cycle: list[Any] = [inside()]
+        next(cycle[0])
+        cycle.append(cycle)
+
+    def collect(frame: Any, event: str, argument: object) -> None:
+        nonlocal left
+        left -= "django_distlock" in frame.f_code.co_filename
+        if left == -1:
+            gc.collect()
+
+    def work() -> int:
+        nonlocal left
+        for at in range(1, 10_000, 7):
+            leave_garbage()
+            left = at
+            sys.setprofile(collect)
+            advisory_lock(name, using="memory").acquire().release()
+            sys.setprofile(None)
+            gc.collect()
+            eventually(lambda: not list(lock_table.everything()), "still held")
+            if left > 0:
+                return at
+        return 0
+
+    gc.disable()
+    try:
+        assert in_thread(work) > 20
+    finally:
+        gc.enable()
 
 
 # tasks: cancelled, and those of a closed event loop, which are never run again, not even to be cancelled

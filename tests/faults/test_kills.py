@@ -182,16 +182,16 @@ def forget_in_a_generator(link: Any, using: str, name: str) -> None:
 
 def forget_in_a_thread(link: Any, using: str, name: str) -> None:
     """One daemon thread holds, another one waits behind it."""
+    held = threading.Event()
 
     def hold() -> None:
-        with advisory_lock(name, using=using):
+        with advisory_lock(name, using=using, timeout=None):
             held.set()
             threading.Event().wait()
 
-    held = threading.Event()
-    threading.Thread(target=hold, daemon=True).start()
-    held.wait()
-    threading.Thread(target=lambda: advisory_lock(name, using=using).acquire(timeout=None), daemon=True).start()
+    for _ in range(2):
+        threading.Thread(target=hold, daemon=True).start()
+        held.wait()
     link.say("held")
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import connections
 
-from django_distlock import Lease, advisory_lock
+from django_distlock import advisory_lock
 from tests.conftest import PATIENCE
 from tests.support.processes import Child
 from tests.support.unhurried import give_time
@@ -23,17 +23,36 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def serve(link: Any) -> None:
-    """Do what is asked until there is no question any more.
+class Deeds:
+    """What it can be asked to do."""
 
-    ["try", using, name]           -> "free" or "busy", without waiting
-    ["wait", using, name, alias]   -> "waiting", then [time of the grant, rows of that name that it sees at once]
-    ["release"]                    -> "released"
-    """
-    leases: list[Lease] = []
+    def __init__(self, link: Any) -> None:
+        self.link, self.leases = link, []
+
+    def is_out(self, using: str, name: str) -> bool:
+        """Is the lock refused, without waiting?"""
+        lease = advisory_lock(name, using=using).try_acquire()
+        if lease is not None:
+            lease.release()
+        return lease is None
+
+    def wait(self, using: str, name: str, alias: str) -> list[Any]:
+        """Say "waiting", wait, and return the time of the grant and the rows of that name that it sees at once."""
+        rows.count(alias, name)  # connects, so that this is not counted as waiting
+        self.link.say("waiting")
+        self.leases.append(advisory_lock(name, using=using, timeout=PATIENCE).acquire())
+        return [time.monotonic(), rows.count(alias, name)]
+
+    def release(self) -> None:
+        self.leases.pop().release()
+
+
+def serve(link: Any) -> None:
+    """Do what is asked until there is no question any more."""
+    deeds = Deeds(link)
     while (question := link.hear()) is not None:
         try:
-            _answer(link, question, leases)
+            link.say(getattr(deeds, question[0])(*question[1:]))
         except Exception as error:
             link.say({"error": repr(error)})
         finally:
@@ -44,23 +63,6 @@ def serve_unhurried(link: Any) -> None:
     """:func:`serve` in a process of its own, with time for the servers."""
     give_time()
     serve(link)
-
-
-def _answer(link: Any, question: list[str], leases: list[Lease]) -> None:
-    match question:
-        case ["try", using, name]:
-            lease = advisory_lock(name, using=using).try_acquire()
-            if lease is not None:
-                lease.release()
-            link.say("busy" if lease is None else "free")
-        case ["wait", using, name, alias]:
-            rows.count(alias, name)  # connects, so that this is not counted as waiting
-            link.say("waiting")
-            leases.append(advisory_lock(name, using=using, timeout=PATIENCE).acquire())
-            link.say([time.monotonic(), rows.count(alias, name)])
-        case ["release"]:
-            leases.pop().release()
-            link.say("released")
 
 
 class Rival:
@@ -74,18 +76,12 @@ class Rival:
             raise AssertionError(f"the rival failed: {answer['error']}")
         return answer
 
-    def is_out(self, using: str, name: str) -> bool:
-        """Is the lock refused to the rival?"""
-        self.say(["try", using, name])
-        return {"busy": True, "free": False}[self.hear()]
+    def do(self, *question: str) -> Any:
+        self.say(question)
+        return self.hear()
 
     def wait(self, using: str, name: str, alias: str) -> None:
-        self.say(["wait", using, name, alias])
-        assert self.hear() == "waiting"
-
-    def release(self) -> None:
-        self.say(["release"])
-        assert self.hear() == "released"
+        assert self.do("wait", using, name, alias) == "waiting"
 
 
 class ProcessRival(Rival):

@@ -15,40 +15,38 @@ TABLES = {
 DEFERRED = "parent integer NOT NULL REFERENCES distlock_parent (id) DEFERRABLE INITIALLY DEFERRED"
 
 
+def ask(alias: str, sql: Any, *parameters: Any) -> Any:
+    """The first column of the first row, if there is one."""
+    with connections[alias].cursor() as cursor:
+        cursor.execute(sql, parameters or None)
+        return cursor.fetchone()[0] if cursor.description else None
+
+
 def create() -> None:
     for alias in ALIASES:
-        with connections[alias].cursor() as cursor:
-            for table, columns in TABLES.items():
-                cursor.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
-            if alias != "mariadb":
-                cursor.execute(f"CREATE TABLE IF NOT EXISTS distlock_child ({DEFERRED})")
+        for table, columns in TABLES.items():
+            ask(alias, f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
+        if alias != "mariadb":
+            ask(alias, f"CREATE TABLE IF NOT EXISTS distlock_child ({DEFERRED})")
 
 
 def write(alias: str, name: str) -> None:
-    with connections[alias].cursor() as cursor:
-        cursor.execute("INSERT INTO distlock_written VALUES (%s)", [name])
+    ask(alias, "INSERT INTO distlock_written VALUES (%s)", name)
 
 
 def count(alias: str, name: str) -> int:
-    with connections[alias].cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM distlock_written WHERE name = %s", [name])
-        row: Any = cursor.fetchone()
-    return int(row[0])
+    return int(ask(alias, "SELECT count(*) FROM distlock_written WHERE name = %s", name))
 
 
 def break_constraint(alias: str) -> None:
     """The COMMIT of the transaction will fail."""
-    with connections[alias].cursor() as cursor:
-        cursor.execute("INSERT INTO distlock_child VALUES (-1)")
+    ask(alias, "INSERT INTO distlock_child VALUES (-1)")
 
 
 def server_id(alias: str) -> int:
     """What the server calls the connection of this thread."""
-    with connections[alias].cursor() as cursor:
-        function = "pg_backend_pid" if connections[alias].vendor == "postgresql" else "CONNECTION_ID"
-        cursor.execute(f"SELECT {function}()")
-        row: Any = cursor.fetchone()
-    return int(row[0])
+    function = "pg_backend_pid" if connections[alias].vendor == "postgresql" else "CONNECTION_ID"
+    return int(ask(alias, f"SELECT {function}()"))
 
 
 def kill(alias: str, victim: int) -> None:
@@ -69,5 +67,5 @@ def kill(alias: str, victim: int) -> None:
 def clean() -> None:
     for alias in ALIASES:
         assert not connections[alias].in_atomic_block
-        with transaction.atomic(alias), connections[alias].cursor() as cursor:
-            cursor.execute("DELETE FROM distlock_written")
+        with transaction.atomic(alias):
+            ask(alias, "DELETE FROM distlock_written")

@@ -12,7 +12,7 @@ from django.db import connections, transaction
 
 from django_distlock import LockLost, UnsupportedOperation, advisory_lock, lock_all
 from tests.transactions import rows
-from tests.transactions.world import check_connections_are_clean, execute, in_thread
+from tests.transactions.world import check_connections_are_clean, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,9 +76,9 @@ def refused() -> Any:
 @contextlib.contextmanager
 def begun(alias: str) -> Iterator[None]:
     """A transaction that Django knows nothing of."""
-    execute(alias, "BEGIN")
+    rows.ask(alias, "BEGIN")
     yield
-    execute(alias, "ROLLBACK")
+    rows.ask(alias, "ROLLBACK")
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,8 @@ def sent(databases: None, tables: None) -> Iterator[list[str]]:
 
     with mock.patch.object(connection, "create_cursor", listened):
         yield seen
-        execute("mariadb", "ROLLBACK")
-        execute("mariadb", "SET autocommit = 1")
+        rows.ask("mariadb", "ROLLBACK")
+        rows.ask("mariadb", "SET autocommit = 1")
     check_connections_are_clean()
 
 
@@ -142,10 +142,10 @@ def test_r11_mysql_is_asked_after_a_statement_that_may_begin(sent: list[str], na
     lock = advisory_lock(name, using="memory")
     for sql in [*BEGINS, "SET @@session.autocommit = 0"]:
         with refused(), lock:
-            execute("mariadb", sql)
+            rows.ask("mariadb", sql)
         with refused(), lock:
             pass  # it is still open
-        execute("mariadb", "ROLLBACK")
+        rows.ask("mariadb", "ROLLBACK")
 
 
 def test_r11_mysql_is_not_asked_without_a_reason(sent: list[str], name: str) -> None:
@@ -154,7 +154,7 @@ def test_r11_mysql_is_not_asked_without_a_reason(sent: list[str], name: str) -> 
     usual = ["SELECT 1", "SET @started = 1", "SELECT 'BEGIN'", "-- BEGIN\nSELECT 2"]
     with lock:
         for sql in usual:
-            execute("mariadb", sql)
+            rows.ask("mariadb", sql)
     with lock, transaction.atomic("mariadb"):
         pass
     with transaction.atomic("mariadb"), lock:
@@ -173,7 +173,7 @@ def test_r11_mysql_transaction_on_a_connection_that_is_opened_under_the_lock(sen
 
     def begin() -> None:
         with lock:
-            execute("mariadb", "BEGIN")
+            rows.ask("mariadb", "BEGIN")
 
     with refused():
         in_thread(begin)
@@ -181,10 +181,10 @@ def test_r11_mysql_transaction_on_a_connection_that_is_opened_under_the_lock(sen
     with refused():
         begin()
     with lock:
-        execute("mariadb", "BEGIN")
+        rows.ask("mariadb", "BEGIN")
         connections["mariadb"].close()
     with lock:
-        execute("mariadb", "SELECT 1")
+        rows.ask("mariadb", "SELECT 1")
 
 
 def test_r11_mysql_transaction_under_nested_locks(sent: list[str], name: str) -> None:
@@ -192,16 +192,7 @@ def test_r11_mysql_transaction_under_nested_locks(sent: list[str], name: str) ->
     inner, outer = advisory_lock(f"{name}-inner", using="memory"), advisory_lock(name, using="memory")
     leases = [outer.acquire(), outer.acquire(), inner.acquire()]
     leases[1].release()
-    execute("mariadb", "BEGIN")
+    rows.ask("mariadb", "BEGIN")
     for lease in leases[0], leases[2]:
         with refused():
             lease.release()
-
-
-def test_r11_release_by_another_thread_after_the_transaction_is_at_once(world: World) -> None:
-    lease = world.lock().acquire()
-    with transaction.atomic(world.alias):
-        world.write()
-    in_thread(lease.release)
-    assert not world.is_out()
-    check_connections_are_clean()

@@ -27,7 +27,7 @@ def test_r11_reentry_finds_that_the_engine_gave_the_lock_to_somebody_else(each_w
     world = each_world
     with transaction.atomic(world.alias):
         if world.scoped:
-            world.execute("SAVEPOINT by_hand")
+            world.ask("SAVEPOINT by_hand")
         with world.lock() as lease:
             grant: Any = lease._grant
         if world.scoped:  # past Django, whose cursors are listened to
@@ -125,9 +125,7 @@ def test_r11_receiver_of_the_release_may_use_the_database(world: World, fails: b
     check_connections_are_clean()
 
 
-def test_r11_failed_deferred_release_logs_and_signals_and_does_not_raise(
-    lease_world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_r11_failed_deferred_release_logs_and_signals_and_does_not_raise(lease_world: World, caplog: Any) -> None:
     world = lease_world
     backend = registry.entry(world.using).backend
     leases = [world.lock().acquire(), world.lock("-2").acquire()]

@@ -11,7 +11,8 @@ from django.db import close_old_connections, connections, transaction
 
 from django_distlock import UnsupportedOperation
 from tests.faults.conftest import BACKENDS
-from tests.transactions.world import in_thread, options, value
+from tests.transactions import rows
+from tests.transactions.world import in_thread, options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,7 +48,7 @@ def test_r11_transaction_scope_works_behind_a_transaction_pooler(behind: World) 
             world.write()
             assert lease.held
         assert world.lock("-busy").try_acquire(0.1) is None
-        assert value("pgbouncer", "SHOW lock_timeout") == "0"
+        assert rows.ask("pgbouncer", "SHOW lock_timeout") == "0"
         assert world.is_out()
     with transaction.atomic("pgbouncer"):
         with world.lock():

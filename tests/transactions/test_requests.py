@@ -20,7 +20,7 @@ from django_distlock import advisory_lock, signals
 from tests.transactions import rows, views
 from tests.transactions.views import stage
 from tests.transactions.ways import Boom
-from tests.transactions.world import check_connections_are_clean
+from tests.transactions.world import check_connections_are_clean, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -78,15 +78,11 @@ def order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     kind = "lease_world" if "lease_world" in request.fixturenames else "each_world"
     world: World = request.getfixturevalue(kind)
     happened: list[Any] = []
-    counting = connections[world.alias].copy()
 
     def receiver(signal: Any, name: str, **facts: Any) -> None:
         if name == world.name:
-            with counting.cursor() as cursor:
-                cursor.execute("SELECT count(*) FROM distlock_written WHERE name = %s", [name])
-                committed = cursor.fetchone()[0]
             what = "acquired" if signal is signals.lock_acquired else "released"
-            happened.append((what, connections[world.alias].in_atomic_block, committed))
+            happened.append((what, world.connection.in_atomic_block, in_thread(world.written)))
 
     atomic_requests(monkeypatch, world.alias)
     heard = (signals.lock_acquired, signals.lock_released)
@@ -95,7 +91,6 @@ def order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     yield happened
     for signal in heard:
         signal.disconnect(receiver)
-    counting.close()
 
 
 def encloses(world: World, serve: Serve, order: list[Any], kind: str, shape: str) -> None:
@@ -142,9 +137,7 @@ def test_r12_non_atomic_requests_is_remembered(lease_world: World, serve: Serve,
     assert order == [("acquired", False, 0), ("released", False, 1)]
 
 
-def test_r12_several_databases_with_atomic_requests(
-    postgres: World, serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_r12_several_databases_with_atomic_requests(postgres: World, serve: Serve, monkeypatch: Any) -> None:
     """A view has a transaction on each of them, and may be taken out of that of one."""
     for alias in ("postgres", "default"):
         atomic_requests(monkeypatch, alias)

@@ -24,9 +24,9 @@ def back(world: World, how: str) -> Any:
         transaction.savepoint_rollback(sid, using=world.alias)
         transaction.savepoint_commit(sid, using=world.alias)
     elif "by_hand" in how:
-        world.execute("SAVEPOINT by_hand")
+        world.ask("SAVEPOINT by_hand")
         lease = world.lock().acquire()
-        world.execute(how)
+        world.ask(how)
     else:
         with swallow(Boom), transaction.atomic(world.alias):
             if how == "deeper":
@@ -117,7 +117,7 @@ def test_r15_failed_release_of_a_savepoint(postgres: World) -> None:
         with swallow(Exception), transaction.atomic("postgres"):
             lease = postgres.lock().acquire()
             with swallow(Exception):
-                postgres.execute("SELECT 1/0")
+                postgres.ask("SELECT 1/0")
         assert lease.lost
         assert not postgres.is_out()
         postgres.write()
@@ -129,7 +129,7 @@ def test_r15_end_of_the_transaction_by_sql(postgres: World, sql: str) -> None:
     """Inside ``atomic()``, which knows nothing of it."""
     with transaction.atomic("postgres"):
         lease = postgres.lock().acquire()
-        postgres.execute(sql)
+        postgres.ask(sql)
         assert lease.lost
         assert postgres.heard == ["acquired", "lost (transaction)"]
         assert not postgres.is_out()

@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_distlock.manager.isolation import StaleSnapshotWarning
 from tests.transactions import rows
-from tests.transactions.world import check_connections_are_clean, execute, in_thread, options
+from tests.transactions.world import check_connections_are_clean, in_thread, options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ RR, SERIALIZABLE = "REPEATABLE READ", "SERIALIZABLE"
 
 
 def set_level(alias: str, level: str) -> None:
-    execute(alias, f"SET TRANSACTION ISOLATION LEVEL {level}")
+    rows.ask(alias, f"SET TRANSACTION ISOLATION LEVEL {level}")
 
 
 def settings_level(alias: str, level: str | None) -> Any:

@@ -237,12 +237,13 @@ def never_released(world: World) -> int:
     return 1
 
 
-def around(world: World) -> int:
-    """R10: given back by its own exit."""
-    with world.lock():
+def around(world: World, release: Callable[[Lease], None]) -> int:
+    """R10: given back by its own exit, or before that."""
+    with world.lock() as lease:
         with transaction.atomic(world.alias):
             world.write()
         world.still_inside()
+        release(lease)
     return 1
 
 
@@ -252,37 +253,27 @@ async def locked_write(world: World) -> None:
         assert lease.held
 
 
-def async_inside(world: World) -> int:
-    """``async_to_sync`` inside ``atomic()``: its ORM calls run in that transaction. Django keeps other connections for
-    async code of the same thread; what was looked up there before holds only there."""
+async def other_lock(world: World) -> None:
+    async with world.lock("-other"):
+        pass
 
-    async def before() -> None:
-        async with world.lock("-other"):
-            pass
+
+def async_inside(world: World, *, asgi: bool) -> int:
+    """``async_to_sync`` inside ``atomic()``: its ORM calls run in that transaction. Django keeps other connections for
+    async code of the same thread; what was looked up there before holds only there. "asgi": in a sync view under it."""
 
     def inside() -> None:
         world.written()  # connected before, so that nothing is looked up anew later
-        asyncio.run(before())
+        if not asgi:
+            asyncio.run(other_lock(world))
         with transaction.atomic(world.alias):
             async_to_sync(locked_write)(world)
             assert world.written() == 1, "written on another connection"
             world.still_inside()
         check_connections_are_clean()
-
-    in_thread(inside)
-    return 1
-
-
-def async_inside_a_view(world: World) -> int:
-    """A sync view under ASGI that opens a transaction and calls async code."""
-
-    def inside() -> None:
-        with transaction.atomic(world.alias):
-            async_to_sync(locked_write)(world)
-            world.still_inside()
         connections.close_all()
 
-    in_thread(lambda: asyncio.run(sync_to_async(inside)()))
+    in_thread((lambda: asyncio.run(sync_to_async(inside)())) if asgi else inside)
     return 1
 
 
@@ -318,18 +309,16 @@ def on_the_event_loop(world: World, *, asynchronous: bool) -> int:
     """As in a notebook: DJANGO_ALLOW_ASYNC_UNSAFE lets the ORM run on the thread of the loop."""
 
     async def cell() -> None:
-        try:
-            with transaction.atomic(world.alias):
-                if asynchronous:
-                    async with world.lock():
-                        world.write()
-                else:
-                    with world.lock():
-                        world.write()
-                world.still_inside()
-            check_connections_are_clean()
-        finally:
-            connections.close_all()
+        with transaction.atomic(world.alias):
+            if asynchronous:
+                async with world.lock():
+                    world.write()
+            else:
+                with world.lock():
+                    world.write()
+            world.still_inside()
+        check_connections_are_clean()
+        connections.close_all()
 
     with mock.patch.dict(os.environ, DJANGO_ALLOW_ASYNC_UNSAFE="1"):
         in_thread(lambda: asyncio.run(cell()))
@@ -356,9 +345,10 @@ WAYS: dict[str, Way] = {
     "released_by_another_thread": partial(lease_from_outside, release=release_in_a_thread),
     "released_by_another_task": partial(lease_from_outside, release=release_in_a_task),
     "never_released": never_released,
-    "around": around,
-    "async_inside": async_inside,
-    "async_inside_a_view": async_inside_a_view,
+    "around": partial(around, release=lambda lease: None),
+    "around_and_another_thread": partial(around, release=release_in_a_thread),
+    "async_inside": partial(async_inside, asgi=False),
+    "async_inside_a_view": partial(async_inside, asgi=True),
     **{f"entered_again_by_{by}": partial(entered_again, by=by) for by in ("caller", "thread", "task")},
     "on_the_event_loop": partial(on_the_event_loop, asynchronous=False),
     "async_on_the_event_loop": partial(on_the_event_loop, asynchronous=True),

@@ -59,12 +59,12 @@ class World:
     def written(self) -> int:
         return rows.count(self.alias, self.name)
 
-    def execute(self, sql: str) -> None:
-        execute(self.alias, sql)
+    def ask(self, sql: str) -> Any:
+        return rows.ask(self.alias, sql)
 
     def is_out(self, suffix: str = "") -> bool:
         """Is the lock refused to the rival?"""
-        return self.rival.is_out(self.using, self.name + suffix)
+        return bool(self.rival.do("is_out", self.using, self.name + suffix))
 
     @contextlib.contextmanager
     def busy(self, suffix: str) -> Iterator[None]:
@@ -74,7 +74,7 @@ class World:
         try:
             yield
         finally:
-            self.rival.release()
+            self.rival.do("release")
 
     # the steps of a test
 
@@ -130,7 +130,7 @@ class World:
 
     def again(self) -> None:
         """Another round with the same lock."""
-        self.rival.release()
+        self.rival.do("release")
         self._waiting = self._answered = False
         self._before = self._after = 0.0
 
@@ -142,7 +142,7 @@ class World:
             if self._waiting and not self._answered:
                 self.rival.hear()
             if self._waiting:
-                self.rival.release()
+                self.rival.do("release")
 
 
 def check_connections_are_clean() -> None:
@@ -151,17 +151,6 @@ def check_connections_are_clean() -> None:
         replaced = [name for name in METHODS if name in vars(connection)]
         assert not replaced, f"left on {connection.alias}: {replaced}"
         assert not connection.execute_wrappers, f"left on {connection.alias}: {connection.execute_wrappers}"
-
-
-def execute(alias: str, sql: Any) -> None:
-    with connections[alias].cursor() as cursor:
-        cursor.execute(sql)
-
-
-def value(alias: str, sql: str) -> Any:
-    with connections[alias].cursor() as cursor:
-        cursor.execute(sql)
-        return cursor.fetchone()[0]
 
 
 @contextlib.contextmanager
