@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class Site:
-    """The site of this folder on a database; also after a restart, at the same port."""
+    """A site on a database; also after a restart, at the same port."""
 
-    def __init__(self, alias: str = "default", **setting: Any) -> None:
-        self.alias, self.setting, self.port = alias, setting, 0
+    def __init__(self, alias: str = "default", urlconf: str = "tests.browserlocks.site", **setting: Any) -> None:
+        self.alias, self.urlconf, self.setting, self.port = alias, urlconf, setting, 0
 
     def __enter__(self) -> Self:
-        self.child = Child(serve, self.alias, self.port, self.setting)
+        self.child = Child(serve, self.alias, self.urlconf, self.port, self.setting)
         self.child.__enter__()
         self.port = self.child.hear()
         return self
@@ -37,7 +37,7 @@ class Site:
         return found
 
 
-def serve(link: Link, alias: str, port: int, setting: dict[str, Any]) -> None:
+def serve(link: Link, alias: str, urlconf: str, port: int, setting: dict[str, Any]) -> None:
     """Serve until the link ends; answer each question with what is open."""
     import uvicorn
     from django.contrib.staticfiles.handlers import ASGIStaticFilesHandler
@@ -48,7 +48,7 @@ def serve(link: Link, alias: str, port: int, setting: dict[str, Any]) -> None:
     connections.settings["default"] = connections.settings[alias]
     listener = socket.create_server(("127.0.0.1", port), backlog=256)
     loops: list[asyncio.AbstractEventLoop] = []
-    with override_settings(ROOT_URLCONF="tests.browserlocks.site", DISTLOCK_BROWSER=setting, ALLOWED_HOSTS=["*"]):
+    with override_settings(ROOT_URLCONF=urlconf, DISTLOCK_BROWSER=setting, ALLOWED_HOSTS=["*"]):
         application = ASGIStaticFilesHandler(get_asgi_application())
 
         async def noting(scope: Any, receive: Any, send: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from http.client import HTTPConnection
 from threading import Barrier
 from typing import Any
@@ -59,25 +60,21 @@ class Visitor:
 
 def test_of_a_crowd_that_saves_one_form_one_saves_and_nothing_is_lost() -> None:
     """Each adds a word to the text that the form has shown: the words of all saves are in the text at the end."""
-    article, site = Article.objects.create(title="Crowd", body="0"), Site("testproject.urls")
-    visitors = [Visitor(f"crowd{number}", site.port) for number in range(PEOPLE)]
+    article, names = Article.objects.create(title="Crowd", body="0"), [f"crowd{number}" for number in range(PEOPLE)]
     together, saved = Barrier(PEOPLE), []
 
     def take_part(visitor: Visitor) -> None:
-        for turn in range(ROUNDS):
-            word = f"{visitor.name}-{turn}"
-            if visitor.save(f"/articles/{article.pk}/", word, together):
-                saved.append(word)
+        with closing(visitor):
+            for turn in range(ROUNDS):
+                if visitor.save(f"/articles/{article.pk}/", f"{visitor.name}-{turn}", together):
+                    saved.append(f"{visitor.name}-{turn}")
 
     try:
-        with ThreadPoolExecutor(PEOPLE) as pool:
-            list(pool.map(take_part, visitors))
+        with Site(urlconf="testproject.urls") as site, ThreadPoolExecutor(PEOPLE) as pool:
+            list(pool.map(take_part, [Visitor(name, site.port) for name in names]))
         article.refresh_from_db()
         assert article.body.split(";") == ["0", *saved]
         assert [word.rpartition("-")[2] for word in saved] == [str(turn) for turn in range(ROUNDS)]
     finally:
-        site.stop()
-        for visitor in visitors:
-            visitor.close()
         article.delete()
-        User.objects.filter(username__in=[visitor.name for visitor in visitors]).delete()
+        User.objects.filter(username__in=names).delete()
