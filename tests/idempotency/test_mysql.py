@@ -6,6 +6,8 @@ with what is committed, not with a snapshot, so the statements on them must go t
 
 from __future__ import annotations
 
+import warnings
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +17,8 @@ from django_distlock.idempotency.storage.database import DatabaseStorage
 from tests.conftest import eventually
 from tests.faults.server import is_mariadb
 from tests.idempotency.test_storages import ANSWER, claim_of, read
-from tests.idempotency.world import Sender, change, forget_everything, sql
+from tests.idempotency.views import SHAPES
+from tests.idempotency.world import Sender, Stage, at_once, change, forget_everything, sql
 from tests.support.zones import autumn
 from tests.transactions import rows
 
@@ -23,12 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from django_distlock.idempotency.records import KeyClaim
-    from tests.idempotency.world import Stage
     from tests.support.zones import Autumn
 
 DB = "mariadb"
 on_mariadb = pytest.mark.parametrize("alias", [DB])
-STRICT = ("SET SESSION innodb_snapshot_isolation = ON", "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
 STORAGE = DatabaseStorage(DB)
 
 
@@ -36,8 +37,8 @@ STORAGE = DatabaseStorage(DB)
 def strict(databases: None, tables: None) -> Iterator[None]:
     if not is_mariadb():
         pytest.skip("a setting of MariaDB")
-    for setting in STRICT:
-        sql(DB, setting)
+    sql(DB, "SET SESSION innodb_snapshot_isolation = ON")
+    sql(DB, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
     yield
     connections[DB].close()
     forget_everything(DB)
@@ -45,20 +46,8 @@ def strict(databases: None, tables: None) -> Iterator[None]:
 
 def elsewhere(work: Callable[[DatabaseStorage], object]) -> None:
     """Run it on another connection, and commit."""
-    other = connections[DB].copy()
-
-    class Elsewhere(DatabaseStorage):
-        connection: Any = other
-
-    try:
-        work(Elsewhere(DB))
-    finally:
-        other.close()
-
-
-def changed(claim: KeyClaim) -> None:
-    """What the thread that renews claims does while a view runs."""
-    elsewhere(lambda storage: storage.renew(claim))
+    with closing(connections[DB].copy()) as other:
+        work(type("Elsewhere", (DatabaseStorage,), {"connection": other})(DB))
 
 
 def snapshot(name: str) -> None:
@@ -74,7 +63,7 @@ def test_fault_error_1020_ends_the_transaction(key: str) -> None:
     STORAGE.claim(claim)
     with transaction.atomic(DB):
         snapshot(key)
-        changed(claim)
+        elsewhere(lambda storage: storage.renew(claim))
         with pytest.raises(OperationalError) as caught:
             sql(DB, "UPDATE {keys} SET phases = '' WHERE scope = %s", claim.scope)
         assert sql(DB, "SELECT @@in_transaction") == [(0,)]
@@ -96,12 +85,12 @@ WRITES: dict[str, Callable[[KeyClaim], object]] = {
 @pytest.mark.parametrize("what", WRITES)
 @pytest.mark.usefixtures("strict")
 def test_a_key_that_was_renewed_after_the_snapshot(key: str, what: str) -> None:
-    """The view's transaction has read, and continues."""
+    """As the thread that renews claims does while a view runs. The view's transaction has read, and continues."""
     claim = claim_of(key)
     STORAGE.claim(claim)
     with transaction.atomic(DB):
         snapshot(key)
-        changed(claim)
+        elsewhere(lambda storage: storage.renew(claim))
         assert WRITES[what](claim)
     assert rows.count(DB, key) == 1
 
@@ -131,6 +120,32 @@ def test_a_key_that_ran_out_after_the_snapshot(key: str, what: str) -> None:
     assert rows.count(DB, key) == 1
     found = STORAGE.read(claim.scope)
     assert found is None if what == "free" else read(STORAGE, claim).owner == "other"
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+@on_mariadb
+def test_repeatable_read_of_a_whole_request(site: Stage, sender: Sender, isolated: bool) -> None:
+    """A transaction that has read before does not see the winner's commit, but for a locking read."""
+    if isolated and not is_mariadb():
+        pytest.skip("a setting of MariaDB")
+    sender.post("atomic")
+    connections[DB].ensure_connection()
+    sql(DB, "DELETE FROM {keys}")
+    sql(DB, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    if isolated:
+        sql(DB, "SET SESSION innodb_snapshot_isolation = ON")
+    try:
+        with warnings.catch_warnings(), transaction.atomic(DB):
+            warnings.simplefilter("ignore")  # R13: the lock in front is inside a transaction that has read
+            assert rows.count(DB, "anything") == 0  # the snapshot is taken
+            (winner,) = at_once(lambda: sender.post("atomic"), 1)
+            assert sql(DB, "SELECT count(*) FROM {keys}") == [(0,)], "there is no fault to guard against"
+            del winner.wsgi_request.idempotency  # as it came
+            second = SHAPES["atomic"](winner.wsgi_request)
+    finally:
+        connections[DB].close()
+    assert (second.status_code, second["Idempotency-Replayed"]) == (201, "true")
+    assert site.effects == 2  # one for each winner
 
 
 # -- a server whose time zone has daylight saving: one hour of the year occurs twice

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.core.cache import caches
+from django.core.cache.backends.dummy import DummyCache
 from django.db import connections, transaction
 
 from django_distlock import BackendUnavailable
@@ -165,14 +166,23 @@ def test_what_has_been_renewed_is_not_taken_over_and_what_ran_out_can_be_held(st
     assert read(storage, claim).answer == ANSWER
 
 
+class SilentCache(DummyCache):
+    """As django-redis with IGNORE_EXCEPTIONS and a server that is down."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__("", {})
+
+    def add(self, *args: Any, **kwargs: Any) -> bool:
+        return False
+
+
 def test_torn_entries_are_unknown_and_a_cache_that_keeps_nothing_an_error(key: str, settings: Any) -> None:
-    """The latter as django-redis with IGNORE_EXCEPTIONS and a server that is down."""
     storage, claim = CacheStorage("default"), claim_of(key)
     for text in ("", "no json", "[]", '{"scope": 1}', "\x80\x04K\x01.", "null"):
         caches["default"].set(f"{PREFIX}{claim.scope}", text)
         assert read(storage, claim).state == "unknown", text
     caches["default"].clear()
-    settings.CACHES = {"default": {"BACKEND": "tests.idempotency.late_caches.SilentCache"}}
+    settings.CACHES = {"default": {"BACKEND": f"{__name__}.SilentCache"}}
     with pytest.raises(BackendUnavailable):
         storage.claim(claim)
 
