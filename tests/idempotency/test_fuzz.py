@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote_from_bytes
 
 import pytest
@@ -14,7 +14,8 @@ from django.test import AsyncClient, Client
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tests.idempotency.world import Browser, Stage
+if TYPE_CHECKING:
+    from tests.idempotency.world import Browser, Stage
 
 pytestmark = pytest.mark.tier2
 
