@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.core.cache import caches
-from django.core.cache.backends.db import DatabaseCache
 from django.core.cache.backends.locmem import LocMemCache
-from django.core.management import call_command
-from django.db import connection
 from django_redis.cache import RedisCache
 
 from django_distlock.idempotency import signals
@@ -21,9 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 METHODS = ("get", "get_many", "set", "set_many", "add", "touch", "delete", "delete_many", "incr")
-TABLE = "distlock_test_cache"
-# The others count time, or lock, in another way; their cases are the same.
-KINDS = ("LocMem", "Redis", *(pytest.param(kind, marks=pytest.mark.tier2) for kind in ("WholeSeconds", "Table")))
+KINDS = ("LocMem", "Redis", pytest.param("WholeSeconds", marks=pytest.mark.tier2))
 
 
 class Gate:
@@ -77,26 +72,26 @@ def held_up(base: type[Any]) -> type[Any]:
 
 
 LateLocMem, LateWholeSeconds = held_up(LocMemCache), held_up(WholeSeconds)
-LateRedis, LateTable = held_up(RedisCache), held_up(DatabaseCache)
+LateRedis = held_up(RedisCache)
 
 
 @pytest.fixture(params=KINDS)
 def gate(request: pytest.FixtureRequest, site: Stage, settings: Any) -> Iterator[Gate]:
     """The keys are in such a cache, claims last for a second, and a request whose claim has expired runs again."""
-    places = {"Redis": settings.CACHES["redis"], "Table": {"LOCATION": TABLE}}
     backend = {"BACKEND": f"{__name__}.Late{request.param}"}
-    settings.CACHES = {"default": {"LOCATION": f"late-{request.param}", **places.get(request.param, {}), **backend}}
+    settings.CACHES = {
+        "default": {
+            "LOCATION": f"late-{request.param}",
+            **(settings.CACHES["redis"] if request.param == "Redis" else {}),
+            **backend,
+        }
+    }
     change(settings, STORAGE="cache", CLAIM_TTL=1, ON_CRASH="retry")
-    if request.param == "Table":
-        call_command("createcachetable", TABLE)
     gate = globals()[f"Late{request.param}"].gate = Gate()
     gate.admit()
     yield gate
     gate.let_through()
     caches["default"].clear()
-    if request.param == "Table":
-        with connection.cursor() as cursor:
-            cursor.execute(f"DROP TABLE {TABLE}")
 
 
 @pytest.mark.parametrize("breaks", [False, True])
@@ -143,23 +138,3 @@ def test_a_claim_that_is_renewed_late_is_not_taken_over(site: Stage, sender: Sen
     assert first.answer.status_code == 201
     assert sender.post()["Idempotency-Replayed"] == "true"
     assert site.effects == 1
-
-
-def test_a_claim_that_nothing_renews_ends(site: Stage, sender: Sender, gate: Gate) -> None:
-    """As if the process had died: the request that is sent again runs, and its answer is the one that is kept."""
-    gate.where = "before"
-    answers: list[Any] = []
-
-    def again(request: Any) -> None:
-        """The same request, sent while the first one is still here."""
-        site.during = lambda request: None
-        eventually(
-            lambda: answers.append(sender.post()) or answers[-1].status_code == 201, "it does not expire", pause=0.05
-        )
-
-    site.during = again
-    assert sender.post().json() == {"run": 2}, "its own answer"
-    gate.let_through()
-    replay = sender.post()
-    assert (replay["Idempotency-Replayed"], replay.json()) == ("true", answers[-1].json())
-    assert len(site.runs) == 2

@@ -137,18 +137,6 @@ def test_a_key_that_is_not_the_visitors_own(person: Person, site: Stage, whose: 
 
 
 @COOKIE
-def test_the_failure_page_lets_nothing_pass(person: Person, site: Stage) -> None:
-    """What the page sends is checked like any other form: without its token it is refused again."""
-    fields = person.typed()
-    person.log_in()
-    again = hidden_fields(person.send(fields).content.decode())
-    assert person.send(again | {"csrfmiddlewaretoken": fields["csrfmiddlewaretoken"]}).status_code == 403
-    del again["csrfmiddlewaretoken"]
-    assert is_djangos(person.send(again))
-    assert site.effects == 0
-
-
-@COOKIE
 def test_secrets_and_files_are_not_kept_and_the_rest_is_text(person: Person, site: Stage) -> None:
     """The rest can be read, and copied."""
     fields = person.typed()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.core.cache import caches
 from django.core.cache.backends.dummy import DummyCache
-from django.db import connections, transaction
+from django.db import connections
 
 from django_distlock import BackendUnavailable
 from django_distlock.idempotency.records import KeyClaim, Record, StoredResponse
@@ -201,25 +201,6 @@ def test_purge_in_batches(alias: str, kind: type[DatabaseStorage], databases: No
         assert storage.read("20".ljust(64, "0")) is not None
     finally:
         forget_everything(alias)
-
-
-def test_the_winner_is_seen_in_a_snapshot_that_is_older(key: str, databases: None, tables: None) -> None:
-    """REPEATABLE READ: naive code reads from its snapshot, and finds nothing to answer with."""
-    storage = PortableStorage("mariadb")
-    sql("mariadb", "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-    # MariaDB stands in for other databases; with this setting the server ends the transaction: see test_mysql.py
-    if sql("mariadb", "SHOW VARIABLES LIKE 'innodb_snapshot_isolation'"):
-        sql("mariadb", "SET SESSION innodb_snapshot_isolation = OFF")
-    try:
-        with transaction.atomic("mariadb"):
-            sql("mariadb", "SELECT COUNT(*) FROM {keys}")  # the snapshot is taken
-            assert at_once(lambda: storage.claim(claim_of(key, "winner")), 1) == [None]
-            found = storage.claim(claim_of(key, "late"))
-        assert found is not None
-        assert found.owner == "winner"
-    finally:
-        connections["mariadb"].close()
-        forget_everything("mariadb")
 
 
 @every_database
