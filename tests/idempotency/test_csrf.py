@@ -177,19 +177,6 @@ def test_a_sign_up_that_logs_in_is_not_called_unsaved(person: Person, site: Stag
     assert site.effects == 1
 
 
-def test_a_log_out_asks_too(person: Person, site: Stage, settings: Any) -> None:
-    """Django lets that pass, and the middleware asks; unless the CSRF secret was in the session, which has ended."""
-    person.log_in()
-    fields = person.typed()
-    person.log_out()
-    response = person.send(fields)
-    if settings.CSRF_USE_SESSIONS:
-        assert is_djangos(response)
-    else:
-        assert response.status_code == 409
-        assert hidden_fields(response.content.decode())["note"] == TYPED["note"]
-
-
 def own_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
     return keep_form(request, reason) or HttpResponse(reason, status=403)
 
