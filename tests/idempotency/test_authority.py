@@ -3,26 +3,18 @@ only the view checks gets none."""
 
 from __future__ import annotations
 
-import base64
 from functools import partial, wraps
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from asgiref.sync import iscoroutinefunction
-from django.contrib.auth.models import User
 from django.http import HttpResponse
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.http import require_POST
-from rest_framework.authentication import BasicAuthentication
-from rest_framework.decorators import api_view, authentication_classes, permission_classes
-from rest_framework.permissions import IsAuthenticated
-from rest_framework.response import Response
-from rest_framework.views import APIView
 
 from django_distlock.idempotency import idempotent
-from django_distlock.idempotency.drf import IdempotentMixin
 from django_distlock.idempotency.http.forms import issue
 from tests.idempotency.views import aact, act, copy_of, hidden, own, show
 from tests.idempotency.world import (
@@ -55,34 +47,6 @@ def asks(view: Any) -> Any:
     return above_async if iscoroutinefunction(view) else above
 
 
-def finds_the_user(view: Any) -> Any:
-    """A decorator that checks the token and says whose it is."""
-
-    @wraps(view)
-    def above(request: Any, *args: Any, **kwargs: Any) -> Any:
-        request.user = User(pk=77)
-        return view(request, *args, **kwargs)
-
-    return above
-
-
-def tries_again(view: Any) -> Any:
-    """A decorator that calls its view once more if that is busy or fails."""
-
-    @wraps(view)
-    def above(request: Any, *args: Any, **kwargs: Any) -> Any:
-        for _ in range(3):
-            try:
-                response = view(request, *args, **kwargs)
-            except ZeroDivisionError:
-                continue
-            if response.status_code != 409:
-                break
-        return response
-
-    return above
-
-
 class Handler(View):
     @method_decorator([asks, idempotent])
     def post(self, request: Any) -> Any:
@@ -99,31 +63,6 @@ class Checked(Handler):
         return super().post(request) if allowed["yes"] else HttpResponse("no", status=403)
 
 
-class Basic(APIView):
-    authentication_classes: ClassVar[Any] = (BasicAuthentication,)
-    permission_classes: ClassVar[Any] = (IsAuthenticated,)
-
-    def post(self, request: Any) -> Any:
-        act(request._request)
-        return Response({"secret": "of carol"}, status=201)
-
-
-class MixedBasic(IdempotentMixin, Basic):
-    pass
-
-
-class DecoratedBasic(Basic):
-    post = method_decorator(idempotent)(Basic.post)
-
-
-@api_view(["POST"])
-@authentication_classes([BasicAuthentication])
-@permission_classes([IsAuthenticated])
-@idempotent
-def function_basic(request: Any) -> Any:
-    return Basic.post(None, request)  # type: ignore[arg-type]
-
-
 def checks_itself(request: Any) -> Any:
     return act(request) if allowed["yes"] else HttpResponse(status=401)
 
@@ -137,11 +76,6 @@ VIEWS = {
     "form": asks(own(show)),
     "atomic_form": asks(own(show, atomic=True)),
     "post_only": require_POST(own()),
-    "found": finds_the_user(own()),
-    "basic": Basic.as_view(),
-    "mixed": MixedBasic.as_view(),
-    "basic_decorated": DecoratedBasic.as_view(),
-    "basic_function": function_basic,
     "hidden": hidden(own()),
     "hidden_required": hidden(own(required=True)),
     "hidden_atomic": hidden(own(atomic=True)),
@@ -150,8 +84,6 @@ VIEWS = {
     "itself_decorated": own(checks_itself),
     "itself_atomic": own(checks_itself, atomic=True),
     "itself_said": own(checks_itself, replay_to_credentials=True),
-    "again": tries_again(own()),
-    "again_atomic": tries_again(own(atomic=True)),
     "open": copy_of(act),
     "nobody": own(anonymous=True),
 }
@@ -235,47 +167,7 @@ def test_the_waiting_page_where_its_get_passes_them_not(site: Stage, shape: str)
     assert "/made/1/" not in seen.content.decode()
 
 
-@pytest.mark.parametrize(("alias", "shape"), [("default", "again"), ("postgres", "again_atomic")])
-def test_a_decorator_above_that_calls_the_view_again(site: Stage, user: Sender, shape: str) -> None:
-    """Naive code runs the view at the second call, although the key has an answer or is at work."""
-    twin, seen = Sender(user.key), []
-    twin.client.cookies.update(user.client.cookies)
-
-    def busy(request: Any) -> None:
-        if not seen:
-            seen.append(None)
-            seen[0] = twin.post(shape).status_code
-
-    # the exactly-once mode: the first call fails, and the second is as good as a new request
-    site.during = busy if shape == "again" else lambda request: 1 / (len(site.runs) - 1)
-    assert user.post(shape).status_code == 201
-    assert seen == ([409] if shape == "again" else [])
-    assert user.post(shape)["Idempotency-Replayed"] == "true"
-    assert site.effects == 1
-
-
 # -- credentials that only the view checks
-
-
-@pytest.mark.parametrize("shape", ["basic", "mixed", "basic_decorated", "basic_function"])
-def test_a_user_who_was_deactivated_gets_no_stored_answer(site: Stage, key: str, shape: str) -> None:
-    """Naive code, in front of the framework, takes a credential for good that was good once."""
-    carol = User.objects.create_user("carol", password="of-carol")
-    try:
-        basic = Sender(key, who="Basic " + base64.b64encode(b"carol:of-carol").decode())
-        first, again = basic.post(shape), basic.post(shape)
-        assert (first.status_code, first.json()) == (201, {"secret": "of carol"})
-        if shape == "basic":  # nothing has checked it: it learns that the request was done, and nothing else
-            assert (again.status_code, again.json()["code"]) == (409, "already_completed")
-        else:  # the framework has, right now
-            assert (again.status_code, again["Idempotency-Replayed"]) == (201, "true")
-        User.objects.update(is_active=False)
-        refused = basic.post(shape)
-        assert refused.status_code in (401, 409)
-        assert "secret" not in refused.content.decode()
-        assert site.effects == 1
-    finally:
-        carol.delete()
 
 
 @pytest.mark.parametrize("shape", ["itself", "itself_decorated", "itself_atomic"])
@@ -292,8 +184,8 @@ def test_a_credential_that_only_the_view_checks(site: Stage, sender: Sender, sha
     assert site.effects == 1
 
 
-def test_unless_view_or_site_said_so_or_the_user_is_known(site: Stage, sender: Sender, settings: Any) -> None:
-    for shape in ("itself_said", "found", "nobody", "itself"):
+def test_unless_view_or_site_said_so(site: Stage, sender: Sender, settings: Any) -> None:
+    for shape in ("itself_said", "nobody", "itself"):
         change(settings, REPLAY_TO_CREDENTIALS=shape == "itself")
         assert sender.post(shape).status_code == 201
         assert sender.post(shape)["Idempotency-Replayed"] == "true", shape

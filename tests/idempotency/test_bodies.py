@@ -8,9 +8,7 @@ import json
 from typing import Any, ClassVar
 
 import pytest
-from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.handlers.asgi import ASGIHandler
-from django.http import HttpResponse
 from django.test import Client
 from django.urls import path, re_path
 from django.views.decorators.csrf import csrf_exempt
@@ -100,15 +98,6 @@ def test_order_and_boundary_are_no_data(site: Stage, key: str, shape: str) -> No
     sent = [post(shape, body, key, MULTIPART + body.partition("\r\n")[0][2:]) for body in bodies]
     assert [answer.status_code for answer in sent] == [201, 201, 201, 422]
     assert site.effects == 1
-
-
-def test_a_form_that_is_parsed_before(site: Stage, sender: Sender) -> None:
-    def send(content: bytes, kind: str = "text/plain") -> int:
-        data = {"photo": SimpleUploadedFile("a.txt", content, kind)}
-        return int(sender.client.post("/parsed/", data, headers={"Idempotency-Key": sender.key or ""}).status_code)
-
-    assert [send(b"one"), send(b"one"), send(b"two"), send(b"one", "text/html")] == [201, 201, 422, 422]
-    assert post("parsed", b"--x\r\n", "broken", "multipart/form-data").status_code == 400
 
 
 @pytest.mark.parametrize("alias", ["postgres"])
@@ -229,20 +218,6 @@ def test_a_client_that_goes_in_the_midst_of_its_body(
     more: Any = {"wsgi.input": Gone(), "CONTENT_LENGTH": "100", "content_type": kind}
     assert sender.post(shape, b"", **more).status_code == 400
     assert (site.runs, states(site.alias)) == ([], [])
-
-
-def test_phases_of_other_data_are_forgotten_where_the_body_is_a_stream(site: Stage, key: str) -> None:
-    """The length alone would take the charge of one upload for that of another."""
-    done: list[bool] = []
-
-    def pay(request: Any) -> None:
-        with request.idempotency.phase("charge") as charge:
-            done.append(charge.done)
-
-    site.during, site.answer = pay, lambda request: HttpResponse(status=500)
-    for amount in ("100", "100", "900"):
-        send_form("exempt", key, amount)
-    assert done == [False, True, False]
 
 
 async def send_in_chunks(body: bytes, kind: str) -> int:

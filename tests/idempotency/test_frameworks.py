@@ -11,6 +11,7 @@ import pytest
 from django.contrib.auth.models import AnonymousUser, User
 from django.urls import path
 from rest_framework.authentication import BaseAuthentication
+from rest_framework.decorators import api_view, authentication_classes, permission_classes
 from rest_framework.exceptions import AuthenticationFailed, ValidationError
 from rest_framework.permissions import BasePermission
 from rest_framework.response import Response
@@ -98,6 +99,14 @@ class OrderSet(Orders, ViewSet):  # type: ignore[misc]
     post = None  # type: ignore[assignment]
 
 
+@api_view(["POST"])
+@authentication_classes([Tokens])
+@permission_classes([Allowed])
+@idempotent
+def function(request: Any) -> Any:
+    return Bare.post(None, request)  # type: ignore[arg-type]
+
+
 class Bearer(HttpBearer):
     def authenticate(self, request: Any, token: str) -> Any:
         return token if accepted["yes"] else None
@@ -143,6 +152,7 @@ urlpatterns = [
     path("bare/", Bare.as_view()),
     path("orders/", Orders.as_view()),
     path("atomic/", AtomicOrders.as_view()),
+    path("function/", function),
     *router.urls,
     path("api/", api.urls),
 ]
@@ -178,6 +188,12 @@ def test_acts_once(site: Stage, key: str, shape: str) -> None:
     accepted["yes"] = False
     assert post(shape, key).status_code == 403
     assert post(shape, key, who="").status_code == 401
+
+
+def test_permissions_of_today_count_for_a_decorated_function_too(site: Stage, key: str) -> None:
+    assert [post("function", key).get("Idempotency-Replayed") for _ in range(2)] == [None, "true"]
+    accepted["yes"] = False
+    assert (post("function", key).status_code, site.effects) == (403, 1)
 
 
 @SHAPES

@@ -22,11 +22,9 @@ pytestmark = pytest.mark.tier2
 FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 # What is nearly right finds more than what is random.
-CHARSETS = st.sampled_from(
-    (
-        *("utf-8", "utf-16", "utf-7", "latin-1", "rot13", "base64", "hex", "zlib", "idna", "punycode", "undefined"),
-        *("mbcs", "unicode_escape", "raw_unicode_escape", "utf-8-sig", "no-such", "", '"'),
-    )
+CHARSETS = (
+    *("utf-8", "utf-16", "utf-7", "latin-1", "rot13", "base64", "hex", "zlib", "idna", "punycode", "undefined"),
+    *("mbcs", "unicode_escape", "raw_unicode_escape", "utf-8-sig", "no-such", "", '"'),
 )
 KINDS = (
     *("application/json", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"),
@@ -34,17 +32,16 @@ KINDS = (
 )
 BOUNDARIES = ("", "; boundary=xx", "; boundary=", '; a="', "; boundary=" + "x" * 300)
 TYPES = st.one_of(
-    st.builds("{}; charset={}{}".format, st.sampled_from(KINDS), CHARSETS, st.sampled_from(BOUNDARIES)),
+    st.builds("{}; charset={}{}".format, *map(st.sampled_from, (KINDS, CHARSETS, BOUNDARIES))),
     st.text(st.characters(max_codepoint=255, exclude_characters="\r\n\x00"), max_size=60),
 )
 NUMBERS = st.sampled_from(
     ["1e99999999999999999999", "-1E-99999999999999999999", "1" * 5000, "1e400", "NaN", "-0", "1e"]
 )
+WRONG_JSON = (b"[" * 100_000, b'{"a":' * 50_000, b'"\\ud800"', b'{"\\udc00":1}', b"\xff\xfe{\x00", b"\xef\xbb\xbf{}")
 JSON = st.one_of(
     st.builds(lambda number: f'{{"a":{number}}}'.encode(), NUMBERS),
-    st.sampled_from(
-        [b"[" * 100_000, b'{"a":' * 50_000, b'"\\ud800"', b'{"\\udc00":1}', b"\xff\xfe{\x00", b"\xef\xbb\xbf{}"]
-    ),
+    st.sampled_from(WRONG_JSON),
     st.recursive(
         st.one_of(st.none(), st.booleans(), st.text(max_size=5), NUMBERS),
         lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
@@ -60,12 +57,12 @@ HEADS = (
     PART + b'; name="b"\r\nContent-Transfer-Encoding: base64',
 )
 PARTS = st.builds(b"--xx\r\n%b\r\n\r\n%b\r\n".__mod__, st.tuples(st.sampled_from(HEADS), st.binary(max_size=20)))
-MULTIPART = st.builds(
-    lambda parts, end: b"".join(parts) + end, st.lists(PARTS, max_size=4), st.sampled_from([b"--xx--", b"", b"--xx"])
+ENDS = st.sampled_from([b"--xx--", b"", b"--xx"])
+MULTIPART = st.builds(lambda parts, end: b"".join(parts) + end, st.lists(PARTS, max_size=4), ENDS)
+NAMES = st.sampled_from([b"name", b"_idempotency_key", b"\xff"])
+FORMS = st.dictionaries(NAMES, st.binary(max_size=30), max_size=3).map(
+    lambda fields: b"&".join(k + b"=" + quote_from_bytes(v).encode() for k, v in fields.items())
 )
-FORMS = st.dictionaries(
-    st.sampled_from([b"name", b"_idempotency_key", b"\xff"]), st.binary(max_size=30), max_size=3
-).map(lambda fields: b"&".join(k + b"=" + quote_from_bytes(v).encode() for k, v in fields.items()))
 BODIES = st.one_of(st.binary(max_size=50), JSON, MULTIPART, FORMS)
 LATIN = st.text(st.characters(max_codepoint=255, exclude_characters="\r\n"), max_size=40)
 KEYS = st.one_of(LATIN, st.just("x" * 300), st.sampled_from(['"a"', '"', "a", "1"]))
@@ -75,22 +72,17 @@ QUERIES = st.one_of(
     st.just("&".join(f"f{n}=1" for n in range(1100))),
     LATIN.map(lambda text: f"_idempotency_wait={text}"),
 )
-WORDS = st.dictionaries(
-    st.sampled_from(
-        ["Authorization", "Accept", "Accept-Encoding", "Content-Encoding", "Cookie", "X-Event", "HX-Request"]
-    ),
-    LATIN,
-    max_size=3,
-)
+HEADERS = ["Authorization", "Accept", "Accept-Encoding", "Content-Encoding", "Cookie", "X-Event", "HX-Request"]
+WORDS = st.dictionaries(st.sampled_from(HEADERS), LATIN, max_size=3)
 SHAPES = ["plain", "decorated", "atomic", "exempt_of_csrf", "webhook", "anonymous", "excluding"]
+METHODS = ["POST", "POST", "PUT", "GET"]
 
 
 def send(shape: str, method: str, body: bytes, kind: str, query: str, headers: Any, length: str | None) -> int:
     """The status; 500 too where Django cannot even make a request of it (a charset that is no text, with a query)."""
     client = Client(raise_request_exception=False)
-    more: dict[str, Any] = {"QUERY_STRING": query, "wsgi.input": io.BytesIO(body)} | (
-        {} if length is None else {"CONTENT_LENGTH": length}
-    )
+    more: dict[str, Any] = {"QUERY_STRING": query, "wsgi.input": io.BytesIO(body)}
+    more |= {} if length is None else {"CONTENT_LENGTH": length}
     try:
         return client.generic(method, f"/{shape}/", body, kind, headers=headers, **more).status_code
     except (LookupError, ValueError, SuspiciousOperation):
@@ -100,16 +92,7 @@ def send(shape: str, method: str, body: bytes, kind: str, query: str, headers: A
 # Django decodes the query by the charset of the client, and Python warns of what unicode_escape finds there.
 @pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")
 @FUZZ
-@given(
-    st.sampled_from(SHAPES),
-    st.sampled_from(["POST", "POST", "PUT", "GET"]),
-    BODIES,
-    TYPES,
-    KEYS,
-    QUERIES,
-    WORDS,
-    LENGTHS,
-)
+@given(st.sampled_from(SHAPES), st.sampled_from(METHODS), BODIES, TYPES, KEYS, QUERIES, WORDS, LENGTHS)
 @example("plain", "POST", b'{"a":1e99999999999999999999}', "application/json", "k", "", {}, None)
 @example("plain", "POST", b"{}", "application/json; charset=rot13", "k", "a=1", {}, None)
 @example("exempt_of_csrf", "GET", b"", "application/json; charset=rot13", "k", "_idempotency_wait=1", {}, None)
@@ -126,19 +109,16 @@ def test_no_request_is_a_server_error(
         assert bare >= 500, f"{status} with the key, {bare} without"
 
 
+SURROGATE = b'--xx\r\nContent-Disposition: form-data; name="_idempotency_key"\r\n\r\n\\ud800\r\n--xx--'
+
+
 @FUZZ
 @given(BODIES, TYPES.filter(str.isascii))
-@example(
-    b'--xx\r\nContent-Disposition: form-data; name="_idempotency_key"\r\n\r\n\\ud800\r\n--xx--',
-    "multipart/form-data; boundary=xx; charset=unicode_escape",
-)
+@example(SURROGATE, "multipart/form-data; boundary=xx; charset=unicode_escape")
 def test_under_asgi_neither(site: Stage, body: bytes, kind: str) -> None:
-    async def post() -> int:
-        client = AsyncClient(raise_request_exception=False)
-        headers = {"Authorization": "a", "Idempotency-Key": str(random.random())}
-        return int((await client.generic("POST", "/exempt_of_csrf/", body, kind, headers=headers)).status_code)
-
-    assert asyncio.run(post()) < 500
+    headers = {"Authorization": "a", "Idempotency-Key": str(random.random())}
+    client = AsyncClient(raise_request_exception=False)
+    assert asyncio.run(client.generic("POST", "/exempt_of_csrf/", body, kind, headers=headers)).status_code < 500
 
 
 @FUZZ
@@ -154,9 +134,7 @@ def test_a_form_with_a_lone_surrogate(site: Stage, browser: Browser) -> None:
     kind = "multipart/form-data; boundary=xx; charset=raw_unicode_escape"
     statuses = []
     for value in ("a", "\\ud800"):
-        lines = [
-            f'--xx\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{text}' for name, text in fields.items()
-        ]
-        body = "\r\n".join([*lines, f'--xx\r\nContent-Disposition: form-data; name="name"\r\n\r\n{value}', "--xx--"])
+        parts = [f'name="{name}"\r\n\r\n{text}\r\n' for name, text in [*fields.items(), ("name", value)]]
+        body = "".join(f"--xx\r\nContent-Disposition: form-data; {part}" for part in parts) + "--xx--"
         statuses.append(browser.client.post("/form/", body, content_type=kind).status_code)
     assert statuses == [302, 422]

@@ -1,4 +1,4 @@
-"""Claims whose renewal meets a server, or a connection, that no longer answers."""
+"""Claims are renewed while their view runs, also if a server, or a connection, no longer answers."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ import pytest
 from django.db import connections
 
 from django_distlock.idempotency.storage import storage_of
-from tests.conftest import eventually
+from tests.conftest import PATIENCE, eventually
 from tests.faults.conftest import database_alias
 from tests.faults.proxy import Proxy
-from tests.idempotency.world import LOCKS, Running, Sender, on_servers, sql, states
+from tests.idempotency.world import LOCKS, Running, Sender, Stage, change, on_servers, sql, states
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.idempotency.world import Stage
-
-
 pytestmark = pytest.mark.tier2
 LEASE = 2.4  # renewed each third of it; a busy machine may be late by one
+
+
+def rounds() -> list[threading.Thread]:
+    """The threads that have asked a server to renew something, and have no answer yet."""
+    return [thread for thread in threading.enumerate() if thread.name == "idempotency-renewal-round"]
 
 
 @pytest.fixture
@@ -39,11 +41,6 @@ def proxy(site: Stage, alias: str, settings: Any) -> Iterator[Proxy]:
         eventually(lambda: not rounds(), "a round of renewals is left")
 
 
-def rounds() -> list[threading.Thread]:
-    """The threads that have asked a server to renew something, and have no answer yet."""
-    return [thread for thread in threading.enumerate() if thread.name == "idempotency-renewal-round"]
-
-
 class Watched:
     """How long the only claim of a database lives, or the only other one, and whether it ever ran out."""
 
@@ -57,10 +54,19 @@ class Watched:
         self.ran_out |= found.expired
         return int(sql(self.alias, "SELECT expires_at FROM {keys} WHERE scope = %s", self.scope)[0][0])
 
-    def is_renewed(self) -> None:
-        """Once more from now on."""
-        before = self.until()
-        eventually(lambda: self.until() > before, "it is not renewed")
+    def is_renewed(self, times: int = 1) -> None:
+        for _ in range(times):
+            before = self.until()
+            eventually(lambda before=before: self.until() > before, "it is not renewed")
+
+
+def test_a_view_that_takes_longer_than_the_lease_keeps_its_claim(site: Stage, sender: Sender) -> None:
+    with Running(site, lambda: sender.post("brief")):
+        watched = Watched(site.alias)
+        watched.is_renewed(4)  # by then the first lease is over
+        assert not watched.ran_out
+        assert Sender(sender.key).post("brief").json()["code"] == "in_flight"
+    assert (len(site.runs), states(site.alias)) == (1, ["completed"])
 
 
 @on_servers
@@ -75,7 +81,7 @@ def test_a_reply_that_never_comes_costs_one_round_and_no_claim(site: Stage, key:
         stuck = len(rounds())
         proxy.heal()
         assert not watched.ran_out
-        assert Sender(key).post("plain").json()["code"] == "in_flight"
+        assert Sender(key).post().json()["code"] == "in_flight"
     assert stuck >= 3, "there is no fault to guard against"
 
 
@@ -83,12 +89,11 @@ def test_a_reply_that_never_comes_costs_one_round_and_no_claim(site: Stage, key:
 def test_a_store_that_hangs_holds_up_no_other(site: Stage, key: str, alias: str, proxy: Proxy, settings: Any) -> None:
     """Naive code renews one after the other."""
     with Running(site, lambda: Sender(key).post()):
-        settings.DISTLOCK_IDEMPOTENCY = {"DATABASE": "default", "CLAIM_TTL": LEASE}
+        change(settings, DATABASE="default", LOCK="default")
         with Running(site, lambda: Sender("two").post()):
             watched = Watched("default")
             proxy.blackhole()
-            for _ in range(5):
-                watched.is_renewed()
+            watched.is_renewed(5)
             assert not watched.ran_out
             proxy.heal()
 
@@ -98,29 +103,27 @@ def test_a_store_that_hangs_holds_up_no_other(site: Stage, key: str, alias: str,
 def test_a_phase_in_the_transaction_of_the_request_ties_up_nobody(site: Stage, key: str, alias: str) -> None:
     """It locks the row of the claim until the request has ended. Naive code lets each round of renewals wait for that,
     with a connection of its own, and all other claims with them."""
+    acted, go_on = threading.Event(), threading.Event()
 
     def during(request: Any) -> None:
         with request.idempotency.phase("charge"):
             pass
         acted.set()
-        assert go_on.wait(20)
+        assert go_on.wait(PATIENCE)
 
-    acted, go_on = threading.Event(), threading.Event()
     first = threading.Thread(target=lambda: (Sender(key).post("brief"), connections.close_all()))
     site.during = during
     first.start()
     try:
-        assert acted.wait(20)
+        assert acted.wait(PATIENCE)
         watched = Watched(alias)
         eventually(lambda: watched.until() and watched.ran_out, "the claim does not run out")
         with Running(site, lambda: Sender("two").post("brief")):
-            other = Watched(alias, watched.scope)
-            for _ in range(5):
-                other.is_renewed()
+            Watched(alias, watched.scope).is_renewed(5)
             begun = set(rounds())
             # one may have been on its way when the phase was saved
             eventually(lambda: len(begun & set(rounds())) <= 1, "they wait")
     finally:
         go_on.set()
-        first.join(20)
+        first.join(PATIENCE)
     assert states(alias) == ["completed"] * 2

@@ -19,7 +19,6 @@ from django_distlock.idempotency.options import is_exempt
 from django_distlock.manager.site_key import site_key
 from tests.idempotency.views import SHAPES, own
 from tests.idempotency.world import Browser, Sender, Stage, change, every_database, serve, sql, states
-from tests.support.findings import findings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -282,11 +281,6 @@ def test_people_are_told_on_a_page_and_webhooks_have_no_quota(site: Stage, three
     assert "Too many requests" in sent[-1].content.decode()
     sent = [Sender().post("webhook", headers={"X-Event": str(number)}) for number in range(5)]
     assert {answer.status_code for answer in sent} == {302}
-
-
-def test_a_cache_cannot_count(site: Stage, settings: Any) -> None:
-    settings.DISTLOCK_IDEMPOTENCY = {"STORAGE": "cache", "CACHE": "redis", "MAX_KEYS": 3}
-    assert [message.id for message in findings()] == ["distlock.W064"]
 
 
 @pytest.fixture

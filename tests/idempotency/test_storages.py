@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.core.cache import caches
-from django.db import connections, transaction
+from django.core.cache.backends.dummy import DummyCache
+from django.db import connections
 
 from django_distlock import BackendUnavailable
 from django_distlock.idempotency.records import KeyClaim, Record, StoredResponse
@@ -165,14 +166,23 @@ def test_what_has_been_renewed_is_not_taken_over_and_what_ran_out_can_be_held(st
     assert read(storage, claim).answer == ANSWER
 
 
+class SilentCache(DummyCache):
+    """As django-redis with IGNORE_EXCEPTIONS and a server that is down."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__("", {})
+
+    def add(self, *args: Any, **kwargs: Any) -> bool:
+        return False
+
+
 def test_torn_entries_are_unknown_and_a_cache_that_keeps_nothing_an_error(key: str, settings: Any) -> None:
-    """The latter as django-redis with IGNORE_EXCEPTIONS and a server that is down."""
     storage, claim = CacheStorage("default"), claim_of(key)
     for text in ("", "no json", "[]", '{"scope": 1}', "\x80\x04K\x01.", "null"):
         caches["default"].set(f"{PREFIX}{claim.scope}", text)
         assert read(storage, claim).state == "unknown", text
     caches["default"].clear()
-    settings.CACHES = {"default": {"BACKEND": "tests.idempotency.late_caches.SilentCache"}}
+    settings.CACHES = {"default": {"BACKEND": f"{__name__}.SilentCache"}}
     with pytest.raises(BackendUnavailable):
         storage.claim(claim)
 
@@ -191,25 +201,6 @@ def test_purge_in_batches(alias: str, kind: type[DatabaseStorage], databases: No
         assert storage.read("20".ljust(64, "0")) is not None
     finally:
         forget_everything(alias)
-
-
-def test_the_winner_is_seen_in_a_snapshot_that_is_older(key: str, databases: None, tables: None) -> None:
-    """REPEATABLE READ: naive code reads from its snapshot, and finds nothing to answer with."""
-    storage = PortableStorage("mariadb")
-    sql("mariadb", "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-    # MariaDB stands in for other databases; with this setting the server ends the transaction: see test_mysql.py
-    if sql("mariadb", "SHOW VARIABLES LIKE 'innodb_snapshot_isolation'"):
-        sql("mariadb", "SET SESSION innodb_snapshot_isolation = OFF")
-    try:
-        with transaction.atomic("mariadb"):
-            sql("mariadb", "SELECT COUNT(*) FROM {keys}")  # the snapshot is taken
-            assert at_once(lambda: storage.claim(claim_of(key, "winner")), 1) == [None]
-            found = storage.claim(claim_of(key, "late"))
-        assert found is not None
-        assert found.owner == "winner"
-    finally:
-        connections["mariadb"].close()
-        forget_everything("mariadb")
 
 
 @every_database
