@@ -52,21 +52,6 @@ def test_r22b_locks_of_a_transaction(name: str) -> None:
     assert costs[1] == costs[2]
 
 
-def test_r22b_a_busy_lock_of_a_transaction_tells_as_much(name: str) -> None:
-    """A server that keeps this session out need not be asked."""
-    registry.reset()
-    connection = connections["postgres"].copy()
-    try:
-        with transaction.atomic("postgres"), connection.cursor() as cursor:
-            number = registry.entry("postgres").key(name).number
-            cursor.execute("SELECT pg_advisory_lock(%s)", [number])
-            with counted("postgres") as found:
-                assert advisory_lock(name, using="postgres").try_acquire() is None
-            assert sum(found.values()) == 1
-    finally:
-        connection.close()
-
-
 @pytest.mark.tier2
 @pytest.mark.parametrize("using", ["postgres", "mysql"])
 def test_r22b_a_server_far_away(proxied: Proxied, using: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:

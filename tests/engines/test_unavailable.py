@@ -42,21 +42,20 @@ def refused(using: str, name: str, match: str) -> None:
     [("postgres", "postgres", "password authentication failed"), ("mysql", "mariadb", "Access denied")],
 )
 def test_r6_a_wrong_password_is_unavailable_with_the_servers_words(
-    settings: Any, name: str, using: str, database: str, words: str
+    alias: Any, name: str, using: str, database: str, words: str
 ) -> None:
-    with database_alias("stranger", database, PASSWORD=CANARY) as alias:
-        options = {"database": database, "session_database": alias}
-        settings.DISTLOCK = {**settings.DISTLOCK, using: {**settings.DISTLOCK[using], "OPTIONS": options}}
+    with database_alias("stranger", database, PASSWORD=CANARY) as stranger:
+        alias(using, database=database, session_database=stranger)
         refused(using, name, words)
 
 
 @pytest.mark.parametrize("using", ["redis", "redlock"])
 @pytest.mark.parametrize("nobody", [False, True], ids=["wrong password", "nobody listens"])
-def test_r6_a_redis_that_cannot_be_used(settings: Any, name: str, using: str, nobody: bool) -> None:
+def test_r6_a_redis_that_cannot_be_used(alias: Any, name: str, using: str, nobody: bool) -> None:
     ports = [1 if nobody else services.load()[f"redis{number}"]["port"] for number in (1, 2, 3)]
     urls = [f"redis://:{CANARY}@127.0.0.1:{port}/0" for port in ports]
     options = {"url": urls[0]} if using == "redis" else {"nodes": [f"{each}?x={n}" for n, each in enumerate(urls)]}
-    settings.DISTLOCK = {**settings.DISTLOCK, using: {**settings.DISTLOCK[using], "OPTIONS": options}}
+    alias(using, **options)
     refused(using, name, "reached|failed|password|invalid")
 
 

@@ -48,21 +48,16 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("databases")
 
 
-def on(settings: Any, **options: Any) -> None:
-    """Let the lock alias "mysql" use another database alias."""
-    settings.DISTLOCK = {**settings.DISTLOCK, "mysql": {**settings.DISTLOCK["mysql"], "OPTIONS": options}}
-
-
 @pytest.fixture
-def init_command(databases: None, settings: Any) -> Iterator[Callable[[str], str]]:
+def init_command(databases: None, alias: Any) -> Iterator[Callable[[str], str]]:
     """A database alias whose sessions begin with a statement, as an administrator may have it."""
     options = connections.settings["mariadb"]["OPTIONS"]
-    with database_alias("tuned", "mariadb", OPTIONS=options) as alias:
+    with database_alias("tuned", "mariadb", OPTIONS=options) as tuned:
 
         def tune(statement: str) -> str:
-            connections.settings[alias]["OPTIONS"] = {**options, "init_command": statement}
-            on(settings, database="mariadb", session_database=alias)
-            return alias
+            connections.settings[tuned]["OPTIONS"] = {**options, "init_command": statement}
+            alias("mysql", database="mariadb", session_database=tuned)
+            return tuned
 
         yield tune
         registry.close()
@@ -145,13 +140,13 @@ def test_r17_a_short_wait_timeout_of_the_server_does_not_free_the_lock(
 
 
 @pytest.fixture
-def plain_user(databases: None, settings: Any) -> Iterator[str]:
+def plain_user(databases: None, alias: Any) -> Iterator[str]:
     """A user who may use the database and see nothing of the server."""
     user = f"distlock_plain_{os.getpid()}"
     ask("mysql", f"CREATE USER '{user}'@'127.0.0.1' IDENTIFIED BY 'plain'")
     ask("mysql", f"GRANT SELECT, INSERT ON `{connections['mariadb'].settings_dict['NAME']}`.* TO '{user}'@'127.0.0.1'")
     with database_alias("plain", "mariadb", USER=user, PASSWORD="plain"):
-        on(settings, database="plain")
+        alias("mysql", database="plain")
         yield user
         registry.close()
     ask("mysql", f"DROP USER '{user}'@'127.0.0.1'")

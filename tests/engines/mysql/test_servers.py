@@ -18,12 +18,13 @@ from django_distlock.concurrency.flow import run
 from django_distlock.manager.registry import registry
 from django_distlock.operations.doctor import diagnose
 from tests.data.app.models import Account
-from tests.faults.conftest import database_alias
-from tests.faults.proxy import Proxy
 from tests.faults.server import ask, is_mariadb
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.faults.conftest import Proxied
+    from tests.faults.proxy import Proxy
 
 
 pytestmark = pytest.mark.usefixtures("databases")
@@ -78,21 +79,14 @@ GET_LOCK, GRANTS = b"GET_LOCK('", b"INTERVAL('"
 
 
 @pytest.fixture
-def proxied(settings: Any) -> Iterator[Proxy]:
-    """The lock alias "mysql", and the database alias "pretending", by a proxy."""
-    with (
-        Proxy("127.0.0.1", int(connections.settings["mariadb"]["PORT"])) as proxy,
-        database_alias("pretending", "mariadb", HOST="127.0.0.1", PORT=str(proxy.port)) as database,
-    ):
-        options = {"database": "mariadb", "session_database": database}
-        settings.DISTLOCK = {**settings.DISTLOCK, "mysql": {**settings.DISTLOCK["mysql"], "OPTIONS": options}}
-        registry.reset()
-        yield proxy
-        registry.reset()
+def proxy(proxied: Proxied) -> Iterator[Proxy]:
+    registry.reset()
+    yield proxied("mysql")
+    registry.reset()
 
 
-def test_r22b_named_locks_that_exclude_nobody(proxied: Proxy, name: str) -> None:
-    proxied.rewrite(GET_LOCK, GRANTS)
+def test_r22b_named_locks_that_exclude_nobody(proxy: Proxy, name: str) -> None:
+    proxy.rewrite(GET_LOCK, GRANTS)
     version = ask("mariadb", "SELECT VERSION()")[0][0]
     lock = advisory_lock(name, using="mysql")
     for attempt in (lock.acquire, lock.try_acquire, async_to_sync(lock.aacquire)):
@@ -105,10 +99,10 @@ def test_r22b_named_locks_that_exclude_nobody(proxied: Proxy, name: str) -> None
 
 
 @pytest.mark.parametrize("greeting", [b"-Vitess", b"TiDB-v7"])
-def test_servers_without_lock_tables(proxied: Proxy, greeting: bytes) -> None:
+def test_servers_without_lock_tables(proxy: Proxy, greeting: bytes) -> None:
     """They take the statement and do nothing."""
     if not is_mariadb():
         pytest.skip("what is rewritten is the name of MariaDB")
-    proxied.rewrite(b"MariaDB", greeting)
+    proxy.rewrite(b"MariaDB", greeting)
     with pytest.raises(UnsupportedOperation, match=f"{greeting.decode()}.*does nothing on LOCK TABLES"):
-        table_lock(Account, using="pretending").__enter__()
+        table_lock(Account, using="mariadb_proxied").__enter__()

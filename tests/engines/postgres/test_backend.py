@@ -22,12 +22,13 @@ from django_distlock.manager.registry import registry
 from tests.conftest import eventually
 from tests.engines.actors import held_elsewhere
 from tests.faults.conftest import database_alias
-from tests.faults.proxy import Proxy
 from tests.faults.server import ask, holders, session_of
 from tests.support.unhurried import give_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.faults.conftest import Proxied
 
 
 pytestmark = pytest.mark.usefixtures("databases")
@@ -40,15 +41,14 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def impatient_role(databases: None, settings: Any) -> Iterator[str]:
+def impatient_role(databases: None, alias: Any) -> Iterator[str]:
     """A database role whose administrator set every timeout to a fraction of a second; as a database alias."""
     role = f"distlock_impatient_{os.getpid()}"
     ask("postgres", f"CREATE ROLE {role} LOGIN PASSWORD 'impatient'")
     for timeout in TIMEOUTS:
         ask("postgres", f"ALTER ROLE {role} SET {timeout} = '150ms'")
     with database_alias("impatient", "postgres", USER=role, PASSWORD="impatient"):
-        backend = {**settings.DISTLOCK["postgres"], "OPTIONS": {"database": "impatient"}}
-        settings.DISTLOCK = {**settings.DISTLOCK, "postgres": backend}
+        alias("postgres", database="impatient")
         yield "impatient"
         registry.close()
         connections["impatient"].close()
@@ -133,21 +133,15 @@ def test_the_transaction_begins_with_the_settings_of_the_connection(
         connections[DATABASE].close()
 
 
-def test_a_transaction_under_a_lock_takes_two_round_trips(name: str, settings: Any) -> None:
+def test_a_transaction_under_a_lock_takes_two_round_trips(name: str, alias: Any, proxied: Proxied) -> None:
     """BEGIN and the lock, and the commit."""
-    at = connections.settings[DATABASE]
-    with (
-        Proxy(at["HOST"], int(at["PORT"])) as proxy,
-        database_alias("counted", DATABASE, HOST="127.0.0.1", PORT=str(proxy.port)) as alias,
-    ):
-        options = {"database": alias, "session_database": DATABASE}
-        settings.DISTLOCK = {**settings.DISTLOCK, "postgres": {**settings.DISTLOCK["postgres"], "OPTIONS": options}}
-        for count in (None, 2):  # the first one connects, and the proof is through
-            before = proxy.requests
-            with atomic(alias), advisory_lock(name, using="postgres"):
-                pass
-            assert count in (None, proxy.requests - before)
-        registry.close()
+    proxy, counted = proxied("postgres"), "postgres_proxied"
+    alias("postgres", database=counted, session_database=DATABASE)
+    for count in (None, 2):  # the first one connects, and the proof is through
+        before = proxy.requests
+        with atomic(counted), advisory_lock(name, using="postgres"):
+            pass
+        assert count in (None, proxy.requests - before)
 
 
 @contextmanager

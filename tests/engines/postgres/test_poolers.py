@@ -32,20 +32,16 @@ pytestmark = pytest.mark.usefixtures("databases")
 
 
 @contextmanager
-def behind(settings: Any, kind: type[Pgbouncer]) -> Iterator[str]:
+def behind(alias: Any, kind: type[Pgbouncer]) -> Iterator[str]:
     """The lock alias "postgres" of this process, but not of others, and the database alias "bounced" are reached
     through such a pgbouncer."""
     with (
         running(kind, "pgbouncer") as port,
-        database_alias("bounced", "postgres", HOST="127.0.0.1", PORT=str(port)) as alias,
+        database_alias("bounced", "postgres", HOST="127.0.0.1", PORT=str(port)) as bounced,
     ):
-        options = {"database": alias}
-        settings.DISTLOCK = {**settings.DISTLOCK, "postgres": {**settings.DISTLOCK["postgres"], "OPTIONS": options}}
+        alias("postgres", database=bounced)
+        yield bounced
         registry.reset()
-        try:
-            yield alias
-        finally:
-            registry.reset()
 
 
 def open_to_others(name: str) -> bool:
@@ -56,9 +52,9 @@ def open_to_others(name: str) -> bool:
 
 
 @needs_programs
-def test_session_mode(settings: Any, name: str) -> None:
+def test_session_mode(alias: Any, name: str) -> None:
     """The lock is held by one server session, whose number is told; waiting and losing it work as well."""
-    with behind(settings, SessionPooler):
+    with behind(alias, SessionPooler):
         number = key_of("postgres", name).number
         ask("postgres", "SELECT pg_advisory_lock(%s)", number)
         with ThreadPoolExecutor(1) as pool:
@@ -75,11 +71,11 @@ def test_session_mode(settings: Any, name: str) -> None:
 
 
 @needs_programs
-def test_r22b_transaction_mode_with_an_idle_pool(settings: Any, name: str) -> None:
+def test_r22b_transaction_mode_with_an_idle_pool(alias: Any, name: str) -> None:
     """Each of our two connections gets another server session, as it would in session mode: a pool that gives away its
     longest idle session first is enough for that. Operators are told as well."""
-    with behind(settings, TurningPooler) as alias, contextlib.ExitStack() as stack:
-        several = [connections[alias].copy() for _ in range(4)]
+    with behind(alias, TurningPooler) as bounced, contextlib.ExitStack() as stack:
+        several = [connections[bounced].copy() for _ in range(4)]
         for connection in several:
             stack.callback(connection.close)
             connection.set_autocommit(False)

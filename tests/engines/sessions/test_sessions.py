@@ -7,6 +7,7 @@ import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
@@ -207,7 +208,7 @@ def test_r4_who_is_busy_costs_one_statement_a_wait_one_more_and_one_behind_this_
             assert without_heartbeats(found) == {TRY[using]: 1}
             with counted(using) as found:
                 waiting = pool.submit(advisory_lock(awaited, using=using).acquire, timeout=60)
-                eventually(lambda: waiters(using, awaited), "nobody waits at the server")
+                eventually(partial(waiters, using, awaited), "nobody waits at the server")
                 let_go()
                 waiting.result(25).release()
             # MariaDB counts the try and the wait as one statement
