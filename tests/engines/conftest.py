@@ -10,12 +10,19 @@ from django_distlock.manager.registry import registry
 from tests.conftest import connect
 from tests.engines.redis.server import Own
 from tests.faults.conftest import proxied
+from tests.support.unhurried import give_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
 __all__ = ["proxied"]
+
+
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that are not about the half second that a caller has who does not wait."""
+    give_time(monkeypatch.setattr)
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,6 @@ from tests.conftest import eventually
 from tests.engines.actors import held_elsewhere
 from tests.faults.conftest import database_alias
 from tests.faults.server import ask, holders, session_of
-from tests.support.unhurried import give_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,13 +30,8 @@ if TYPE_CHECKING:
     from tests.faults.conftest import Proxied
 
 
-pytestmark = pytest.mark.usefixtures("databases")
+pytestmark = pytest.mark.usefixtures("databases", "unhurried")
 TIMEOUTS = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "idle_session_timeout")
-
-
-@pytest.fixture(autouse=True)
-def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    give_time(monkeypatch.setattr)
 
 
 @pytest.fixture

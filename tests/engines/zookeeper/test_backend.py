@@ -11,8 +11,11 @@ from kazoo.security import make_acl
 
 from django_distlock import BackendUnavailable, UnsupportedOperation, advisory_lock, semaphore
 from django_distlock.backends.zookeeper.backend import ZooKeeperBackend
+from django_distlock.backends.zookeeper.nodes import NodeData, described, parse, queue
 from django_distlock.concurrency.clock import now as monotonic
+from django_distlock.keys import LockKey
 from django_distlock.manager.registry import registry
+from django_distlock.records import Claim
 from tests.conftest import eventually
 from tests.engines.zookeeper.server import USING, Waiter, address, clerk, nodes, own_path, packets, path_of, use
 
@@ -141,3 +144,33 @@ def test_a_long_list_of_hosts_without_dots(name: str, settings: Any) -> None:
         [f"{'z' * 63}.{'z' * 63}.example:2181", f"{'y' * 63}:2181/app"],
     ):
         ZooKeeperBackend("zk", {"hosts": allowed})
+
+
+KEY = LockKey("zk", "na\ud800me", b"\0" * 32)
+
+
+def node_name(sequence: int, mode: str = "x") -> str:
+    return f"{sequence % 2**32:032x}-{mode}-{sequence:010d}"
+
+
+def test_what_is_not_ours_is_left_out() -> None:
+    for foreign in ("", "lock-0000000001", node_name(1)[1:], node_name(1) + "0", node_name(1, "n0"), node_name(1, "y")):
+        assert parse(foreign) is None
+        assert [node.sequence for node in queue([foreign, node_name(3)])] == [3]
+
+
+@pytest.mark.parametrize("first", [0, 2**31 - 3, -3])
+def test_r4_the_order_goes_on_where_the_counter_of_32_bits_begins_again(first: int) -> None:
+    """ZooKeeper's sequence is a signed int: sorted as numbers or as text the newest would come first."""
+    sequences = [(first + step + 2**31) % 2**32 - 2**31 for step in range(6)]
+    names = [node_name(sequence) for sequence in sequences]
+    assert [node.sequence for node in queue(reversed(names))] == sequences
+
+
+def test_what_a_node_says_comes_back_and_corrupt_data_is_a_holder_that_is_not_known() -> None:
+    (node,) = queue([node_name(1)])
+    info = described("zk", "ab", node, NodeData().of(Claim(key=KEY), 1e9), 17, 3)
+    assert (info.name, info.fence, info.waiters, info.key) == (KEY.name, 17, 3, "ab")
+    for data in (b"", b"\xff", b"[]", b"null", b'{"name": 1, "holder": [], "since": 1e300}', b"[" * 9999):
+        info = described("zk", "ab", node, data, 17, 0)
+        assert (info.name, info.holder, info.acquired_at, info.fence) == (None, None, None, 17)
