@@ -1,5 +1,4 @@
-"""Leases: fences that only rise whatever a clock does, rows that are pruned, waiters of whom none is overtaken, and what
-they cost."""
+"""Leases: fences that only rise whatever a clock does, waiters of whom none is overtaken, and what both cost."""
 
 from __future__ import annotations
 
