@@ -8,14 +8,21 @@ import pytest
 
 from django_distlock.manager.registry import registry
 from tests.conftest import connect
-from tests.engines.redis.server import BACKEND, Own
+from tests.engines.redis.server import Own
 from tests.faults.conftest import proxied
+from tests.support.unhurried import give_time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 __all__ = ["proxied"]
+
+
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that are not about the half second that a caller has who does not wait."""
+    give_time(monkeypatch.setattr)
 
 
 @pytest.fixture(autouse=True)
@@ -27,10 +34,23 @@ def connected(request: pytest.FixtureRequest, nothing_left: None) -> None:
 
 
 @pytest.fixture
-def own(databases: None, settings: Any, tmp_path: Path) -> Iterator[Own]:
+def alias(settings: Any) -> Iterator[Callable[..., None]]:
+    """``alias(using, like, **options)``: from here on with the backend of the alias ``like`` and these OPTIONS."""
+
+    def change(using: str, like: str | None = None, **options: Any) -> None:
+        backend = {**settings.DISTLOCK[like or using], "OPTIONS": options}
+        settings.DISTLOCK = {**settings.DISTLOCK, using: backend}
+        registry.reset()
+
+    yield change
+    registry.reset()
+
+
+@pytest.fixture
+def own(databases: None, alias: Any, tmp_path: Path) -> Iterator[Own]:
     """The server behind the alias "redis", which no other test asks, counts on or sees stop."""
     with Own(tmp_path) as own:
-        settings.DISTLOCK = {**settings.DISTLOCK, "redis": {"BACKEND": BACKEND, "OPTIONS": {"url": own.url}}}
+        alias("redis", url=own.url)
         yield own
         registry.close()
 

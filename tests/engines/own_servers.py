@@ -1,5 +1,5 @@
 """Servers of one test's own, of a kind that the shared ones are not: a standby of PostgreSQL, other modes of
-pgbouncer, a node of Galera, a member of a group of MySQL servers, a ZooKeeper that asks for a password."""
+pgbouncer, a node of Galera, a ZooKeeper that asks for a password."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from tests.support import services
 from tests.support.services.databases import MariaDB, Pgbouncer, Postgres
 from tests.support.services.engine import program_path
 from tests.support.services.leases import ZooKeeper
-from tests.support.services.mysql import MySQL
 from tests.support.services.process import (
     ServicesError,
     end_process,
@@ -60,12 +59,6 @@ class SessionPooler(Pgbouncer):
     ours: ClassVar = {"pool_mode": "session"}
 
 
-class SmallSessionPooler(Pgbouncer):
-    """pgbouncer in session mode with one server session for all its clients."""
-
-    ours: ClassVar = {"pool_mode": "session", "default_pool_size": 1}
-
-
 class TurningPooler(Pgbouncer):
     """pgbouncer in transaction mode that gives away its longest idle session first."""
 
@@ -88,32 +81,6 @@ class Galera(MariaDB):
         }
         # nothing shows named locks here
         kept = [part for part in super().command() if not part.startswith(("--plugin-load", "--performance-schema"))]
-        return [*kept, *(f"--{key}={value}" for key, value in options.items())]
-
-
-class Member(MySQL):
-    """A MySQL that can be of a group of them, with the account of the shared server and an empty database."""
-
-    def configure(self) -> None:
-        super().configure()
-        script = self.directory / "init.sql"
-        # what a member has that the group has not keeps it out
-        self.write_secret("init.sql", f"SET SQL_LOG_BIN = 0;\n{script.read_text()}")
-
-    def command(self) -> list[str]:
-        port = self.server["port"]
-        options = {
-            "log-bin": self.data / "binlog",
-            "server-id": port,
-            "gtid-mode": "ON",
-            "enforce-gtid-consistency": "ON",
-            "report-host": "127.0.0.1",
-            "plugin-load-add": "group_replication.so",
-            "loose-group-replication-group-name": "aaaaaaaa-aaaa-4aaa-8aaa-aaaaaaaaaaaa",
-            "loose-group-replication-start-on-boot": "OFF",
-            "loose-group-replication-recovery-get-public-key": "ON",
-        }
-        kept = [part for part in super().command() if part != "--skip-log-bin"]
         return [*kept, *(f"--{key}={value}" for key, value in options.items())]
 
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from django_distlock.backends.cleanup import UNDO_PAUSE, PendingCleanup
+from django_distlock.backends.cleanup import PendingCleanup
 from django_distlock.concurrency import clock
-from django_distlock.concurrency.clock import now as monotonic
 from tests.conftest import eventually
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ class Server:
     """Undoes what it is asked to, unless it is down."""
 
     def __init__(self) -> None:
-        self.now = monotonic()
+        self.now = clock.now()
         self.down = False
         self.undone: list[str] = []
         self.answers = threading.Event()
@@ -30,7 +29,6 @@ class Server:
         self.pending = PendingCleanup(self.undo, NAME, window=2.0, patience=1.0)
 
     def undo(self, what: str, until: float) -> Flow[None]:
-        assert until == self.now + 1.0
         if what != "another server":
             self.answers.wait(25)
         if self.down:
@@ -38,15 +36,12 @@ class Server:
         self.undone.append(what)
         yield from ()
 
-    def settled(self) -> None:
-        eventually(lambda: not any(each.name == NAME for each in threading.enumerate()), "a thread does not end")
-
-    def later(self, seconds: float) -> float | None:
-        """What the keepalive thread does after that time."""
+    def later(self, seconds: float) -> bool:
+        """What the keepalive thread does after that time; is anything pending?"""
         self.now += seconds
-        due = self.pending.tick(self.now)
-        self.settled()
-        return due
+        self.pending.tick(self.now)
+        eventually(lambda: not any(each.name == NAME for each in threading.enumerate()), "a thread does not end")
+        return bool(self.pending.requests)
 
 
 @pytest.fixture
@@ -56,47 +51,30 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     return made
 
 
-def test_what_may_come_later_is_undone_again_until_the_window_is_over(server: Server) -> None:
+def test_r7_what_may_come_later_is_undone_again_until_the_window_is_over(server: Server) -> None:
     server.pending.add("token", "a", 60.0, True)
-    server.settled()
-    assert server.later(0.1) == pytest.approx(server.now + UNDO_PAUSE)
-    assert server.undone == ["a"], "not due"
-    server.later(1.0)
-    assert server.undone == ["a"] * 2
-    assert server.pending.requests
-    server.later(1.0)
-    assert server.undone == ["a"] * 3
-    assert not server.pending.requests
+    seen = [(server.later(seconds), len(server.undone)) for seconds in (0.1, 1.0, 1.0)]
+    assert seen == [(True, 1), (True, 2), (False, 3)]
 
 
-def test_a_server_that_is_down_is_asked_again_until_it_has_undone_what_is_certain(server: Server) -> None:
+@pytest.mark.parametrize(("ttl", "may_be_late", "ends"), [(60.0, False, False), (3.0, True, True)])
+def test_r7_a_server_that_is_down_is_asked_again_until_the_lease_has_ended(
+    server: Server, ttl: float, may_be_late: bool, ends: bool
+) -> None:
     server.down = True
-    server.pending.add("token", "a", 60.0, False)
-    server.settled()
-    server.later(10.0)
-    assert server.pending.requests
+    server.pending.add("token", "a", ttl, may_be_late)
+    assert server.later(4.9)
+    assert server.later(0.3) != ends
     server.down = False
-    server.later(10.0)
-    assert server.undone == ["a"]
-    assert not server.pending.requests
+    assert not server.later(10.0)
+    assert server.undone == ([] if ends else ["a"])
 
 
-def test_it_is_given_up_when_the_lease_has_ended(server: Server) -> None:
-    server.down = True
-    server.pending.add("token", "a", 3.0, True)
-    server.later(4.9)
-    assert server.pending.requests
-    server.later(0.3)
-    assert not server.pending.requests
-
-
-def test_a_server_that_hangs_does_not_hold_up_another_one(server: Server) -> None:
+def test_r7_a_server_that_hangs_does_not_hold_up_another_one(server: Server) -> None:
     server.answers.clear()
     for number in range(20):
         server.pending.add(f"token {number}", "a", 3.0, False, lane=1)
     server.pending.add("last", "another server", 3.0, False, lane=2)
     eventually(lambda: server.undone == ["another server"], "it waits behind the server that hangs")
-    assert "last" not in server.pending.requests
     server.answers.set()
-    server.settled()
-    assert not server.pending.requests
+    assert not server.later(0)

@@ -41,13 +41,11 @@ def listed(using: str) -> list[str | None]:
 
 
 @pytest.fixture
-def nodes(databases: None, settings: Any, tmp_path: Path) -> Iterator[list[Own]]:
+def nodes(databases: None, alias: Any, tmp_path: Path) -> Iterator[list[Own]]:
     """The three of the alias "redlock"."""
     with contextlib.ExitStack() as stack:
         owns = [stack.enter_context(Own(tmp_path / str(number))) for number in range(3)]
-        backend = "django_distlock.backends.redlock.RedlockBackend"
-        options = {"nodes": [own.url for own in owns]}
-        settings.DISTLOCK = {**settings.DISTLOCK, "redlock": {"BACKEND": backend, "OPTIONS": options}}
+        alias("redlock", nodes=[own.url for own in owns])
         yield owns
         registry.close()
 

@@ -235,11 +235,10 @@ def test_r6_a_missing_table_names_the_command(using: str, name: str) -> None:
         pytest.param("postgres", {"CONN_MAX_AGE": 0}, id="no persistent connections"),
     ],
 )
-def test_sessions_of_others_are_not_used(name: str, settings: Any, original: str, changes: dict[str, Any]) -> None:
+def test_sessions_of_others_are_not_used(name: str, alias: Any, original: str, changes: dict[str, Any]) -> None:
     """A pooler that gives each statement another session does no harm to rows; Django's pool is left out."""
-    backend = "django_distlock.backends.leasetable.LeaseTableBackend"
-    with database_alias("pooled", original, **changes) as alias:
-        settings.DISTLOCK = {"pooled": {"BACKEND": backend, "OPTIONS": {"database": alias}}}
+    with database_alias("pooled", original, **changes) as database:
+        alias("pooled", "leasetable", database=database)
         for _ in range(20):
             with advisory_lock(name, using="pooled") as lease:
                 lease.ensure_held()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.db import connections
 
-from django_distlock import BackendUnavailable, UnsupportedOperation, advisory_lock, break_lock, held_locks
+from django_distlock import BackendUnavailable, LockTimeout, UnsupportedOperation, advisory_lock, break_lock, held_locks
 from django_distlock.backends.mysql import introspection
+from django_distlock.backends.mysql import session as mysql_session
 from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.concurrency.flow import run
 from django_distlock.manager.registry import registry
@@ -42,27 +46,18 @@ if TYPE_CHECKING:
 
 
 pytestmark = pytest.mark.usefixtures("databases")
-BACKEND = "django_distlock.backends.mysql.NamedLockBackend"
-
-
-def on(settings: Any, database: str, **options: Any) -> None:
-    """Let the lock alias "mysql" use another database alias."""
-    settings.DISTLOCK = {
-        **settings.DISTLOCK,
-        "mysql": {"BACKEND": BACKEND, "OPTIONS": {"database": database, **options}},
-    }
 
 
 @pytest.fixture
-def init_command(databases: None, settings: Any) -> Iterator[Callable[[str], str]]:
+def init_command(databases: None, alias: Any) -> Iterator[Callable[[str], str]]:
     """A database alias whose sessions begin with a statement, as an administrator may have it."""
     options = connections.settings["mariadb"]["OPTIONS"]
-    with database_alias("tuned", "mariadb", OPTIONS=options) as alias:
+    with database_alias("tuned", "mariadb", OPTIONS=options) as tuned:
 
         def tune(statement: str) -> str:
-            connections.settings[alias]["OPTIONS"] = {**options, "init_command": statement}
-            on(settings, "mariadb", session_database=alias)
-            return alias
+            connections.settings[tuned]["OPTIONS"] = {**options, "init_command": statement}
+            alias("mysql", database="mariadb", session_database=tuned)
+            return tuned
 
         yield tune
         registry.close()
@@ -144,35 +139,14 @@ def test_r17_a_short_wait_timeout_of_the_server_does_not_free_the_lock(
         assert holders("mysql", name) == [session_of(lease).server_id]
 
 
-def test_r3_the_server_sees_at_most_sixty_ascii_characters() -> None:
-    """R3: MySQL folds case and cuts at 64, MariaDB cuts at a NUL byte; the keyed hash stands at the end."""
-    for spelling in (
-        "Ünïcödé ∑ 🔒",
-        "x" * 512,
-        "UPPER lower",
-        "nul\x00byte",
-        "quote'\"; --",
-        "trailing  ",
-        "%s/%d",
-        "\ud800",
-    ):
-        with advisory_lock(spelling, using="mysql"):
-            text = key_of("mysql", spelling).text
-            assert len(holders("mysql", spelling)) == 1
-        assert len(text) <= 60
-        assert text == text.lower()
-        assert text.isascii()
-        assert all(character.isalnum() or character == "-" for character in text)
-
-
 @pytest.fixture
-def plain_user(databases: None, settings: Any) -> Iterator[str]:
+def plain_user(databases: None, alias: Any) -> Iterator[str]:
     """A user who may use the database and see nothing of the server."""
     user = f"distlock_plain_{os.getpid()}"
     ask("mysql", f"CREATE USER '{user}'@'127.0.0.1' IDENTIFIED BY 'plain'")
     ask("mysql", f"GRANT SELECT, INSERT ON `{connections['mariadb'].settings_dict['NAME']}`.* TO '{user}'@'127.0.0.1'")
     with database_alias("plain", "mariadb", USER=user, PASSWORD="plain"):
-        on(settings, "plain")
+        alias("mysql", database="plain")
         yield user
         registry.close()
     ask("mysql", f"DROP USER '{user}'@'127.0.0.1'")
@@ -184,37 +158,30 @@ def shown(key: str) -> list[LockInfo]:
     return [info for info in report.locks if info.key == key]
 
 
-def test_the_locks_of_another_user_are_listed(plain_user: str, name: str) -> None:
+def test_the_locks_of_another_user_are_listed_and_with_the_privileges_of_the_page_also_who_waits(
+    plain_user: str, name: str
+) -> None:
     """The process list shows a user without PROCESS only his own connections; MySQL shows him no locks either, but for
     those whose names are noted."""
-    key = key_of("mysql", name).text
-    with held_elsewhere("mysql", name):
-        if not is_mariadb():
-            eventually(lambda: noted("mysql", name), "it is not noted")
-        eventually(lambda: shown(key), "the lock of another user is not listed")
-        (info,) = shown(key)
-        assert info.details["connection"] == str(holders("mysql", name)[0])
-        assert str(info.holder).endswith(f"connection {info.details['connection']}")
-        assert "None" not in str(info.holder)
-
-
-def test_the_privileges_that_the_documentation_asks_for_are_enough(plain_user: str, name: str) -> None:
+    key, account = key_of("mysql", name).text, connections["mariadb"].settings_dict["USER"]
     rights = ["PROCESS ON *.*"]
     if not is_mariadb():
         tables = ("metadata_locks", "threads", "events_statements_current", "setup_instruments")
         rights = [f"SELECT ON performance_schema.{table}" for table in tables]
-    for right in rights:
-        ask("mysql", f"GRANT {right} TO '{plain_user}'@'127.0.0.1'")
-    key = key_of("mysql", name).text
-    account = connections["mariadb"].settings_dict["USER"]
     with held_elsewhere("mysql", name) as let_go, Child(share_and_write, "mysql", name) as waiter:
         assert waiter.hear() == "asking"
-        eventually(lambda: waiters("mysql", name), "nobody waits")
+        eventually(lambda: waiters("mysql", name) and noted("mysql", name), "nobody waits, or it is not noted")
         (info,) = shown(key)
-        assert f"{account}@" in str(info.holder)
-        assert info.waiters == 1
-        assert f"{account}@" in info.waiting[0]
-        assert info.details["connection"] == str(holders("mysql", name)[0])
+        connection = str(holders("mysql", name)[0])
+        assert info.details["connection"] == connection
+        assert str(info.holder).endswith(f"connection {connection}")
+        assert "None" not in str(info.holder)
+        for right in rights:
+            ask("mysql", f"GRANT {right} TO '{plain_user}'@'127.0.0.1'")
+        registry.close()
+        (info,) = shown(key)
+        assert (info.details["connection"], info.waiters) == (connection, 1)
+        assert all(f"{account}@" in str(each) for each in (info.holder, info.waiting[0]))
         let_go()
         assert waiter.hear()
         waiter.say()
@@ -222,23 +189,20 @@ def test_the_privileges_that_the_documentation_asks_for_are_enough(plain_user: s
     assert not [text for text in told if "privilege" in text or "does not show" in text]
 
 
-@pytest.fixture
-def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server without the plugin: the tables that list locks are not there."""
+def listed_by(patch: pytest.MonkeyPatch, statement: str) -> None:
     for each in ("MARIADB", "MYSQL"):
-        monkeypatch.setattr(introspection, each, "SELECT * FROM information_schema.NO_SUCH_PLUGIN")
+        patch.setattr(introspection, each, statement)
 
 
-@pytest.mark.usefixtures("unseen")
 def test_a_server_that_lists_no_locks_is_asked_for_the_names_that_were_noted(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A web process that has used no lock so far, and the page of held locks."""
-    backend: Any = registry.entry("mysql").backend
+    """Without the plugin the tables that list locks are not there. Asked by a process that has used no lock so far."""
+    listed_by(monkeypatch, "SELECT * FROM information_schema.NO_SUCH_PLUGIN")
     key = key_of("mysql", name).text
     with held_elsewhere("mysql", name):
         eventually(lambda: noted("mysql", name), "it is not noted")
-        monkeypatch.setattr(backend, "known_names", dict)
+        monkeypatch.setattr(registry.entry("mysql").backend, "known_names", dict)
         (info,) = shown(key)
         assert (info.name, info.waiters) == (name, None), "who waits cannot be told"
         assert info.details["connection"] == str(holders("mysql", name)[0])
@@ -247,8 +211,7 @@ def test_a_server_that_lists_no_locks_is_asked_for_the_names_that_were_noted(
 
 def test_an_error_that_is_no_privilege_is_not_an_empty_list(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Nobody must read "nothing is held" where the server has only refused to say."""
-    for each in ("MARIADB", "MYSQL"):
-        monkeypatch.setattr(introspection, each, "SELECT 1 AS lock_name FROM DUAL WHERE 1 = (SELECT 1 UNION SELECT 2)")
+    listed_by(monkeypatch, "SELECT 1 AS lock_name FROM DUAL WHERE 1 = (SELECT 1 UNION SELECT 2)")
     (report,) = held_locks("mysql")
     assert report.error
 
@@ -264,3 +227,60 @@ def test_a_lock_that_is_not_ours_cannot_be_broken(name: str) -> None:
             break_lock(info)
     finally:
         ask("mysql", "SELECT RELEASE_LOCK(%s)", foreign)
+
+
+@contextmanager
+def kill_query(session: int) -> Iterator[None]:
+    """On whatever that session does, as fast as the server takes it."""
+    ended = threading.Event()
+
+    def flood() -> None:
+        while not ended.is_set() and session_exists("mysql", session):
+            for _ in range(20):
+                cancel_statement("mysql", session)
+        connections.close_all()
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(flood)
+        yield
+        ended.set()
+
+
+@pytest.mark.tier2
+def test_r6_kill_query_on_a_release_costs_no_other_lock(name: str) -> None:
+    with advisory_lock(f"{name}-kept", using="mysql") as kept:
+        session = session_of(kept)
+        with kill_query(session.server_id):
+            until = time.monotonic() + 1.0
+            while time.monotonic() < until:
+                with advisory_lock(name, using="mysql"):
+                    kept.ensure_held()
+        assert not kept.lost
+        assert holders("mysql", f"{name}-kept") == [session.server_id]
+        assert not holders("mysql", name)
+
+
+@pytest.mark.tier2
+def test_r7_kill_query_on_what_follows_an_interrupted_wait(name: str) -> None:
+    """After NULL the name is given back, in case it was granted after all; that statement can be hit as well."""
+    with held_elsewhere("mysql", name), ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(advisory_lock(name, using="mysql").acquire, timeout=2)
+        with kill_query(a_waiter(name)), pytest.raises(LockTimeout):
+            waiting.result(25)
+    assert not holders("mysql", name)
+
+
+@pytest.mark.tier2
+def test_a_wait_in_vain_costs_no_session(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MySQL too, whose GET_LOCK knows whole seconds only: connecting costs it more than a wait."""
+    monkeypatch.setattr(
+        mysql_session, "GRACE", 10.0
+    )  # a server that is late for want of a processor costs one, by right
+    backend = registry.entry("mysql").backend
+    with held_elsewhere("mysql", name):
+        seen = []
+        for timeout in (2.0, 0.3, 0.05, 0.73):
+            assert advisory_lock(name, using="mysql").try_acquire(timeout=timeout) is None
+            seen.append({each.server_id for each in backend.sessions.all()})
+        assert len(seen[0]) == 2, "one to try on, one to wait on"
+        assert seen == [seen[0]] * 4

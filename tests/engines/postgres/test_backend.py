@@ -1,4 +1,4 @@
-"""PostgreSQL: shared locks, timeouts that an administrator set, errors after the grant, and locks inside atomic()."""
+"""PostgreSQL: timeouts that an administrator set, errors after the grant, and locks inside atomic()."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import connections, transaction
 from django.db.transaction import atomic
-from django.test.utils import CaptureQueriesContext
 from psycopg import IsolationLevel
 
 from django_distlock import LockTimeout, advisory_lock
@@ -21,69 +20,29 @@ from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.concurrency.flow import run
 from django_distlock.manager.registry import registry
 from tests.conftest import eventually
-from tests.engines.actors import held_elsewhere, share_and_write
+from tests.engines.actors import held_elsewhere
 from tests.faults.conftest import database_alias
-from tests.faults.proxy import Proxy
-from tests.faults.server import ask, holders, key_of, session_of, waiters
-from tests.support.processes import Child
-from tests.support.unhurried import give_time
+from tests.faults.server import ask, holders, session_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from django_distlock import Lease
+    from tests.faults.conftest import Proxied
 
 
-pytestmark = pytest.mark.usefixtures("databases")
+pytestmark = pytest.mark.usefixtures("databases", "unhurried")
 TIMEOUTS = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "idle_session_timeout")
-BACKEND = "django_distlock.backends.postgres.AdvisoryBackend"
-
-
-@pytest.fixture(autouse=True)
-def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    give_time(monkeypatch.setattr)
-
-
-def on(settings: Any, database: str, **options: Any) -> None:
-    """Let the lock alias "postgres" use another database alias."""
-    settings.DISTLOCK = {
-        **settings.DISTLOCK,
-        "postgres": {"BACKEND": BACKEND, "OPTIONS": {"database": database, **options}},
-    }
-
-
-def shared_in_thread(name: str, timeout: float = 0) -> Lease | None:
-    """Ask for the shared lock in a context of its own."""
-    found: list[Lease | None] = []
-    lock = advisory_lock(name, using="postgres", shared=True)
-    thread = threading.Thread(target=lambda: found.append(lock.try_acquire(timeout=timeout)))
-    thread.start()
-    thread.join(10)
-    return found[0]
-
-
-def test_r4_a_waiting_writer_is_not_overtaken_by_readers_of_a_reading_session(name: str) -> None:
-    """R4. The server lets a session that reads already read once more, whoever waits."""
-    reader = advisory_lock(name, using="postgres", shared=True).acquire()
-    with Child(share_and_write, "postgres", name) as writer:
-        assert writer.hear() == "asking"
-        eventually(lambda: waiters("postgres", name), "the writer does not wait")
-        assert shared_in_thread(name) is None
-        reader.release()
-        assert writer.hear()
-        assert shared_in_thread(name) is None
-        writer.say()
 
 
 @pytest.fixture
-def impatient_role(databases: None, settings: Any) -> Iterator[str]:
+def impatient_role(databases: None, alias: Any) -> Iterator[str]:
     """A database role whose administrator set every timeout to a fraction of a second; as a database alias."""
     role = f"distlock_impatient_{os.getpid()}"
     ask("postgres", f"CREATE ROLE {role} LOGIN PASSWORD 'impatient'")
     for timeout in TIMEOUTS:
         ask("postgres", f"ALTER ROLE {role} SET {timeout} = '150ms'")
     with database_alias("impatient", "postgres", USER=role, PASSWORD="impatient"):
-        on(settings, "impatient")
+        alias("postgres", database="impatient")
         yield "impatient"
         registry.close()
         connections["impatient"].close()
@@ -139,10 +98,6 @@ def test_statement_timeout_of_the_role_does_not_end_a_wait_in_a_transaction(impa
         timer.join()
 
 
-def number_of(name: str) -> int:
-    return key_of("postgres", name).number
-
-
 DATABASE = "postgres"
 SETTINGS = ("transaction_isolation", "transaction_read_only", "transaction_deferrable")
 
@@ -172,51 +127,34 @@ def test_the_transaction_begins_with_the_settings_of_the_connection(
         connections[DATABASE].close()
 
 
-def test_a_transaction_under_a_lock_takes_two_round_trips(name: str, settings: Any) -> None:
+def test_a_transaction_under_a_lock_takes_two_round_trips(name: str, alias: Any, proxied: Proxied) -> None:
     """BEGIN and the lock, and the commit."""
-    at = connections.settings[DATABASE]
-    with (
-        Proxy(at["HOST"], int(at["PORT"])) as proxy,
-        database_alias("counted", DATABASE, HOST="127.0.0.1", PORT=str(proxy.port)) as alias,
-    ):
-        options = {"database": alias, "session_database": DATABASE}
-        settings.DISTLOCK = {**settings.DISTLOCK, "postgres": {**settings.DISTLOCK["postgres"], "OPTIONS": options}}
-        for count in (None, 2):  # the first one connects, and the proof is through
-            before = proxy.requests
-            with atomic(alias), advisory_lock(name, using="postgres"):
-                pass
-            assert count in (None, proxy.requests - before)
-        registry.close()
+    proxy, counted = proxied("postgres"), "postgres_proxied"
+    alias("postgres", database=counted, session_database=DATABASE)
+    for count in (None, 2):  # the first one connects, and the proof is through
+        before = proxy.requests
+        with atomic(counted), advisory_lock(name, using="postgres"):
+            pass
+        assert count in (None, proxy.requests - before)
 
 
 @contextmanager
 def wrapper(seen: list[str], connection: Any, patch: pytest.MonkeyPatch) -> Iterator[None]:
-    def see(execute: Callable[..., Any], sql: Any, *args: Any) -> Any:
-        seen.append(sql)
-        return execute(sql, *args)
-
-    with connection.execute_wrapper(see):
+    with connection.execute_wrapper(lambda execute, sql, *args: seen.append(sql) or execute(sql, *args)):
         yield
 
 
 @contextmanager
-def query_log(seen: list[str], connection: Any, patch: pytest.MonkeyPatch) -> Iterator[None]:
-    with CaptureQueriesContext(connection) as queries:
-        yield
-    seen += [query["sql"] for query in queries.captured_queries]
-
-
-@contextmanager
-def cursor_of_the_connection(seen: list[str], connection: Any, patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As the Django Debug Toolbar makes it."""
+def debug_toolbar(seen: list[str], connection: Any, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """It has a method of the connection."""
     cursor = connection.cursor
     patch.setattr(connection, "cursor", lambda: seen.append("pg_try_advisory_xact_lock") or cursor())
     yield
 
 
 @contextmanager
-def factory_of_cursors(seen: list[str], connection: Any, patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As OpenTelemetry's instrumentation of psycopg makes it."""
+def opentelemetry(seen: list[str], connection: Any, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """It has psycopg's factory of cursors."""
     raw = connection.connection
 
     class Own(raw.cursor_factory):  # type: ignore[misc, name-defined]
@@ -228,14 +166,11 @@ def factory_of_cursors(seen: list[str], connection: Any, patch: pytest.MonkeyPat
     yield
 
 
-@pytest.mark.parametrize(
-    "looks", [wrapper, query_log, cursor_of_the_connection, factory_of_cursors], ids=lambda it: it.__name__
-)
+@pytest.mark.parametrize("looks", [wrapper, debug_toolbar, opentelemetry], ids=lambda it: it.__name__)
 def test_who_looks_sees_the_statement(looks: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     advisory_lock(name, using="postgres").acquire().release()
     seen: list[str] = []
-    connection = connections[DATABASE]
-    with atomic(DATABASE), monkeypatch.context() as patch, looks(seen, connection, patch):
+    with atomic("postgres"), monkeypatch.context() as patch, looks(seen, connections["postgres"], patch):
         advisory_lock(name, using="postgres").acquire()
     assert sum("pg_try_advisory_xact_lock" in sql for sql in seen) == 1
 

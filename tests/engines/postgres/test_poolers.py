@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import secrets
@@ -17,7 +18,7 @@ from django_distlock import BackendUnavailable, LockLost, UnsupportedOperation, 
 from django_distlock.manager.registry import registry
 from django_distlock.operations.doctor import diagnose
 from tests.conftest import eventually
-from tests.engines.own_servers import SessionPooler, SmallSessionPooler, TurningPooler, needs_programs, running
+from tests.engines.own_servers import SessionPooler, TurningPooler, needs_programs, running
 from tests.faults.conftest import database_alias
 from tests.faults.server import ask, end_session, holders, key_of, session_of, waiters
 
@@ -31,20 +32,16 @@ pytestmark = pytest.mark.usefixtures("databases")
 
 
 @contextmanager
-def behind(settings: Any, kind: type[Pgbouncer]) -> Iterator[str]:
+def behind(alias: Any, kind: type[Pgbouncer]) -> Iterator[str]:
     """The lock alias "postgres" of this process, but not of others, and the database alias "bounced" are reached
     through such a pgbouncer."""
     with (
         running(kind, "pgbouncer") as port,
-        database_alias("bounced", "postgres", HOST="127.0.0.1", PORT=str(port)) as alias,
+        database_alias("bounced", "postgres", HOST="127.0.0.1", PORT=str(port)) as bounced,
     ):
-        options = {"database": alias}
-        settings.DISTLOCK = {**settings.DISTLOCK, "postgres": {**settings.DISTLOCK["postgres"], "OPTIONS": options}}
+        alias("postgres", database=bounced)
+        yield bounced
         registry.reset()
-        try:
-            yield alias
-        finally:
-            registry.reset()
 
 
 def open_to_others(name: str) -> bool:
@@ -55,14 +52,9 @@ def open_to_others(name: str) -> bool:
 
 
 @needs_programs
-def test_session_mode(settings: Any, name: str) -> None:
-    """The lock is held by one server session, whose number is told; waiting, timing out and losing it work as well."""
-    with behind(settings, SessionPooler):
-        with advisory_lock(name, using="postgres") as lease:
-            assert holders("postgres", name) == [session_of(lease).server_id]
-            assert not open_to_others(name)
-        assert open_to_others(name)
-
+def test_session_mode(alias: Any, name: str) -> None:
+    """The lock is held by one server session, whose number is told; waiting and losing it work as well."""
+    with behind(alias, SessionPooler):
         number = key_of("postgres", name).number
         ask("postgres", "SELECT pg_advisory_lock(%s)", number)
         with ThreadPoolExecutor(1) as pool:
@@ -71,49 +63,42 @@ def test_session_mode(settings: Any, name: str) -> None:
             ask("postgres", "SELECT pg_advisory_unlock(%s)", number)
             lease = waiting.result(20)
         assert holders("postgres", name) == [session_of(lease).server_id]
+        assert not open_to_others(name)
         end_session("postgres", session_of(lease).server_id)
         with pytest.raises(LockLost):
             lease.release()
-
-
-def server_session(connection: Any, *, commit: bool = False) -> int:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid()")
-        pid = int(cursor.fetchone()[0])
-    if commit:
-        connection.commit()
-    return pid
-
-
-@needs_programs
-def test_transaction_mode_with_an_idle_pool(settings: Any, name: str) -> None:
-    """Each of our two connections gets another server session, as it would in session mode: a pool that gives away its
-    longest idle session first is enough for that. Operators are told as well."""
-    with behind(settings, TurningPooler) as alias:
-        several = [connections[alias].copy() for _ in range(4)]
-        try:
-            for connection in several:
-                connection.set_autocommit(False)
-                server_session(connection)
-            for connection in several:
-                connection.commit()
-            assert len({server_session(several[0], commit=True) for _ in several}) > 1  # the pool does turn
-        finally:
-            for connection in several:
-                connection.close()
-        backend = registry.entry("postgres").backend
-        for attempt in (advisory_lock(name, using="postgres").acquire, backend.inspect):
-            with pytest.raises(UnsupportedOperation, match=r"transaction mode.*session_database"):
-                attempt()
         assert open_to_others(name)
 
 
 @needs_programs
-def test_r22b_no_room_for_a_second_session(settings: Any, name: str) -> None:
-    """It cannot be told whether the server excludes: within the caller's time that is an error, and not a lock."""
-    with behind(settings, SmallSessionPooler):
-        with pytest.raises(BackendUnavailable, match="a second session asks whether the server excludes it"):
-            advisory_lock(name, using="postgres", timeout=1).acquire()
+def test_r22b_transaction_mode_with_an_idle_pool(alias: Any, name: str) -> None:
+    """Each of our two connections gets another server session, as it would in session mode: a pool that gives away its
+    longest idle session first is enough for that. Operators are told as well."""
+    with behind(alias, TurningPooler) as bounced, contextlib.ExitStack() as stack:
+        several = [connections[bounced].copy() for _ in range(4)]
+        for connection in several:
+            stack.callback(connection.close)
+            connection.set_autocommit(False)
+
+        def server_session(connection: Any) -> int:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_backend_pid()")
+                return int(cursor.fetchone()[0])
+
+        for connection in several:
+            server_session(connection)
+        for connection in several:
+            connection.commit()
+        seen = set()
+        for _ in several:
+            seen.add(server_session(several[0]))
+            several[0].commit()
+        assert len(seen) > 1  # the pool does turn
+        stack.close()
+        backend = registry.entry("postgres").backend
+        for attempt in (advisory_lock(name, using="postgres").acquire, backend.inspect):
+            with pytest.raises(UnsupportedOperation, match=r"transaction mode.*session_database"):
+                attempt()
         assert open_to_others(name)
 
 
@@ -191,24 +176,6 @@ def test_r22b_a_server_that_refuses_the_settings_of_a_session(pretends: Any, nam
     assert "unrecognized configuration parameter" in refused(advisory_lock(name, using="postgres").acquire)
 
 
-def test_r22b_in_a_transaction_without_room_for_a_second_session(
-    name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The lock is granted, with a warning: a transaction that waits for a second session occupies one. The question is
-    asked again later."""
-    with limited_role(1), caplog.at_level(logging.WARNING, "django_distlock.backends"):
-        for _ in range(2):
-            with transaction.atomic("postgres"), advisory_lock(name, using="postgres"):
-                assert holders("postgres", name)
-    (record,) = caplog.records
-    assert re.search(r"second session asks whether the server excludes it.*too many", record.getMessage())
-    backend: Any = registry.entry("postgres").backend
-    assert not backend._transactions._proven
-    monkeypatch.setattr(backend._transactions, "_prove_from", 0.0)  # a minute later
-    with transaction.atomic("postgres"), advisory_lock(name, using="postgres"):
-        assert backend._transactions._proven
-
-
 @contextmanager
 def limited_role(most: int) -> Iterator[None]:
     """The alias connects as a role that may have so many sessions."""
@@ -225,3 +192,27 @@ def limited_role(most: int) -> Iterator[None]:
         connection.close()
         connection.settings_dict.update(before)
         ask("postgres", f"DROP ROLE {role}")
+
+
+def test_r22b_no_room_for_a_second_session(name: str) -> None:
+    """It cannot be told whether the server excludes: within the caller's time that is an error, and not a lock."""
+    with limited_role(1), pytest.raises(BackendUnavailable, match="a second session asks whether the server excludes"):
+        advisory_lock(name, using="postgres", timeout=1).acquire()
+
+
+def test_r22b_in_a_transaction_without_room_for_a_second_session(
+    name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock is granted, with a warning: a transaction that waits for a second session occupies one. The question is
+    asked again later."""
+    with limited_role(1), caplog.at_level(logging.WARNING, "django_distlock.backends"):
+        for _ in range(2):
+            with transaction.atomic("postgres"), advisory_lock(name, using="postgres"):
+                assert holders("postgres", name)
+    (record,) = caplog.records
+    assert re.search(r"second session asks whether the server excludes it.*too many", record.getMessage())
+    backend: Any = registry.entry("postgres").backend
+    assert not backend._transactions._proven
+    monkeypatch.setattr(backend._transactions, "_prove_from", 0.0)  # a minute later
+    with transaction.atomic("postgres"), advisory_lock(name, using="postgres"):
+        assert backend._transactions._proven

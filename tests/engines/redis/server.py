@@ -51,19 +51,17 @@ def claim_of(name: str, ttl: float = 30.0, **facts: Any) -> Claim:
 
 @contextmanager
 def counted(server: Any) -> Iterator[Counter[str]]:
-    """Fills a Counter with the commands that clients sent to the server during the block. Others are counted, too: for
-    a server of one's own."""
+    """Fills a Counter with the commands that clients sent to the server during the block: for a server of one's own."""
     found: Counter[str] = Counter()
-    before = _totals(server)
+    before = _sent(server)
     yield found
-    after = _totals(server)
-    found.update({name: after[name] - before[name] for name in after if after[name] > before[name]})
+    found.update(_sent(server) - before)
 
 
-def _totals(server: Any) -> Counter[str]:
+def _sent(server: Any) -> Counter[str]:
     stats = server.info("commandstats")
-    names = {name: name.removeprefix("cmdstat_").partition("|")[0] for name in stats}
-    return Counter({names[name]: stats[name]["calls"] for name in stats if names[name] in SENT})
+    calls = {name.removeprefix("cmdstat_").partition("|")[0]: stats[name]["calls"] for name in stats}
+    return Counter({name: calls[name] for name in calls if name in SENT})
 
 
 def waiters(using: str, name: str) -> int:

@@ -16,7 +16,7 @@ from django_distlock.operations.doctor import diagnose
 from django_distlock.records import Claim
 from tests.conftest import eventually
 from tests.docs.pages import blocks
-from tests.engines.redis.server import BACKEND, client, waiters
+from tests.engines.redis.server import client, waiters
 from tests.support import services
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def documented(page: str) -> tuple[str, str, list[str]]:
 
 
 @pytest.fixture(params=["redis", "redlock"])
-def account(request: pytest.FixtureRequest, settings: Any) -> Iterator[str]:
+def account(request: pytest.FixtureRequest, alias: Any) -> Iterator[str]:
     """An alias whose account has nothing but what its page says."""
     user, password, rules = documented(request.param)
     for node in NODES:
@@ -47,10 +47,7 @@ def account(request: pytest.FixtureRequest, settings: Any) -> Iterator[str]:
             server.acl_log_reset()
             server.execute_command("ACL", "SETUSER", user, "reset", *rules)
     urls = [f"redis://{user}:{password}@127.0.0.1:{services.load()[node]['port']}/0" for node in NODES]
-    entry = {"BACKEND": BACKEND, "OPTIONS": {"url": urls[0]}}
-    if request.param == "redlock":
-        entry = {"BACKEND": "django_distlock.backends.redlock.RedlockBackend", "OPTIONS": {"nodes": urls}}
-    settings.DISTLOCK = {**settings.DISTLOCK, "account": entry}
+    alias("account", request.param, **({"url": urls[0]} if request.param == "redis" else {"nodes": urls}))
     yield "account"
     registry.close()
     denied = set()

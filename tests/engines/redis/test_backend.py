@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.backends.redis.backend import RedisBackend
-from django_distlock.backends.redis.commands import ACQUIRE, keys_of
+from django_distlock.backends.redis.commands import keys_of
 from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
@@ -63,23 +63,6 @@ def test_r4_a_wait_and_its_hand_over_cost_one_command(own: Own, name: str) -> No
     assert grant.fence > held.fence
     assert before - 1 < grant.valid_until - 30 < monotonic()
     assert backend.release(grant)
-
-
-def test_r4_a_lease_that_ends_goes_to_the_first_waiter(own: Own, keys: tuple[bytes, ...]) -> None:
-    """And not to a caller that comes before that waiter asks again."""
-
-    def ask(who: bytes, channel: str = "") -> Any:
-        return own.client.eval(ACQUIRE.text, len(keys), *keys, who, 0, 30_000, channel, '{"name": "it"}')
-
-    holder, waiter, newcomer = (b"x%032d" % number for number in range(3))
-    with own.client.pubsub() as listener:
-        listener.subscribe("a-channel")
-        assert listener.get_message(timeout=20)["type"] == "subscribe"
-        assert ask(holder)[0] > 0
-        assert ask(waiter, "a-channel")[0] == 0
-        own.client.delete(keys[0])  # as at the end of the lease
-        assert ask(newcomer)[0] == 0
-        assert listener.get_message(timeout=20)["data"].startswith(waiter)
 
 
 def test_r21_the_fence_follows_the_servers_clock_and_never_falls(own: Own, name: str, keys: tuple[bytes, ...]) -> None:

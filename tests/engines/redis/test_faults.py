@@ -152,14 +152,6 @@ def test_scripts_may_be_flushed_and_connections_killed(own: Own, name: str) -> N
     assert own.keys() == ["fence"]
 
 
-def test_a_lease_outlives_a_restart(own: Own, name: str) -> None:
-    """With an append-only file. That fences rise is in tests/faults/test_kills.py."""
-    with advisory_lock(name, using=USING) as lease:
-        own.restart()
-        lease.extend(20)
-    assert own.keys() == ["fence"]
-
-
 def test_a_demoted_server_is_left(own: Own, another: Own, proxy: Proxy, backend: RedisBackend, name: str) -> None:
     """Behind one address that moves on to its replica. Connections to the old one stay open and refuse to write."""
     own.follow(another)

@@ -31,49 +31,41 @@ SCRIPTS = texts_of(ACQUIRE, RELEASE)
 DEPTH = 5
 
 
-class Connection:
-    """A connection to both nodes: subscribed at one, asking the owner."""
+class Waiter:
+    """A caller; it is its pool of connections, too, and the one connection in it: subscribed at one node, asking the
+    owner."""
+
+    ready_at = 0.0
+    areceive = alisten = None  # every flow is run in this thread
 
     def __init__(self, world: World, name: str, node: int) -> None:
-        self._world, self._node = world, node
+        self.world, self.node = world, node
+        self.claim = Claim(key=KEY, ttl=30.0, token=name, answer_by=math.inf)
         self.channel = f"channel-{name}".encode()
+        self.grant: Grant | None = None
         self._replies: list[Any] = []
+        self.begin()
+
+    def take(self) -> Waiter:
+        return self
+
+    def give(self, link: Waiter) -> None:
+        """It stays open, and subscribed."""
+
+    discard = give
 
     def subscribe(self) -> bytes:
-        self._world.subscribers[self.channel.decode()] = self._node
+        self.world.subscribers[self.channel.decode()] = self.node
         return self.channel
 
     def send(self, command: bytes) -> None:
-        self._replies.append(self._world.run(command))
+        self._replies.append(self.world.run(command))
 
     def receive(self, until: float) -> Any:
         return self._replies.pop(0)
 
     def listen(self, until: float) -> Any:
         raise AssertionError("the test sends what is heard")
-
-    areceive = alisten = None  # every flow is run in this thread
-
-
-class Waiter:
-    """A caller with a connection of its own; it is its pool, too."""
-
-    ready_at = 0.0
-
-    def __init__(self, world: World, name: str, node: int) -> None:
-        self.world = world
-        self.claim = Claim(key=KEY, ttl=30.0, token=name, answer_by=math.inf)
-        self.link = Connection(world, name, node)
-        self.grant: Grant | None = None
-        self.begin()
-
-    def take(self) -> Connection:
-        return self.link
-
-    def give(self, link: Connection) -> None:
-        """It stays open, and subscribed."""
-
-    discard = give
 
     def begin(self) -> None:
         attempt: Any = RedisAttempt(self, self.claim, b"{}", math.inf)  # type: ignore[arg-type]
@@ -96,7 +88,7 @@ class Waiter:
 
     @property
     def messages(self) -> list[Push]:
-        return self.world.flight[self.link.channel.decode()]
+        return self.world.flight[self.channel.decode()]
 
 
 class Run:

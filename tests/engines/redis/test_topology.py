@@ -20,7 +20,7 @@ from django_distlock.operations.doctor import diagnose
 from tests.conftest import eventually
 from tests.engines.actors import share_and_write
 from tests.engines.redis.cluster import Cluster, Router
-from tests.engines.redis.server import BACKEND, claim_of, client, url, waiters
+from tests.engines.redis.server import claim_of, client, url, waiters
 from tests.faults.proxy import Proxy
 from tests.support.processes import Child
 
@@ -120,47 +120,43 @@ def test_r22a_a_message_on_the_bus_of_a_cluster_is_no_grant(cluster: Cluster, na
 MEANS = "node of a Redis Cluster has only a part of the names.*Use a server without cluster mode"
 
 
-@pytest.fixture
-def alias(cluster: Cluster, settings: Any) -> str:
-    settings.DISTLOCK = {"node": {"BACKEND": BACKEND, "OPTIONS": {"url": cluster.url(0)}}}
-    return "node"
-
-
 def errors(using: str) -> list[str]:
     """What the doctor says."""
     return [finding.text for finding in diagnose(using) if finding.level == "error" and finding.alias]
 
 
 @pytest.mark.parametrize("hidden", [False, True], ids=["by its first reply", "by MOVED"])
-def test_r22b_each_name_is_refused_alike(alias: str, name: str, hidden: bool, monkeypatch: Any) -> None:
+def test_r22b_each_name_is_refused_alike(
+    alias: Any, cluster: Cluster, name: str, hidden: bool, monkeypatch: Any
+) -> None:
     """Two thirds of the names are of other nodes. redis-py before 5.1 keeps nothing of the first reply."""
     site_key.load()
+    alias("node", USING, url=cluster.url(0))
     names = [f"{name}{number}" for number in range(30)]
     if hidden:
         monkeypatch.setattr(target, "_clustered", lambda connection: False)
-        key_of = registry.entry(alias).key
+        key_of = registry.entry("node").key
         names = [each for each in names if Cluster.node_of(keys_of(key_of(each))[0]) != 0]
     for each in names[:3]:
-        lock = advisory_lock(each, using=alias, timeout=5)
+        lock = advisory_lock(each, using="node", timeout=5)
         for work in (lock.acquire, lambda lock=lock: asyncio.run(lock.aacquire())):
             with pytest.raises(UnsupportedOperation, match="The Redis server of alias 'node': A " + MEANS):
                 work()
     if hidden:  # a proxy may answer for the server, and pass INFO on
-        assert [error for error in errors(alias) if error.startswith("A node of a Redis Cluster")]
+        assert [error for error in errors("node") if error.startswith("A node of a Redis Cluster")]
     else:
-        assert [report.error for report in held_locks(alias)] == ["ClusterNode"]
+        assert [report.error for report in held_locks("node")] == ["ClusterNode"]
 
 
-def test_r22b_the_doctor_says_so_whatever_the_name_is(cluster: Cluster, settings: Any) -> None:
+def test_r22b_the_doctor_says_so_whatever_the_name_is(cluster: Cluster, alias: Any) -> None:
     for database in (0, 1):
-        settings.DISTLOCK = {"node": {"BACKEND": BACKEND, "OPTIONS": {"url": cluster.url(0, database)}}}
+        alias("node", USING, url=cluster.url(0, database))
         (error,) = errors("node")
         assert "No lock can be acquired: The Redis server of alias 'node': A node of a Redis Cluster" in error
 
 
-def test_r22b_redlock_says_which_nodes_are_in_a_cluster(cluster: Cluster, settings: Any, name: str) -> None:
-    options = {"nodes": [cluster.url(0), cluster.url(1), url()]}
-    settings.DISTLOCK = {"votes": {"BACKEND": BACKEND.replace("redis.RedisB", "redlock.RedlockB"), "OPTIONS": options}}
+def test_r22b_redlock_says_which_nodes_are_in_a_cluster(cluster: Cluster, alias: Any, name: str) -> None:
+    alias("votes", "redlock", nodes=[cluster.url(0), cluster.url(1), url()])
     with pytest.raises(BackendUnavailable, match="2 of 3 Redis nodes failed: 1, 2 .*" + MEANS):
         advisory_lock(name, using="votes").acquire(timeout=5)
     assert sum(text.startswith(("Node 1: A node of", "Node 2: A node of")) for text in errors("votes")) == 2

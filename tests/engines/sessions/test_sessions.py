@@ -1,21 +1,27 @@
-"""The dedicated sessions: how many there are, how long they live, and what a lock costs, as the server counts it."""
+"""The dedicated sessions: how many there are, how long they live, and what a lock costs, as the server counts it;
+and what the question costs whether the server excludes (R22b), which only the first lock of a process asks."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
 import pytest
-from django.db import transaction
+from django.db import connections, transaction
+from django.test.utils import CaptureQueriesContext
 
 from django_distlock import advisory_lock, held_locks
-from django_distlock.backends.sessions import pool
+from django_distlock.backends.sessions import backend as sessions_backend
+from django_distlock.backends.sessions import exclusion, pool
 from django_distlock.backends.sessions.pool import Sessions
+from django_distlock.concurrency import deadline
 from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.parking import FairLock
@@ -34,7 +40,7 @@ if TYPE_CHECKING:
     from tests.faults.conftest import Proxied
 
 
-pytestmark = pytest.mark.usefixtures("databases")
+pytestmark = pytest.mark.usefixtures("databases", "unhurried")
 each_engine = pytest.mark.parametrize("using", SESSION_LOCKS)
 WAIT_SESSIONS = 8
 IDLE = 5.0
@@ -171,8 +177,7 @@ def without_heartbeats(found: Counter[str]) -> dict[str, int]:
 
 @each_engine
 def test_r2_one_statement_each_way_and_none_for_who_is_in(using: str, name: str, proxied: Proxied) -> None:
-    """For threads and tasks; one round trip each, too: nothing is sent that the server does not count as a
-    statement."""
+    """One round trip each, too: nothing is sent that the server does not count as a statement."""
     proxy = proxied(using)
     lock = advisory_lock(name, using=using)
 
@@ -194,36 +199,25 @@ def test_r2_one_statement_each_way_and_none_for_who_is_in(using: str, name: str,
 
 
 @each_engine
-def test_busy_without_waiting_costs_one_statement_and_none_behind_this_process(using: str, name: str) -> None:
-    """The queue of the process stands in front of the engine: waiters of one process send nothing."""
+def test_r4_who_is_busy_costs_one_statement_a_wait_one_more_and_one_behind_this_process_none(
+    using: str, name: str
+) -> None:
+    """The queue of the process stands in front of the engine's: waiters of one process send nothing."""
     lock = advisory_lock(name, using=using)
-    with held_elsewhere(using, f"{name}-busy"), ThreadPoolExecutor(1) as pool, lock:
-        with counted(using) as found:
-            assert pool.submit(lock.try_acquire).result(25) is None
-            assert pool.submit(lock.try_acquire, timeout=0.05).result(25) is None
-            assert advisory_lock(f"{name}-busy", using=using).try_acquire() is None
-        assert without_heartbeats(found) == {TRY[using]: 1}
-
-
-@each_engine
-def test_r4_a_name_that_is_busy_is_tried_once_and_waited_for(using: str, name: str) -> None:
-    """R4: the engine queues the waiter."""
-
-    def wait_for(other: str) -> None:
-        """Have the lock of ``other`` once it is free."""
-        with held_elsewhere(using, other) as let_go, ThreadPoolExecutor(1) as pool:
+    for turn in range(2):  # the first one opens the session to wait on, which prepares its statement
+        busy, awaited = f"{name}-busy-{turn}", f"{name}-awaited-{turn}"
+        with held_elsewhere(using, busy, awaited) as let_go, ThreadPoolExecutor(1) as pool, lock:
             with counted(using) as found:
-                waiting = pool.submit(lambda: advisory_lock(other, using=using).acquire(timeout=60).release())
-                eventually(lambda: waiters(using, other), "nobody waits at the server")
+                assert pool.submit(lock.try_acquire).result(25) is None
+                assert advisory_lock(busy, using=using).try_acquire() is None
+            assert without_heartbeats(found) == {TRY[using]: 1}
+            with counted(using) as found:
+                waiting = pool.submit(advisory_lock(awaited, using=using).acquire, timeout=60)
+                eventually(partial(waiters, using, awaited), "nobody waits at the server")
                 let_go()
-                waiting.result(25)
-            tries.append(found[TRY[using]])
-
-    tries: list[int] = []
-    for number in range(2):  # the first one opens the session to wait on, which prepares its statement
-        wait_for(f"{name}-{number}")
-    # MariaDB counts the try and the wait as one statement
-    assert tries[1] == {"postgres": 1, "mysql": 2}[using]
+                waiting.result(25).release()
+            # MariaDB counts the try and the wait as one statement
+            assert turn == 0 or found[TRY[using]] == {"postgres": 1, "mysql": 2}[using]
 
 
 @pytest.mark.parametrize("fast", [True, False])
@@ -246,3 +240,66 @@ def test_r7_an_interrupt_while_a_session_is_lent_loses_none(fast: bool) -> None:
 
     start()
     assert interrupted_everywhere(lend, clean, pool) > 3
+
+
+# What a session costs anyway is that of the second lock, for which one is opened again.
+@pytest.mark.parametrize(("using", "extra"), [("postgres", 8), ("mysql", 7)])
+def test_r22b_lock_sessions(using: str, name: str, extra: int) -> None:
+    registry.reset()
+    costs = []
+    for _ in range(3):
+        with counted(using) as found:
+            advisory_lock(name, using=using).acquire().release()
+            registry.close()
+        costs.append(sum(found.values()))
+    assert costs[0] - costs[1] == extra
+    assert costs[1] == costs[2]
+
+
+def test_r22b_locks_of_a_transaction(name: str) -> None:
+    """None of it on the caller's own connection."""
+    registry.reset()
+    costs = []
+    for _ in range(3):
+        with counted("postgres") as found, transaction.atomic("postgres"):
+            with CaptureQueriesContext(connections["postgres"]) as queries, advisory_lock(name, using="postgres"):
+                pass
+            assert len(queries) == 1
+        costs.append(sum(found.values()))
+    assert costs[0] - costs[1] == 1
+    assert costs[1] == costs[2]
+
+
+@pytest.mark.tier2
+@pytest.mark.parametrize("using", ["postgres", "mysql"])
+def test_r22b_a_server_far_away(proxied: Proxied, using: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proof may take longer than a caller without a timeout has, and would never end. A session of ours opens in
+    0.7 s here, and the proof takes more than 1.7 s: all times are multiplied, for a busy machine's sake."""
+    for module in (deadline, sessions_backend, exclusion):
+        monkeypatch.setattr(module, "LEAST_PATIENCE", 1.5)
+    proxied(using).on_request = lambda number: time.sleep(0.12)
+    registry.reset()
+    with advisory_lock(name, using=using, timeout=0):
+        pass
+
+
+def test_r22b_threads_in_transactions_ask_once(name: str) -> None:
+    """One connection more for a moment, however many threads begin at once."""
+    registry.reset()
+    threads = 12
+    start = threading.Barrier(threads)
+
+    def work(number: int) -> None:
+        try:
+            with transaction.atomic("postgres"):
+                connections["postgres"].ensure_connection()
+                start.wait(25)
+                with advisory_lock(f"{name} {number}", using="postgres"):
+                    pass
+        finally:
+            connections.close_all()
+
+    with counted("postgres") as found, ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, range(threads)))
+    asked = sum(count for statement, count in found.items() if "pg_try_advisory_xact_lock" in statement)
+    assert asked == threads + 1

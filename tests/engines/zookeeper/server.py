@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,9 @@ from kazoo.exceptions import NoNodeError
 
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
+from django_distlock.records import Claim
+from tests.conftest import eventually
+from tests.support import services
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,8 +28,6 @@ SESSION = 2.0  # seconds, as in testproject/databases.py
 
 
 def address() -> tuple[str, int]:
-    from tests.support import services
-
     server = services.load()[USING]
     return server["host"], server["port"]
 
@@ -100,3 +102,31 @@ def own_path(settings: Any) -> str:
     path = f"/distlock-{secrets.token_hex(4)}"
     use(settings, path=path)
     return path
+
+
+class Waiter:
+    """One waiter of this process, past the queue of the process, which would let only one of them ask."""
+
+    def __init__(self, server: Any, name: str, **facts: Any) -> None:
+        site_key.load()
+        entry = registry.entry(USING)
+        self.backend, self.claim = entry.backend, Claim(key=entry.key(name), **facts)
+        self.grant: Any = None
+        before = nodes(server, name)
+        self._thread = threading.Thread(target=self._acquire)
+        self._thread.start()
+        eventually(lambda: len(nodes(server, name)) == len(before) + 1, "it does not queue")
+        self.path = f"{path_of(name)}/{next(node for node in nodes(server, name) if node not in before)}"
+        ahead = [node for node in before if "-x-" in node or not facts][-1:]
+        eventually(lambda: all(watched(f"{path_of(name)}/{node}") for node in ahead), "it does not wait")
+
+    def _acquire(self) -> None:
+        self.grant = self.backend.try_acquire(self.claim, 25)
+
+    def comes_in(self) -> None:
+        self._thread.join(25)
+        assert self.grant is not None, "it waits although it is its turn"
+
+    def release(self) -> bool:
+        self.comes_in()
+        return self.backend.release(self.grant)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import queue
-import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
@@ -13,31 +11,22 @@ from kazoo.security import make_acl
 
 from django_distlock import BackendUnavailable, UnsupportedOperation, advisory_lock, semaphore
 from django_distlock.backends.zookeeper.backend import ZooKeeperBackend
+from django_distlock.backends.zookeeper.nodes import NodeData, described, parse, queue
 from django_distlock.concurrency.clock import now as monotonic
+from django_distlock.keys import LockKey
 from django_distlock.manager.registry import registry
-from django_distlock.manager.site_key import site_key
 from django_distlock.records import Claim
 from tests.conftest import eventually
-from tests.engines.zookeeper.server import USING, address, clerk, nodes, own_path, packets, path_of, use
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.engines.zookeeper.server import USING, Waiter, address, clerk, nodes, own_path, packets, path_of, use
 
 pytestmark = pytest.mark.usefixtures("databases")
-
-
-@pytest.fixture
-def server() -> Iterator[Any]:
-    with clerk() as client:
-        yield client
 
 
 def test_two_requests_to_acquire_and_one_to_release(name: str, settings: Any) -> None:
     """Counted by the server; signs of life come on top, a few per second."""
     use(settings, session_timeout=30)
     lock = advisory_lock(name, using=USING)
-    with lock:
-        pass
+    lock.acquire().release()
     before = packets()
     for _ in range(20):
         with lock:
@@ -58,77 +47,53 @@ def test_r21_the_fence_rises_though_the_sequence_begins_again(name: str, server:
     assert len(set(sequences)) == 1
 
 
-def test_unused_nodes_above_are_deleted(name: str, server: Any, settings: Any) -> None:
+def test_r23_unused_nodes_above_are_deleted(name: str, server: Any, settings: Any) -> None:
     path = own_path(settings)
-    try:
-        for number in range(20):
-            with advisory_lock(f"{name}{number}", using=USING):
-                pass
-        backend = registry.entry(USING).backend
-        with advisory_lock(f"{name}held", using=USING):
-            backend.tick(monotonic() + 5.1)
-            eventually(lambda: len(server.get_children(path)) == 1, "the unused ones stay")
-    finally:
-        registry.close()
-        server.delete(path, recursive=True)
+    for number in range(20):
+        advisory_lock(f"{name}{number}", using=USING).acquire().release()
+    with advisory_lock(f"{name}held", using=USING):
+        registry.entry(USING).backend.tick(monotonic() + 5.1)
+        eventually(lambda: len(server.get_children(path)) == 1, "the unused ones stay")
+    registry.close()
+    server.delete(path, recursive=True)
 
 
-def test_the_server_deletes_the_nodes_above_if_we_do_not(name: str, server: Any) -> None:
+def test_r23_the_server_deletes_the_nodes_above_if_we_do_not(name: str, server: Any) -> None:
     """As after a SIGKILL: they are containers, which kazoo cannot make by itself."""
     with advisory_lock(name, using=USING):
         assert server.exists(path_of(name))
-        server.ensure_path(f"{path_of(name)}-naive")
-        server.delete(server.create(f"{path_of(name)}-naive/a", ephemeral=True))
     eventually(lambda: server.exists(path_of(name)) is None, "it is no container", pause=0.05)
-    assert server.exists(f"{path_of(name)}-naive")
-    server.delete(f"{path_of(name)}-naive")
 
 
-def test_a_semaphores_waiters_get_in_whichever_holder_leaves(name: str, server: Any) -> None:
+def test_r4_a_semaphores_waiters_get_in_whichever_holder_leaves(name: str, server: Any) -> None:
     """The first waiter watches all holders, each other one the waiter ahead of it: none is forgotten, in whatever
-    order the holders go. Past the queue of this process, which would let only three of it ask."""
-    site_key.load()
-    backend, key = registry.entry(USING).backend, registry.entry(USING).key(name)
-    served: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    held = [backend.try_acquire(Claim(key=key, limit=3)) for _ in range(3)]
-
-    def wait() -> None:
-        served.put(backend.try_acquire(Claim(key=key, limit=3), 20))
-
-    threads = []
-    for number in range(4):
-        threads.append(threading.Thread(target=wait))
-        threads[-1].start()
-        eventually(lambda number=number: len(nodes(server, name)) == 4 + number, "no waiter")
-    fences = []
-    for place in (1, 2, 0):
-        backend.release(held[place])
-        held.append(served.get(timeout=20))
-        fences.append(held[-1].fence)
-        assert served.empty()
-    assert fences == sorted(fences), "not in order of arrival"
-    for grant in held[3:]:
-        backend.release(grant)
-    backend.release(served.get(timeout=20))
-    for thread in threads:
-        thread.join()
+    order the holders go."""
+    held = [Waiter(server, name, limit=3) for _ in range(3)]
+    for each in held:
+        each.comes_in()
+    waiting = [Waiter(server, name, limit=3) for _ in range(4)]
+    for place, (leaver, follower) in enumerate(zip((held[1], held[2], held[0]), waiting, strict=False)):
+        assert leaver.release()
+        follower.comes_in()
+        assert [each.grant for each in waiting[place + 1 :]] == [None] * (3 - place), "not in order of arrival"
+    for each in waiting:
+        assert each.release()
 
 
 def test_rights_belong_to_the_creator_if_there_are_credentials(name: str, settings: Any, server: Any) -> None:
-    path = own_path(settings)
-    use(settings, auth_data=[("digest", "app:canary-password")])
-    with advisory_lock(name, using=USING):
-        with pytest.raises(NoAuthError):
-            server.get_children(path)
-        with clerk(auth_data=[("digest", "app:canary-password")]) as friend:
+    path, ours = own_path(settings), [("digest", "app:canary-password")]
+    use(settings, auth_data=ours)
+    with clerk(auth_data=ours) as friend:
+        with advisory_lock(name, using=USING):
+            with pytest.raises(NoAuthError):
+                server.get_children(path)
             assert len(nodes(friend, name)) == 1
-    use(settings, auth_data=[("digest", "other:canary-password")])
-    with pytest.raises(BackendUnavailable, match="NoAuth") as refused:
-        advisory_lock(name, using=USING).acquire(timeout=1)
-    assert isinstance(refused.value.__cause__, NoAuthError)
-    assert "canary" not in f"{refused.value!r} {registry.entry(USING).backend!r}"
-    registry.close()
-    with clerk(auth_data=[("digest", "app:canary-password")]) as friend:
+        use(settings, auth_data=[("digest", "other:canary-password")])
+        with pytest.raises(BackendUnavailable, match="NoAuth") as refused:
+            advisory_lock(name, using=USING).acquire(timeout=1)
+        assert isinstance(refused.value.__cause__, NoAuthError)
+        assert "canary" not in f"{refused.value!r} {registry.entry(USING).backend!r}"
+        registry.close()
         friend.delete(path, recursive=True)
 
 
@@ -142,25 +107,26 @@ def test_a_semaphore_without_the_right_to_write(name: str, settings: Any, server
     server.delete(path, recursive=True)
 
 
-@pytest.mark.parametrize(
-    ("option", "values"),
-    [
-        (
-            "hosts",
-            [None, "", " ,", 5, [1], "zk:port", "zk:99999", "zk:1,,zk:2", "/app", ":2181", "[::1:2", "zk:1/a/../b"],
-        ),
-        ("hosts", ["zk\ud800", "zk/\ud800", ["zk:1", "/app"], f"{'z' * 64}:2181", f"zk,{'z' * 64}"]),
-        ("path", ["", "/", "distlock", "/a/../b", "/a//b", "/\ud800", "/a\0", 5]),
-        ("session_timeout", [0, -1, True, "5", float("nan")]),
-        ("auth_data", ["app:secret", [("digest",)], [("digest", 5)], 5]),
-        ("acl", [[], "open", [5]]),
+WRONG: dict[str, list[Any]] = {
+    "hosts": [
+        *(None, "", " ,", 5, [1], "zk:port", "zk:99999", "zk:1,,zk:2", "/app", ":2181", "[::1:2", "zk:1/a/../b"),
+        *("zk\ud800", "zk/\ud800", ["zk:1", "/app"], f"{'z' * 64}:2181", f"zk,{'z' * 64}"),
     ],
-)
-def test_wrong_options_are_named_without_their_value(option: str, values: list[Any]) -> None:
-    for value in values:
-        with pytest.raises(ImproperlyConfigured, match=option) as error:
-            ZooKeeperBackend("zk", {"hosts": "localhost", option: value})
-        assert "secret" not in str(error.value)
+    "path": ["", "/", "distlock", "/a/../b", "/a//b", "/\ud800", "/a\0", 5],
+    "session_timeout": [0, -1, True, "5", float("nan")],
+    "auth_data": ["app:secret", [("digest",)], [("digest", 5)], 5],
+    "acl": [[], "open", [5]],
+}
+
+
+def test_wrong_options_are_named_without_their_value() -> None:
+    for option, values in WRONG.items():
+        for value in values:
+            with pytest.raises(ImproperlyConfigured, match=option) as error:
+                ZooKeeperBackend("zk", {"hosts": "localhost", option: value})
+            assert "secret" not in str(error.value)
+    with pytest.raises(ImproperlyConfigured, match="sasl_options"):  # kazoo's old way
+        ZooKeeperBackend("zk", {"hosts": "localhost", "auth_data": [("sasl", "bob:secret")]})
 
 
 def test_a_long_list_of_hosts_without_dots(name: str, settings: Any) -> None:
@@ -171,13 +137,40 @@ def test_a_long_list_of_hosts_without_dots(name: str, settings: Any) -> None:
         with advisory_lock(name, using=USING) as lease:
             assert lease.held
         registry.close()
-
-
-def test_hosts_that_are_allowed() -> None:
-    for hosts in (
+    for allowed in (
         "[2001:db8:85a3:8d3:1319:8a2e:370:7348]:2181,[2001:db8:85a3:8d3:1319:8a2e:370:7349]:2181",
         "zoö-eins:2181,zoö-zwei:2181,zoö-drei:2181,zoö-vier:2181,zoö-fünf:2181",
         f"zk1,zk2/{'a' * 70}",
         [f"{'z' * 63}.{'z' * 63}.example:2181", f"{'y' * 63}:2181/app"],
     ):
-        ZooKeeperBackend("zk", {"hosts": hosts})
+        ZooKeeperBackend("zk", {"hosts": allowed})
+
+
+KEY = LockKey("zk", "na\ud800me", b"\0" * 32)
+
+
+def node_name(sequence: int, mode: str = "x") -> str:
+    return f"{sequence % 2**32:032x}-{mode}-{sequence:010d}"
+
+
+def test_what_is_not_ours_is_left_out() -> None:
+    for foreign in ("", "lock-0000000001", node_name(1)[1:], node_name(1) + "0", node_name(1, "n0"), node_name(1, "y")):
+        assert parse(foreign) is None
+        assert [node.sequence for node in queue([foreign, node_name(3)])] == [3]
+
+
+@pytest.mark.parametrize("first", [0, 2**31 - 3, -3])
+def test_r4_the_order_goes_on_where_the_counter_of_32_bits_begins_again(first: int) -> None:
+    """ZooKeeper's sequence is a signed int: sorted as numbers or as text the newest would come first."""
+    sequences = [(first + step + 2**31) % 2**32 - 2**31 for step in range(6)]
+    names = [node_name(sequence) for sequence in sequences]
+    assert [node.sequence for node in queue(reversed(names))] == sequences
+
+
+def test_what_a_node_says_comes_back_and_corrupt_data_is_a_holder_that_is_not_known() -> None:
+    (node,) = queue([node_name(1)])
+    info = described("zk", "ab", node, NodeData().of(Claim(key=KEY), 1e9), 17, 3)
+    assert (info.name, info.fence, info.waiters, info.key) == (KEY.name, 17, 3, "ab")
+    for data in (b"", b"\xff", b"[]", b"null", b'{"name": 1, "holder": [], "since": 1e300}', b"[" * 9999):
+        info = described("zk", "ab", node, data, 17, 0)
+        assert (info.name, info.holder, info.acquired_at, info.fence) == (None, None, None, 17)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from kazoo.protocol.states import EventType, KeeperState, WatchedEvent
@@ -12,14 +12,12 @@ from django_distlock import LockLost, advisory_lock
 from django_distlock.backends.zookeeper import queue, session
 from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.registry import registry
-from django_distlock.manager.site_key import site_key
-from django_distlock.records import Claim
 from tests.conftest import eventually
 from tests.engines.zookeeper.server import (
     USING,
+    Waiter,
     address,
     behind,
-    clerk,
     nodes,
     packets,
     path_of,
@@ -29,16 +27,7 @@ from tests.engines.zookeeper.server import (
 )
 from tests.faults.proxy import Proxy
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 pytestmark = pytest.mark.usefixtures("databases")
-
-
-@pytest.fixture
-def server() -> Iterator[Any]:
-    with clerk() as client:
-        yield client
 
 
 @pytest.fixture(autouse=True)
@@ -46,34 +35,6 @@ def _every_release_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is."""
     monkeypatch.setattr(queue, "TRUST", 60.0)
     monkeypatch.setattr(session, "MARK_TIMEOUT", 0.5)
-
-
-class Waiter:
-    """One waiter of this process, past the queue of the process, which would let only one of them ask."""
-
-    def __init__(self, server: Any, name: str, *, shared: bool = False) -> None:
-        site_key.load()
-        entry = registry.entry(USING)
-        self.backend, self.claim = entry.backend, Claim(key=entry.key(name), shared=shared)
-        self.grant: Any = None
-        before = nodes(server, name)
-        self._thread = threading.Thread(target=self._acquire)
-        self._thread.start()
-        eventually(lambda: len(nodes(server, name)) == len(before) + 1, "it does not queue")
-        self.path = f"{path_of(name)}/{next(node for node in nodes(server, name) if node not in before)}"
-        ahead = [node for node in before if not shared or "-x-" in node][-1:]
-        eventually(lambda: all(watched(f"{path_of(name)}/{node}") for node in ahead), "it does not wait")
-
-    def _acquire(self) -> None:
-        self.grant = self.backend.try_acquire(self.claim, 25)
-
-    def comes_in(self) -> None:
-        self._thread.join(25)
-        assert self.grant is not None, "it waits although it is its turn"
-
-    def release(self) -> bool:
-        self.comes_in()
-        return self.backend.release(self.grant)
 
 
 def waited(server: Any, name: str) -> Waiter:
