@@ -47,9 +47,6 @@ class Actor(ABC):
     def start(self, target: Any, name: str, *args: Any, **kwargs: Any) -> Future[Any]:
         return self.submit(self.method(target, name), *args, **kwargs)
 
-    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return self.submit(function, *args, **kwargs).result(PATIENCE)
-
     def acquire(self, lock: Any, **kwargs: Any) -> Any:
         return self.start(lock, "acquire", **kwargs).result(PATIENCE)
 

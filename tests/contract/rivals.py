@@ -52,11 +52,9 @@ class Office:
         finally:
             actor.close()
 
-    def fence(self, number: int) -> int:
-        return self.leases[number][1].fence  # type: ignore[no-any-return]
-
-    def lost(self, number: int) -> bool:
-        return self.leases[number][1].lost  # type: ignore[no-any-return]
+    def get(self, number: int, what: str) -> Any:
+        """``fence``, ``lost``, ... of a lease."""
+        return getattr(self.leases[number][1], what)
 
     def count(self, using: str, name: str, path: str, rounds: int) -> int:
         """Read a number from a file and write it back one higher, ``rounds`` times, under the lock."""
@@ -163,8 +161,8 @@ class Rival:
     def release(self, number: int) -> None:
         self.call("release", number)
 
-    def fence(self, number: int) -> int:
-        return self.call("fence", number)  # type: ignore[no-any-return]
+    def get(self, number: int, what: str) -> Any:
+        return self.call("get", number, what)
 
     def reset(self) -> None:
         self.call("reset")
@@ -203,7 +201,7 @@ class Neighbour:
     acquire = Rival.acquire
     start_acquire = Rival.start_acquire
     release = Rival.release
-    fence = Rival.fence
+    get = Rival.get
 
     def reset(self) -> None:
         for number in list(self._office.leases):

@@ -72,60 +72,39 @@ def is_ended(task: asyncio.Task[Any]) -> None:
     )
 
 
-def ends_with_its_loop(loop: Loop, lock: Any, busy: bool) -> None:
-    """``busy``: whether it is so for its own holder, too."""
+def ends_with_its_loop(loop: Loop, lock: Any, kind: str = "lock") -> None:
+    """The clean-up of the task is done under the lock, and belongs to its holder, however long it takes."""
     cleaned: list[bool] = []
+    asked: list[str] = []
 
     async def block(entered: asyncio.Event) -> None:
+        user = SimpleLazyObject(lambda: asked.append("who"))
         async with lock:
             try:
                 entered.set()
                 await asyncio.Event().wait()
             finally:
                 cleaned.append(lock.try_acquire(0) is None)
+                await turns()
+        del user
 
     task = stopped_inside(loop, block)
     loop.close()
     gets(lock)
-    assert cleaned == [busy], "the clean-up of the task belongs to the holder, and is done under the lock"
+    assert cleaned == [kind == "semaphore"], "a semaphore is busy for its own holder, too"
+    assert not asked, "request.user would ask the database, in a thread that has nothing to do with the request"
     del task
 
 
 def test_r7_hold_of_a_task_ends_with_its_event_loop(lock: Lock, loop: Loop) -> None:
-    ends_with_its_loop(loop, lock, busy=False)
+    ends_with_its_loop(loop, lock)
 
 
 @in_memory
-def test_r7_a_set_ends_with_it_too(using: str, name: str, loop: Loop) -> None:
-    ends_with_its_loop(loop, lock_all([name, f"{name}2"], using=using), busy=False)
-
-
-@in_memory
-def test_r7_a_semaphore_ends_with_it_too(using: str, name: str, loop: Loop) -> None:
-    ends_with_its_loop(loop, semaphore(name, 1, using=using), busy=True)
-
-
-@in_memory
-def test_r7_whatever_the_task_wants_to_await_on_its_way_out(using: str, name: str, lock: Lock, loop: Loop) -> None:
-    inner = advisory_lock(f"{name}inner", using=using)
-
-    async def block(entered: asyncio.Event) -> None:
-        lease = await lock.aacquire()
-        try:
-            async with inner:
-                try:
-                    entered.set()
-                    await asyncio.Event().wait()
-                finally:
-                    await turns()
-        finally:
-            await lease.arelease()
-
-    task = stopped_inside(loop, block)
-    loop.close()
-    gets(lock)
-    gets(inner)
-    del task
+@pytest.mark.parametrize("kind", ["set", "semaphore"])
+def test_r7_several_locks_and_a_slot_end_with_it_too(using: str, name: str, loop: Loop, kind: str) -> None:
+    recipe = lock_all([name, f"{name}2"], using=using) if kind == "set" else semaphore(name, 1, using=using)
+    ends_with_its_loop(loop, recipe, kind)
 
 
 @in_memory
@@ -236,12 +215,6 @@ async def of_for(steps: AsyncGenerator[bool], forever: asyncio.Event) -> None:
             await forever.wait()
 
 
-async def of_anext(steps: AsyncGenerator[bool], forever: asyncio.Event) -> None:
-    if await anext(steps):
-        await forever.wait()
-    await anext(steps, None)
-
-
 async def of_another(steps: AsyncGenerator[bool], forever: asyncio.Event) -> None:
     async def through() -> AsyncGenerator[bool]:
         async for waits in steps:
@@ -252,7 +225,7 @@ async def of_another(steps: AsyncGenerator[bool], forever: asyncio.Event) -> Non
 
 @in_memory
 @pytest.mark.parametrize("waits", [False, True], ids=["generator_waits", "its_reader_waits"])
-@pytest.mark.parametrize("read", [of_for, of_anext, of_another])
+@pytest.mark.parametrize("read", [of_for, of_another])
 def test_r7_hold_of_an_async_generator_ends_with_the_event_loop_of_its_reader(
     lock: Lock, loop: Loop, read: Callable[..., Any], waits: bool
 ) -> None:
@@ -265,10 +238,7 @@ def test_r7_hold_of_an_async_generator_ends_with_the_event_loop_of_its_reader(
                 yield waits
                 await asyncio.Event().wait()
             finally:
-                try:
-                    await turns()
-                finally:
-                    cleaned.append("generator")
+                cleaned.append("generator")
 
     async def block(entered: asyncio.Event) -> None:
         try:
@@ -280,57 +250,4 @@ def test_r7_hold_of_an_async_generator_ends_with_the_event_loop_of_its_reader(
     loop.close()
     gets(lock)
     eventually(lambda: len(cleaned) == 2, "not both clean up")
-    # as where a task is cancelled: from the inside outwards, if that is where it waits
-    assert cleaned == (["reader", "generator"] if waits else ["generator", "reader"])
-    del task
-
-
-@in_memory
-def test_r7_generators_that_fail_on_their_way_out(
-    using: str, name: str, loop: Loop, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The one that waits, and the one that its reader has read from; what the reader holds ends with it too."""
-    names = [f"{name}{part}" for part in ("reader", "first", "second")]
-
-    async def generator(part: str) -> AsyncGenerator[bool]:
-        async with advisory_lock(part, using=using):
-            try:
-                yield True
-                await asyncio.Event().wait()
-            finally:
-                raise ValueError(f"{part} fails")
-
-    async def block(entered: asyncio.Event) -> None:
-        async with advisory_lock(names[0], using=using):
-            first, second = generator(names[1]), generator(names[2])
-            assert [await anext(first), await anext(second)]
-            entered.set()
-            await anext(second)
-
-    task = stopped_inside(loop, block)
-    loop.run_until_complete(turns())
-    loop.close()
-    for part in names:
-        gets(advisory_lock(part, using=using))
-    for part in names[1:]:  # logged behind the release
-        eventually(lambda part=part: f"{part} fails" in caplog.text, f"{part} is not in the log")
-    del task
-
-
-@in_memory
-def test_r7_lazy_variables_of_the_task_stay_lazy(lock: Lock, loop: Loop) -> None:
-    """``request.user`` would ask the database, in a thread that has nothing to do with the request."""
-    asked: list[str] = []
-
-    async def block(entered: asyncio.Event) -> None:
-        user = SimpleLazyObject(lambda: asked.append("who"))
-        async with lock:
-            entered.set()
-            await asyncio.Event().wait()
-        del user
-
-    task = stopped_inside(loop, block)
-    loop.close()
-    gets(lock)
-    assert not asked
     del task

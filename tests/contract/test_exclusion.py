@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
-
-import pytest
-from django.db import connections
 
 from django_distlock import advisory_lock
 from tests.contract.actors import PATIENCE, Actor, Face, Inside, turns
@@ -14,14 +10,6 @@ from tests.contract.conftest import across_processes
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def test_r1_the_counter_of_the_next_tests_loses_counts_without_a_lock() -> None:
-    inside = Inside()
-    seen = [inside.enter(), inside.enter()]
-    for each in seen:
-        inside.leave(each)
-    assert (inside.most, inside.counter) == (2, 1)
 
 
 def test_r1_four_threads_and_four_tasks_one_inside_at_a_time(using: str, name: str) -> None:
@@ -35,40 +23,6 @@ def test_r1_four_threads_and_four_tasks_one_inside_at_a_time(using: str, name: s
         for face in faces:
             face.close()
     assert (inside.most, inside.counter) == (1, 32)
-
-
-@pytest.mark.parametrize(
-    ("alias", "take", "give"),
-    [
-        ("postgres", "SELECT pg_try_advisory_lock(4711)", "SELECT pg_advisory_unlock_all()"),
-        ("mariadb", "SELECT GET_LOCK('bare', 0)", "SELECT RELEASE_ALL_LOCKS()"),
-    ],
-)
-def test_r1_on_a_bare_session_four_of_four_tasks_get_in(databases: None, alias: str, take: str, give: str) -> None:
-    """Why a registry of this process stands in front of the engines."""
-    connection = connections[alias].copy()
-
-    def ask() -> Any:
-        with connection.cursor() as cursor:
-            cursor.execute(take)
-            return cursor.fetchone()[0]
-
-    async def four() -> list[Any]:
-        turn = asyncio.Lock()  # one statement at a time, as any driver wants it
-
-        async def task() -> Any:
-            async with turn:
-                return await asyncio.to_thread(ask)
-
-        return await asyncio.gather(*[task() for _ in range(4)])
-
-    connection.inc_thread_sharing()
-    try:
-        assert asyncio.run(four()) in ([True] * 4, [1] * 4)
-        with connection.cursor() as cursor:
-            cursor.execute(give)
-    finally:
-        connection.close()
 
 
 @across_processes

@@ -17,6 +17,7 @@ from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
 from tests.contract.actors import Actor, ThreadActor
 from tests.contract.conftest import across_processes
+from tests.contract.rivals import RivalError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,25 +27,22 @@ SECONDS = 30
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 
-def in_child(work: Callable[[], Any]) -> int:
-    """Fork, run ``work`` in the child, and end it by os._exit."""
+def in_child(work: Callable[[], Any], meanwhile: Callable[[], object] = lambda: None) -> None:
+    """Fork, run ``work`` in the child, and end it by os._exit; it must not fail."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        signal.alarm(SECONDS)  # a child that hangs is ended
-        work()
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(code)
-
-
-def succeeded(pid: int) -> None:
+    if not pid:
+        code = 1
+        try:
+            signal.alarm(SECONDS)  # a child that hangs is ended
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    meanwhile()
     _, status = os.waitpid(pid, 0)
     assert status == 0, f"the child ended with {os.waitstatus_to_exitcode(status)}"
 
@@ -61,8 +59,7 @@ def test_r22_the_child_s_copy_of_a_lease_is_not_held(other: Actor, using: str, n
         lease.release()
         lease.release()
 
-    succeeded(in_child(child))
-    assert lease.held
+    in_child(child)
     assert other.try_acquire(lock) is None
     lease.ensure_held()
     lease.release()
@@ -74,18 +71,15 @@ def test_r22_the_child_s_end_frees_nothing(rival: Any, using: str, name: str) ->
     """By os._exit, by the end of a with block that the parent entered, and by closing everything."""
     lock = advisory_lock(name, using=using)
 
-    def ends_its_block() -> None:
-        lock.__exit__(None, None, None)
-
     def closes_everything() -> None:
         registry.close()
         gc.collect()
 
     with lock as lease:
-        for work in (lambda: None, ends_its_block, closes_everything):
-            succeeded(in_child(work))
+        for work in (lambda: None, lambda: lock.__exit__(None, None, None), closes_everything):
+            in_child(work)
             lease.ensure_held()
-        with pytest.raises(Exception, match="LockNotAcquired"):
+        with pytest.raises(RivalError, match="LockNotAcquired"):
             rival.acquire(using, name, timeout=0)
         assert lease.held
     rival.release(rival.acquire(using, name, timeout=0))
@@ -94,7 +88,7 @@ def test_r22_the_child_s_end_frees_nothing(rival: Any, using: str, name: str) ->
 @across_processes
 def test_r22_the_child_has_locks_of_its_own(using: str, name: str) -> None:
     lock, free = advisory_lock(name, using=using), advisory_lock(name + "free", using=using)
-    reading, writing = os.pipe()
+    (heard, says), (hears, reply) = os.pipe(), os.pipe()
 
     def child() -> None:
         assert threading.active_count() == 1
@@ -102,22 +96,22 @@ def test_r22_the_child_has_locks_of_its_own(using: str, name: str) -> None:
             assert any(thread.name == "distlock-keepalive" for thread in threading.enumerate())
             assert lock.try_acquire() is None  # not a re-entry: it is the parent's
             lease.ensure_held()
-            os.write(writing, b"x")
-            assert os.read(answer, 1) == b"x"
+            os.write(says, b"x")
+            assert os.read(hears, 1) == b"x"
         with free:
             pass
 
-    answer, reply = os.pipe()
-    with lock as lease:
-        pid = in_child(child)
-        os.close(writing)  # so that the end of the child can be read
-        assert os.read(reading, 1) == b"x"
+    def parent() -> None:
+        os.close(says)  # so that the end of the child can be read
+        assert os.read(heard, 1) == b"x"
         assert free.try_acquire() is None
         os.write(reply, b"x")
-        succeeded(pid)
+
+    with lock as lease:
+        in_child(child, parent)
         with free:
             lease.ensure_held()
-    for fd in (reading, answer, reply):
+    for fd in (heard, hears, reply):
         os.close(fd)
 
 
@@ -141,7 +135,7 @@ def test_r22_a_fork_while_threads_take_locks(using: str, name: str) -> None:
 
     try:
         for _ in range(5):
-            succeeded(in_child(child))
+            in_child(child)
     finally:
         stop.set()
         for work, actor in zip(works, actors, strict=True):

@@ -1,5 +1,4 @@
-"""A leader that loses its engine steps down before another one can lead, and stands again when the engine is back. One
-that is killed is followed by another within TTL + 1 s, at ZooKeeper its session timeout + 1 s."""
+"""A leader that loses its engine steps down before another one can lead, and stands again when the engine is back."""
 
 from __future__ import annotations
 
@@ -43,6 +42,9 @@ class Office:
     def _elected(self, term: Term) -> None:
         self.elections += 1
 
+    def leads_again(self) -> None:
+        eventually(lambda: self.leader.leading, "it does not lead again")
+
     def _demoted(self, term: Term) -> None:
         self.at = clock.now()
         until = term._lease.valid_until
@@ -60,7 +62,7 @@ def test_r17_a_session_that_is_ended_demotes_its_leader(using: str, name: str) -
         end_session(using, session)
         assert office.demoted.wait(PATIENCE)
         assert office.reason == "lost"
-        eventually(lambda: leader.leading, "it does not lead again")
+        office.leads_again()
 
 
 @pytest.mark.cold
@@ -87,7 +89,7 @@ def test_r18_who_cannot_renew_steps_down_before_another_one_can_lead(name: str, 
         assert office.left is not None
         assert 0 < office.left <= MARGIN
         proxy.heal()
-        eventually(lambda: leader.leading, "it does not lead again")
+        office.leads_again()
     assert office.elections == 2
 
 
@@ -118,7 +120,7 @@ def test_r18_in_a_partition_it_steps_down_before_another_one_leads(name: str, se
                 assert office.reason == "lost"
                 assert rival.hear() > office.at
             proxy.heal()
-            eventually(lambda: leader.leading, "it does not lead again")
+            office.leads_again()
         assert office.elections == 2
 
 

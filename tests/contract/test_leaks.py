@@ -63,7 +63,7 @@ def test_r23_many_times_leave_nothing(me: Actor, entry: Entry, using: str, name:
             async with locks[number % len(locks)]:
                 pass
 
-    me.run(pairs if isinstance(me, ThreadActor) else apairs)
+    me.submit(pairs if isinstance(me, ThreadActor) else apairs).result(PATIENCE)
     assert list(lock_table.everything()) == []
     assert threading.active_count() <= threads + 1  # the keepalive thread comes and goes
     assert len(os.listdir("/proc/self/fd")) <= files + 2

@@ -57,21 +57,23 @@ def test_r1_a_reader_that_leaves_takes_no_other_along(face: Face, rival: Any, us
 
 
 def test_r4_a_writer_that_waits_is_not_overtaken_by_readers(me: Actor, face: Face, using: str, name: str) -> None:
+    """And readers that wait for it come in together."""
     reader, writer = recipes(using, name)
-    order: list[str] = []
     first = me.acquire(reader)
-    wants_to_write, wants_to_read = face.actors(2)
-    writing = wants_to_write.start(writer, "acquire", timeout=PATIENCE)
+    other, *readers = face.actors(4)
+    writing = other.start(writer, "acquire", timeout=PATIENCE)
     somebody_waits(name)
-    assert wants_to_read.try_acquire(reader) is None
-    reading = wants_to_read.start(reader, "acquire", timeout=PATIENCE)
-    writing.add_done_callback(lambda future: order.append("writer"))
-    reading.add_done_callback(lambda future: order.append("reader"))
-    somebody_waits(name, 2)
+    assert readers[0].try_acquire(reader) is None
+    reading = [actor.start(reader, "acquire", timeout=PATIENCE) for actor in readers]
+    somebody_waits(name, 4)
     me.release(first)
-    wants_to_write.release(writing.result(PATIENCE))
-    wants_to_read.release(reading.result(PATIENCE))
-    assert order == ["writer", "reader"]
+    lease = writing.result(PATIENCE)
+    assert not any(future.done() for future in reading)
+    other.release(lease)
+    leases = [future.result(PATIENCE) for future in reading]
+    assert all(each.held for each in leases)
+    for actor, each in zip(readers, leases, strict=True):
+        actor.release(each)
 
 
 def test_r4_nor_is_a_writer_of_another_process(me: Actor, other: Actor, rival: Any, using: str, name: str) -> None:
@@ -83,16 +85,3 @@ def test_r4_nor_is_a_writer_of_another_process(me: Actor, other: Actor, rival: A
     assert other.try_acquire(reader) is None
     me.release(first)
     rival.release(rival.result(writing))
-
-
-def test_r4_readers_that_wait_for_a_writer_come_in_together(me: Actor, face: Face, using: str, name: str) -> None:
-    reader, writer = recipes(using, name)
-    lease = me.acquire(writer)
-    actors = face.actors(3)
-    reading = [actor.start(reader, "acquire", timeout=PATIENCE) for actor in actors]
-    somebody_waits(name, 3)
-    me.release(lease)
-    leases = [future.result(PATIENCE) for future in reading]
-    assert all(each.held for each in leases)
-    for actor, each in zip(actors, leases, strict=True):
-        actor.release(each)

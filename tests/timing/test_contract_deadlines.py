@@ -159,10 +159,6 @@ def test_r18_the_loss_is_seen_in_time(
     began = time.monotonic()
     eventually(lambda: lease.lost, "the loss is not noticed")
     assert seconds(began) < 1 + MACHINE
-    lease_is_lost(me, lease)
-
-
-def lease_is_lost(me: Actor, lease: Any) -> None:
     with pytest.raises(Exception, match="was lost"):
         me.release(lease)
 

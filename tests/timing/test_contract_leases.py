@@ -16,7 +16,6 @@ from django_distlock.concurrency import clock
 from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
 from tests.conftest import PATIENCE, eventually
-from tests.contract.actors import ThreadActor
 from tests.contract.conftest import face, me, other, residents, rival, those, with_ttl
 from tests.contract.rivals import RivalError
 from tests.contract.watching import somebody_waits
@@ -116,21 +115,15 @@ def test_r16_also_for_a_task_that_has_ended(lock: Any) -> None:
     lease.release()
 
 
-@pytest.mark.parametrize("kind", ["lock", "set", "thread"])
+@pytest.mark.parametrize("kind", ["lock", "set"])
 def test_r20_not_for_nobody(name: str, lock: Any, kind: str) -> None:
-    """A task that forgot to release, or a thread that is dead, must not lock everybody out for ever."""
+    """A task that forgot to release must not lock everybody out for ever. (Of a dead thread: tests/unit.)"""
 
     async def forget() -> None:
         await asyncio.create_task((lock_all([lock]) if kind == "set" else lock).aacquire())
 
-    if kind == "thread":
-        dying = ThreadActor()
-        lease = dying.acquire(lock)
-        dying.close()
-        assert lease.held
-    else:
-        asyncio.run(forget())
-        gc.collect()
+    asyncio.run(forget())
+    gc.collect()
     with advisory_lock(name, using="memory", timeout=PATIENCE):
         assert len(lock_table.held()) == 1
 

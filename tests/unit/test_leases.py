@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import LockLost, LockTimeout, advisory_lock
-from django_distlock.manager import interrupted
+from django_distlock.manager.keepalive import keepalive
 from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
 from django_distlock.manager.release import lose
@@ -130,15 +130,18 @@ def test_r20_an_engine_that_cannot_be_looked_after_costs_the_others_nothing(
 
 
 def test_r20_the_thread_goes_on_after_an_error(name: str, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    calls: list[int] = []
+    calls: list[float] = []
+    tick = keepalive.tick
 
-    def look() -> None:
-        calls.append(1)
+    def broken_once(now: float) -> float | None:
+        calls.append(now)
         if len(calls) == 1:
             raise RuntimeError("broken")
+        return tick(now)
 
-    monkeypatch.setattr(interrupted, "look", look)
+    monkeypatch.setattr(keepalive, "tick", broken_once)
     with advisory_lock(name, using="memory"):
+        keepalive.wake_at(0)
         eventually(lambda: len(calls) > 1, "it ticks no more")
     assert "met an error and goes on" in caplog.text
 

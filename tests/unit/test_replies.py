@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import socket
 from typing import TYPE_CHECKING
 
@@ -44,10 +43,6 @@ def pair() -> Iterator[Pair]:
     with made.ours, made.theirs:
         yield made
         made.replies.close()
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def test_r5_a_loop_watches_on_and_a_reply_is_no_reply_to_what_is_sent_after_it(pair: Pair) -> None:
@@ -98,19 +93,3 @@ def test_the_number_of_a_socket_that_was_closed_may_be_another_files(pair: Pair)
         await turns(3)
 
     asyncio.run(main())
-
-
-def test_r23_several_loops_in_turn_and_no_descriptor_is_left(pair: Pair) -> None:
-    before = descriptors()
-    for _ in range(10):
-        asyncio.run(pair.exchange())  # and the watch of the loop that was closed goes with the next one
-    pair.replies.close()
-    assert descriptors() == before
-    first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
-    for loop in (first, second, first):
-        loop.run_until_complete(pair.exchange())
-    first.close()
-    second.run_until_complete(pair.exchange())
-    second.close()
-    pair.replies.close()
-    assert descriptors() == before

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from asgiref.sync import sync_to_async
 from django.apps import apps
-from django.conf import settings
 from django.core.management import call_command
 from django.db import connections
 from django.db.models.signals import post_migrate
@@ -140,24 +139,6 @@ def test_the_setting_wins_over_the_row(own_row: Put, settings: Any) -> None:
     assert site_key.portable == "r" * 43
     settings.DISTLOCK_SITE_KEY = "s@" * 20
     assert site_key.load() == site_key.portable == "s@" * 20
-
-
-def ask(link: Any, key: str | None, name: str) -> None:
-    """In a child: is the lock free for the site with this key, or of this site?"""
-    settings.DISTLOCK_SITE_KEY = key or settings.DISTLOCK_SITE_KEY
-    lease = advisory_lock(name, using="mysql").try_acquire()
-    link.say(lease is not None)
-    link.hear()
-    if lease is not None:
-        lease.release()
-
-
-def test_r3_two_sites_do_not_exclude_each_other_one_site_does(name: str) -> None:
-    with advisory_lock(name, using="mysql"):
-        for key, free in (("the key of somebody else's site 0123456789", True), (None, False)):
-            with Child(ask, key, name) as other:
-                assert other.hear() is free
-                other.say()
 
 
 def migrate(link: Any, alias: str, database: str) -> None:

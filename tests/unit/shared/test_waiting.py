@@ -13,14 +13,12 @@ from django_distlock import DistlockError, LockNotAcquired, LockTimeout, advisor
 from django_distlock.concurrency import clock
 from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
-from tests.conftest import PATIENCE
 from tests.contract.conftest import both_faces
-from tests.contract.watching import somebody_waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.contract.actors import Actor, Face
+    from tests.contract.actors import Actor
     from tests.support.clock import FakeClock
 
 
@@ -54,20 +52,6 @@ def test_r5_the_timeout_of_the_call_goes_before_the_lock_s_and_that_before_the_a
     assert str(busy.value) == f"The lock {name!r} of alias {using!r} is held by another caller."
     assert me.try_acquire(impatient, timeout=0.02) is None
     other.release(held)
-
-
-def test_r4_one_that_gave_up_is_passed_over(me: Actor, face: Face, lock: Any) -> None:
-    held = me.acquire(lock)
-    impatient, patient, hasty = face.actors(3)
-    first = impatient.start(lock, "acquire", timeout=0.4)
-    somebody_waits(lock.name)
-    second = patient.start(lock, "acquire", timeout=PATIENCE)
-    with pytest.raises(LockTimeout):
-        first.result(PATIENCE)
-    somebody_waits(lock.name)
-    assert hasty.try_acquire(lock) is None
-    me.release(held)
-    patient.release(second.result(PATIENCE))
 
 
 def test_r7_wait_for_around_an_acquire(me: Actor, lock: Any) -> None:
