@@ -91,7 +91,7 @@ MISTAKES: list[tuple[Any, str, str]] = [
 ]
 
 
-AT_FIRST_USE = (ImproperlyConfigured, BackendUnavailable, ConnectionDoesNotExist, TypeError)
+AT_FIRST_USE = (ImproperlyConfigured, BackendUnavailable, ConnectionDoesNotExist)
 
 
 def test_each_mistake_is_named_by_the_checks_and_at_the_first_use_without_secrets(settings: Any) -> None:

@@ -119,6 +119,7 @@ def test_r7_null_that_came_after_the_grant_leaves_nothing_held(name: str, monkey
     try:
         assert run(session.wait(key, False, monotonic() + 5)) is False
         assert not holders("mysql", name)
+        session.used_at = monotonic() + 60
         assert session.wait_fast(key, False, monotonic() + 5) is False
         assert not holders("mysql", name)
     finally:

@@ -302,13 +302,24 @@ def test_r22a_a_vote_that_another_connection_may_lose_does_not_count(
 def test_a_shorter_ttl_counts_though_its_confirmation_is_lost(nodes: Nodes, name: str, engine: Any) -> None:
     """The nodes may have been told: from then on the lease must not claim to live longer than the keys do."""
     lease, stored = nodes.held(name), f"redlock:{{{nodes.key(name).text}}}"
-    for proxy in nodes.proxies:
-        proxy.swallow(1)
     with ThreadPoolExecutor(1) as pool:
-        extending = pool.submit(lease.extend, 3)
-        eventually(  # one that is late is left out
-            lambda: sum(client.pttl(stored) <= 3000 for client in nodes.clients) >= 3, "they are not told"
-        )
+
+        def extend() -> Any:
+            for proxy in nodes.proxies:
+                proxy.swallow(1)
+            return pool.submit(lease.extend, 3)
+
+        extending = extend()
+
+        def told() -> bool:
+            nonlocal extending
+            if sum(client.pttl(stored) <= 3000 for client in nodes.clients) >= 3:
+                return True
+            if extending.done():  # on a busy machine three were late, and left out
+                extending = extend()
+            return False
+
+        eventually(told, "they are not told")
 
         def majority_for_a_rival() -> bool:
             return sum(bool(client.set(stored, "rival", nx=True, px=60_000)) for client in nodes.clients) >= 3
