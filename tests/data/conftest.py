@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.db import connections
+from django.db.backends.signals import connection_created
 
 from tests.data.rival import Rival
 from tests.data.world import DATABASES
@@ -20,11 +21,18 @@ def fresh(databases: None, request: pytest.FixtureRequest) -> Iterator[None]:
     from tests.data.app import models
 
     connections.close_all()
+    used: set[str] = set()
+
+    def note(connection: Any, **_: Any) -> None:
+        used.add(connection.alias)
+
+    connection_created.connect(note)
     yield
+    connection_created.disconnect(note)
     made: tuple[Any, ...] = (models.Entry, models.Wallet, models.Node, models.Restaurant, models.Place, models.Student)
     made += (models.Course, models.Currency, models.Ledger, models.FencedLedger, models.Register, models.Account)
-    for using in DATABASES:
-        if connections[using].connection is not None or "rival" in request.fixturenames:
+    for using in DATABASES:  # also where the connection was lost
+        if using in used or "rival" in request.fixturenames:
             for model in made:
                 model._base_manager.using(using).all().delete()
     connections.close_all()
