@@ -177,6 +177,19 @@ def test_a_sign_up_that_logs_in_is_not_called_unsaved(person: Person, site: Stag
     assert site.effects == 1
 
 
+@COOKIE
+def test_the_failure_page_lets_nothing_pass(person: Person, site: Stage) -> None:
+    """What the page sends is checked like any other form: without its token it is refused again."""
+    fields = person.typed()
+    person.log_in()
+    again = hidden_fields(person.send(fields).content.decode())
+    assert again["_idempotency_key"]
+    assert person.send(again | {"csrfmiddlewaretoken": fields["csrfmiddlewaretoken"]}).status_code == 403
+    del again["csrfmiddlewaretoken"]
+    assert is_djangos(person.send(again))
+    assert site.effects == 0
+
+
 def own_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
     return keep_form(request, reason) or HttpResponse(reason, status=403)
 
