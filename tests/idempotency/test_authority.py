@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import iscoroutinefunction
+from django.contrib.auth.models import User
 from django.http import HttpResponse
 from django.urls import path
 from django.utils.decorators import method_decorator
@@ -63,6 +64,17 @@ class Checked(Handler):
         return super().post(request) if allowed["yes"] else HttpResponse("no", status=403)
 
 
+def finds_the_user(view: Any) -> Any:
+    """A decorator that checks the token and says whose it is."""
+
+    @wraps(view)
+    def above(request: Any, *args: Any, **kwargs: Any) -> Any:
+        request.user = User(pk=77)
+        return view(request, *args, **kwargs)
+
+    return above
+
+
 def tries_again(view: Any) -> Any:
     """A decorator that calls its view once more if that is busy or fails."""
 
@@ -101,6 +113,7 @@ VIEWS = {
     "itself_decorated": own(checks_itself),
     "itself_atomic": own(checks_itself, atomic=True),
     "itself_said": own(checks_itself, replay_to_credentials=True),
+    "found": finds_the_user(own()),
     "again": tries_again(own()),
     "again_atomic": tries_again(own(atomic=True)),
     "open": copy_of(act),
@@ -222,8 +235,8 @@ def test_a_credential_that_only_the_view_checks(site: Stage, sender: Sender, sha
     assert site.effects == 1
 
 
-def test_unless_view_or_site_said_so(site: Stage, sender: Sender, settings: Any) -> None:
-    for shape in ("itself_said", "nobody", "itself"):
+def test_unless_view_or_site_said_so_or_the_user_is_known(site: Stage, sender: Sender, settings: Any) -> None:
+    for shape in ("itself_said", "found", "nobody", "itself"):
         change(settings, REPLAY_TO_CREDENTIALS=shape == "itself")
         assert sender.post(shape).status_code == 201
         assert sender.post(shape)["Idempotency-Replayed"] == "true", shape

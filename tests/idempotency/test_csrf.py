@@ -89,6 +89,21 @@ def test_a_log_in_in_another_tab(person: Person, site: Stage, before: str) -> No
     saves_what_was_typed(person, site, person.send(fields))
 
 
+def test_a_log_out_in_another_tab(person: Person, site: Stage, settings: Any) -> None:
+    """Django lets that pass, and the middleware asks; unless the CSRF secret was in the session, which has ended."""
+    person.log_in()
+    fields = person.typed()
+    person.log_out()
+    before = site.effects
+    response = person.send(fields)
+    if settings.CSRF_USE_SESSIONS:
+        assert is_djangos(response)
+    else:
+        assert response.status_code == 409
+        assert hidden_fields(response.content.decode())["note"] == TYPED["note"]
+    assert site.effects == before
+
+
 def test_it_is_not_saved_twice(person: Person, site: Stage) -> None:
     """The first press was saved and its answer got lost; the key is still good, so the page sends it again."""
     person.log_in()
