@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import iscoroutinefunction
+from django.contrib.auth.models import User
 from django.http import HttpResponse
 from django.urls import path
 from django.utils.decorators import method_decorator
@@ -63,6 +64,34 @@ class Checked(Handler):
         return super().post(request) if allowed["yes"] else HttpResponse("no", status=403)
 
 
+def finds_the_user(view: Any) -> Any:
+    """A decorator that checks the token and says whose it is."""
+
+    @wraps(view)
+    def above(request: Any, *args: Any, **kwargs: Any) -> Any:
+        request.user = User(pk=77)
+        return view(request, *args, **kwargs)
+
+    return above
+
+
+def tries_again(view: Any) -> Any:
+    """A decorator that calls its view once more if that is busy or fails."""
+
+    @wraps(view)
+    def above(request: Any, *args: Any, **kwargs: Any) -> Any:
+        for _ in range(3):
+            try:
+                response = view(request, *args, **kwargs)
+            except ZeroDivisionError:
+                continue
+            if response.status_code != 409:
+                break
+        return response
+
+    return above
+
+
 def checks_itself(request: Any) -> Any:
     return act(request) if allowed["yes"] else HttpResponse(status=401)
 
@@ -84,6 +113,9 @@ VIEWS = {
     "itself_decorated": own(checks_itself),
     "itself_atomic": own(checks_itself, atomic=True),
     "itself_said": own(checks_itself, replay_to_credentials=True),
+    "found": finds_the_user(own()),
+    "again": tries_again(own()),
+    "again_atomic": tries_again(own(atomic=True)),
     "open": copy_of(act),
     "nobody": own(anonymous=True),
 }
@@ -131,6 +163,25 @@ def test_what_hides_the_decorator_is_told_at_once(site: Stage, user: Sender, sha
     assert "did not see" in caplog.text
     assert "Put @idempotent on top" in caplog.text
     assert (site.effects, states(site.alias)) == (0, [])
+
+
+@pytest.mark.parametrize(("alias", "shape"), [("default", "again"), ("postgres", "again_atomic")])
+def test_a_decorator_above_that_calls_the_view_again(site: Stage, user: Sender, shape: str) -> None:
+    """Naive code runs the view at the second call, although the key has an answer or is at work."""
+    twin, seen = Sender(user.key), []
+    twin.client.cookies.update(user.client.cookies)
+
+    def busy(request: Any) -> None:
+        if not seen:
+            seen.append(None)
+            seen[0] = twin.post(shape).status_code
+
+    # the exactly-once mode: the first call fails, and the second is as good as a new request
+    site.during = busy if shape == "again" else lambda request: 1 / (len(site.runs) - 1)
+    assert user.post(shape).status_code == 201
+    assert seen == ([409] if shape == "again" else [])
+    assert user.post(shape)["Idempotency-Replayed"] == "true"
+    assert site.effects == 1
 
 
 def waiting(site: Stage, page: str, shape: str) -> Any:
@@ -184,8 +235,8 @@ def test_a_credential_that_only_the_view_checks(site: Stage, sender: Sender, sha
     assert site.effects == 1
 
 
-def test_unless_view_or_site_said_so(site: Stage, sender: Sender, settings: Any) -> None:
-    for shape in ("itself_said", "nobody", "itself"):
+def test_unless_view_or_site_said_so_or_the_user_is_known(site: Stage, sender: Sender, settings: Any) -> None:
+    for shape in ("itself_said", "found", "nobody", "itself"):
         change(settings, REPLAY_TO_CREDENTIALS=shape == "itself")
         assert sender.post(shape).status_code == 201
         assert sender.post(shape)["Idempotency-Replayed"] == "true", shape

@@ -89,6 +89,21 @@ def test_a_log_in_in_another_tab(person: Person, site: Stage, before: str) -> No
     saves_what_was_typed(person, site, person.send(fields))
 
 
+def test_a_log_out_in_another_tab(person: Person, site: Stage, settings: Any) -> None:
+    """Django lets that pass, and the middleware asks; unless the CSRF secret was in the session, which has ended."""
+    person.log_in()
+    fields = person.typed()
+    person.log_out()
+    before = site.effects
+    response = person.send(fields)
+    if settings.CSRF_USE_SESSIONS:
+        assert is_djangos(response)
+    else:
+        assert response.status_code == 409
+        assert hidden_fields(response.content.decode())["note"] == TYPED["note"]
+    assert site.effects == before
+
+
 def test_it_is_not_saved_twice(person: Person, site: Stage) -> None:
     """The first press was saved and its answer got lost; the key is still good, so the page sends it again."""
     person.log_in()
@@ -175,6 +190,19 @@ def test_a_sign_up_that_logs_in_is_not_called_unsaved(person: Person, site: Stag
     assert "Already saved" in page.content.decode()
     assert ("with other data" in page.content.decode()) == (again != TYPED["note"])
     assert site.effects == 1
+
+
+@COOKIE
+def test_the_failure_page_lets_nothing_pass(person: Person, site: Stage) -> None:
+    """What the page sends is checked like any other form: without its token it is refused again."""
+    fields = person.typed()
+    person.log_in()
+    again = hidden_fields(person.send(fields).content.decode())
+    assert again["_idempotency_key"]
+    assert person.send(again | {"csrfmiddlewaretoken": fields["csrfmiddlewaretoken"]}).status_code == 403
+    del again["csrfmiddlewaretoken"]
+    assert is_djangos(person.send(again))
+    assert site.effects == 0
 
 
 def own_failure(request: HttpRequest, reason: str = "") -> HttpResponse:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import OperationalError, connections
+from django.db import OperationalError, connections, transaction
 from django.test import AsyncClient
 
 from django_distlock.browser import requires_lock, store
 from django_distlock.models import BrowserLockRow, LockEvent
 from tests.browserlocks import site
 from tests.browserlocks.people import Person, Tab, new
+from tests.support.places import READ_COMMITTED, Place, at_the_side
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,6 +77,29 @@ def test_methods(cart: Tab) -> None:
     assert [getattr(client, method)("/reading/").status_code for method in ("get", "head")] == [423, 423]
     assert client.get("/reading/", headers={"Distlock-Lease": cart.header}).content == b"Done."
     assert client.post("/reading/").content == b"Done."
+
+
+@pytest.mark.parametrize("kind", ["plain", "coroutine", "handler"])
+def test_the_row_is_locked_until_the_view_has_committed(
+    ada: Person, cart: Tab, settings: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """So that a lease that runs out during the view passes to nobody before its commit."""
+    settings.DISTLOCK_BROWSER = {"DATABASE": "postgres"}
+    found: list[Any] = []
+
+    def look() -> None:
+        rows = BrowserLockRow.rows.using("postgres").select_for_update(skip_locked=True)
+        with transaction.atomic(using="postgres"):
+            found.append([row.name for row in rows])
+
+    beside = partial(at_the_side, Place("postgres", READ_COMMITTED), look)
+    monkeypatch.setattr(site, "write", beside)
+    try:
+        assert ada.tab(cart.name).take().post(kind).status_code == 200
+        beside()
+        assert found == [[], [cart.name]]
+    finally:
+        BrowserLockRow.rows.using("postgres").all().delete()
 
 
 @pytest.mark.parametrize("path", ["two", "nested"])

@@ -207,6 +207,24 @@ def test_ids_names_and_principals_are_checked(wrong: dict[str, str]) -> None:
 # the queue
 
 
+def test_first_come_first_served_and_fences_rise_however_a_lease_ends(alias: str, name: str) -> None:
+    """Who does not wait does not overtake."""
+    holder, *waiting = (Tab(alias, name, person) for person in ("ada", "bob", "cy", "dan"))
+    newcomer = Tab(alias, name, "eve")
+    holder.take()
+    assert [tab.wait().place for tab in waiting] == [0, 1, 2]
+    for end in (holder.release, waiting[0].expire, lambda: store.break_lease(alias, name, waiting[1].fence)):
+        end()
+        first, *others = waiting[waiting.index(holder) + 1 :] if holder in waiting else waiting
+        assert newcomer.wait(queue=False).place == len(others) + 1
+        for other in others:
+            assert other.wait().holder is None
+        assert first.take().fence > holder.fence
+        holder = first
+    assert not newcomer.release()
+    assert newcomer.wait().holder is not None
+
+
 def test_a_waiter_that_stops_asking_is_passed_over_and_comes_back_at_the_end(alias: str, two: Two) -> None:
     """If it wakes up, the row decides: by tickets alone it would be the first again, beside the one that is in."""
     holder, sleeper = two
