@@ -357,3 +357,23 @@ def test_r7_a_loop_that_is_closed_under_its_waiters(using: str, name: str) -> No
     eventually(lambda: not holders(using, name), "held by a task of a closed loop")
     advisory_lock(name, using=using, timeout=10).acquire().release()
     assert not list(lock_table.everything())
+
+
+def test_r17_a_renewal_in_the_midst_of_a_release_is_no_loss(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine has the lock back already, and the release is about to hear of it."""
+    backend: Any = registry.entry("memory").backend
+    lease = advisory_lock(name, using="memory").acquire()
+    told: list[Any] = []
+    lease.on_lost(told.append)
+
+    def release(grant: Any) -> bool:
+        result: bool = type(backend).release(backend, grant)
+        thread = threading.Thread(target=keepalive._renew, args=(lease._hold, grant, 30))
+        thread.start()
+        thread.join(10)
+        assert not thread.is_alive()
+        return result
+
+    monkeypatch.setattr(backend, "release", release)
+    lease.release()
+    assert (told, lease.lost) == ([], False)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import OperationalError, connections, transaction
 
-from django_distlock import LockTimeout, UnsupportedOperation, table_lock
+from django_distlock import LockNotAcquired, LockTimeout, UnsupportedOperation, table_lock
 from tests.data.app.models import Account, Ledger, QuotedLedger
 from tests.data.world import another, ask
 
@@ -76,3 +76,22 @@ def test_access_exclusive_keeps_readers_out(tmp_path: Path) -> None:
 def test_access_exclusive_is_refused_inside_a_transaction() -> None:
     with transaction.atomic(), pytest.raises(UnsupportedOperation, match="EXCLUSIVE"):
         table_lock(Account, mode="access exclusive").__enter__()
+
+
+def test_a_transaction_that_got_no_lock_is_marked(deferred: Any, rival: Rival) -> None:
+    """After a timeout; and where somebody has written since it first read: no waiting helps then."""
+    assert rival.lock(DB, "Account") == "held"
+    with transaction.atomic():
+        with pytest.raises(LockTimeout):
+            table_lock(Account, timeout=0.1).__enter__()
+        with pytest.raises(transaction.TransactionManagementError):
+            Account.objects.count()
+    rival.leave()
+    with transaction.atomic():
+        assert Account.objects.count() == 0
+        rival.do("begin", DB, "Account")
+        rival.leave()
+        with pytest.raises(LockNotAcquired, match="first read") as caught:
+            table_lock(Account, timeout=5).__enter__()
+        assert type(caught.value) is LockNotAcquired
+        assert deferred.needs_rollback
