@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -56,6 +57,12 @@ def django_db_setup(
     yield
     if not django_db_keepdb:
         with django_db_blocker.unblock():
+            gc.collect()  # a connection in a reference cycle is closed by that
+            connections.close_all()
+            for alias in connections:
+                if connections[alias].vendor == "postgresql":
+                    eventually(lambda alias=alias: not _others(alias), lambda alias=alias: f"open: {_others(alias)}")
+                    connections[alias].close()  # several aliases have one database
             teardown_databases(made, verbosity=0)
         leases = Path(connections["default"].settings_dict["TEST"]["NAME"])
         for left in leases.parent.glob(f"{leases.name}-distlock*"):  # the lease table's own file, and its journal
@@ -75,6 +82,17 @@ def databases(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
         # server under the connections that this one has left there
         if SyncToAsync.single_thread_executor._threads:
             SyncToAsync.single_thread_executor.submit(connections.close_all).result(PATIENCE)
+
+
+def _others(alias: str) -> list[tuple[Any, ...]]:
+    """The other sessions on a PostgreSQL database, which could not be dropped under them."""
+    with connections[alias].cursor() as cursor:
+        cursor.execute(
+            "SELECT pid, application_name, client_port, backend_start, state, wait_event, left(query, 200)"
+            " FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            " AND backend_type = 'client backend'"
+        )
+        return cursor.fetchall()
 
 
 def _leave_blocks(connection: Any) -> None:
@@ -117,11 +135,12 @@ def connect(using: str) -> None:
     advisory_lock(f"connect to {using}", using=using).acquire(timeout=PATIENCE).release()
 
 
-def eventually(condition: Any, message: str, patience: float = PATIENCE, pause: float = 0.005) -> None:
-    """Poll every ``pause`` seconds until ``condition()`` is true; fail with ``message`` after ``patience`` seconds."""
+def eventually(condition: Any, message: Any, patience: float = PATIENCE, pause: float = 0.005) -> None:
+    """Poll every ``pause`` seconds until ``condition()`` is true; fail with ``message``, a text or a function that
+    returns it, after ``patience`` seconds."""
     deadline = time.monotonic() + patience
     while not condition():
-        assert time.monotonic() < deadline, message
+        assert time.monotonic() < deadline, message() if callable(message) else message
         time.sleep(pause)
 
 

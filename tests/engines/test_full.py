@@ -28,10 +28,12 @@ pytestmark = pytest.mark.usefixtures("databases")
 @contextlib.contextmanager
 def no_memory(own: Own) -> Iterator[None]:
     own.client.config_set("maxmemory", 1)
-    with pytest.raises(OutOfMemoryError):  # what a bare driver gets
-        own.client.set("bare", "token", nx=True, px=1000)
-    yield
-    own.client.config_set("maxmemory", 0)
+    try:
+        with pytest.raises(OutOfMemoryError):  # what a bare driver gets
+            own.client.set("bare", "token", nx=True, px=1000)
+        yield
+    finally:
+        own.client.config_set("maxmemory", 0)
 
 
 def listed(using: str) -> list[str | None]:

@@ -55,7 +55,7 @@ def test_r5_one_deadline_for_all_rows(rival: Rival, second: Rival, using: str) -
     pks = accounts(using, 1, 2)
     with second.hold(using, pks[1:]):
         rival.do("hold", using, pks[:1], {})
-        leaving = threading.Timer(0.7, rival.do, ["release"])
+        leaving = threading.Timer(0.9, rival.do, ["release"])
         leaving.start()
         start = time.monotonic()
         with pytest.raises(LockTimeout):

@@ -135,8 +135,10 @@ def test_a_node_that_comes_back_empty(nodes: Nodes, name: str, engine: Any) -> N
 def refusing_to_write(nodes: Nodes) -> Any:
     """As a full disk, a fail-over or a missing replica makes a node do, for a moment."""
     nodes.clients[0].config_set("min-replicas-to-write", 1)
-    yield
-    nodes.clients[0].config_set("min-replicas-to-write", 0)
+    try:
+        yield
+    finally:
+        nodes.clients[0].config_set("min-replicas-to-write", 0)
 
 
 @pytest.mark.parametrize("how", [refusing_to_write, lambda nodes: nodes.down(0, reset=True)], ids=["refused", "reset"])
