@@ -351,6 +351,6 @@ def test_r17_a_node_that_is_slow_to_connect_breaks_it_too(nodes: Nodes, monkeypa
         connect(node)
 
     monkeypatch.setattr(Node, "open", open_last)
-    engine._timeout = 20.0
+    monkeypatch.setattr(backend, "PATIENCE", 20.0)
     assert engine.break_lock(info)
     assert nodes.keys() == [0] * 5
