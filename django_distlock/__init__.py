@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from django_distlock.locks.leader import Leader, Term
     from django_distlock.locks.lease import Lease, LeaseSet
     from django_distlock.locks.lock import Lock, advisory_lock
+    from django_distlock.locks.locked import alocked, locked
     from django_distlock.locks.lockset import lock_all, semaphore
     from django_distlock.manager.introspection import break_lock, held_locks
     from django_distlock.manager.isolation import StaleSnapshotWarning
@@ -45,9 +46,11 @@ __all__ = [
     "Term",
     "UnsupportedOperation",
     "advisory_lock",
+    "alocked",
     "break_lock",
     "held_locks",
     "lock_all",
+    "locked",
     "row_lock",
     "semaphore",
     "table_lock",
@@ -67,9 +70,11 @@ _HOMES = {
     "StaleSnapshotWarning": "manager.isolation",
     "Term": "locks.leader",
     "advisory_lock": "locks.lock",
+    "alocked": "locks.locked",
     "break_lock": "manager.introspection",
     "held_locks": "manager.introspection",
     "lock_all": "locks.lockset",
+    "locked": "locks.locked",
     "row_lock": "data.rows.lock",
     "semaphore": "locks.lockset",
     "table_lock": "data.tables.lock",

@@ -9,6 +9,8 @@ from django_distlock.concurrency.deadline import PAUSE, backoff
 from django_distlock.concurrency.executor import Threads
 from django_distlock.exceptions import UnsupportedOperation
 
+from .query import LockQuery
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from django_distlock.keys import LockKey
     from django_distlock.records import Claim, Finding, Grant, LockInfo, Note, Noted
 
-    from .query import Chosen, LockQuery, Mine
+    from .query import Chosen, Mine
 
 
 # Seconds without a command after which a session is closed, and between two ticks of a backend that is in use.
@@ -118,6 +120,13 @@ class Backend(ABC):
     def listed_as(self, key: LockKey) -> str:
         """The name of ``key`` in :meth:`inspect`."""
         return key.path
+
+    def held_among(self, keys: Iterable[LockKey]) -> set[LockKey]:
+        """Those of ``keys`` that anybody holds now. It takes nothing; BackendUnavailable without an answer."""
+        listed = {self.listed_as(key): key for key in keys}
+        found = self.select(LockQuery(keys=frozenset(listed)))
+        infos = self.inspect() if found is None else found.locks
+        return {listed[info.key] for info in infos if info.key in listed}
 
     def server_session(self, grant: Grant) -> int:
         """The server's number of the session that has ``grant``; 0 if there is none or it is not known."""

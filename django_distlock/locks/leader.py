@@ -7,23 +7,97 @@ import contextlib
 import logging
 import threading
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
-from django_distlock.concurrency.flow import finished
+from django.db import connections
+
+from django_distlock.concurrency import clock
+from django_distlock.concurrency.deadline import backoff
+from django_distlock.concurrency.flow import finished, uninterrupted
 from django_distlock.concurrency.text import one_line
+from django_distlock.exceptions import DistlockError, LockLost, UnsupportedOperation
 from django_distlock.manager import owner
+from django_distlock.manager.registry import registry
 from django_distlock.validation import UNSET, Timeout, optional_seconds, seconds
 
-from .candidacy import Candidacy, Term, refuse_margin
+from .decorators import is_async
 from .lock import Lock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+
+    from .lease import Lease
 
 __all__ = ["Leader", "Term"]
 
 logger = logging.getLogger("django_distlock.leader")
+
+# The part of the TTL that is reserved for stepping down. Renewal begins after a third of the TTL, so there is time for
+# a few attempts before that.
+MARGIN = 0.25
+# Seconds between two checks of the lease, which cost no round trip.
+CHECK_EVERY = 0.1
+# Seconds between two attempts while the engine does not answer, at most.
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+
+
+class Term:
+    """One period of leadership, from an election to its end. The callbacks receive it."""
+
+    def __init__(self, lease: Lease, margin: float | None, on_end: Callable[[], None] = lambda: None) -> None:
+        self._lease = lease
+        self._on_end = on_end
+        left = None if lease.valid_until is None else lease.valid_until - clock.now()
+        #: If the lease cannot be renewed, the term ends this many seconds before the lease does.
+        self.margin = MARGIN * (left or 0.0) if margin is None else margin
+        self._over = threading.Event()
+        #: Why the term ended: "resigned", "stopped", "lost", "not renewed" or "failed"; None while it lasts.
+        self.reason: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<Term of {self._lease.name!r} on {self._lease.using!r}: {self.reason or 'leading'}>"
+
+    @property
+    def fence(self) -> int:
+        """The fencing token: higher than that of every earlier leader.
+
+        Raises UnsupportedOperation if the engine has none.
+        """
+        return self._lease.fence
+
+    @property
+    def valid_until(self) -> float | None:
+        """The end of the lease, as in :attr:`Lease.valid_until`; each renewal extends it. None without a TTL."""
+        return self._lease.valid_until
+
+    @property
+    def leading(self) -> bool:
+        """Is the leadership certain for the length of the margin, even if the lease is never renewed again?
+
+        Once this was False it stays False: a renewal that comes late does not bring the term back.
+        """
+        if self._over.is_set():
+            return False
+        if self._lease.held_for(self.margin):
+            return True
+        self._end("not renewed" if self._lease.held else "lost")
+        return False
+
+    def ensure_leading(self) -> None:
+        """Raise LockLost if the term is over."""
+        if not self.leading:
+            raise LockLost(f"The term of {self._lease.name!r} is over ({self.reason or 'not renewed'}).")
+
+    def wait(self, timeout: float) -> bool:
+        """Sleep for ``timeout`` seconds or until the term is over. True while it lasts: ``while term.wait(1): ...``"""
+        self._over.wait(timeout)
+        return self.leading
+
+    def _end(self, reason: str) -> None:
+        if self.reason is None:
+            self.reason = reason
+        self._over.set()
+        self._on_end()
 
 
 class Leader:
@@ -70,21 +144,35 @@ class Leader:
         self._lock.template = self._lock.name
         margin = optional_seconds("margin", margin)
         self._margin = margin if isinstance(margin, float) else None
-        if self._margin is not None and isinstance(self._lock.ttl, float):
-            refuse_margin(self._margin, self._lock.ttl)
+        if isinstance(self._lock.ttl, float):
+            self._refuse_margin(self._lock.ttl)
         for argument, callback in (("on_elected", on_elected), ("on_demoted", on_demoted)):
             if callback is not None and not callable(callback):
                 raise TypeError(f"{argument} must be callable, not {type(callback).__name__}.")
         self._on_elected, self._on_demoted = on_elected, on_demoted
-        self._guard = threading.Lock()
-        self._candidacy: Candidacy | None = None
-        self._thread: threading.Thread | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._error: BaseException | None = None
-        self._over = False  # has the last candidacy ended?
-        self._waiting: list[Future[Term | None]] = []
         #: The present Term, or None. It may already be over: see ``leading``.
         self.term: Term | None = None
+        # told when a term begins and when the candidacy ends
+        self._news = threading.Condition()
+        self._state: Literal["new", "standing", "over"] = "new"
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._block: asyncio.Task[None] | None = None
+        # the threads that run callbacks now
+        self._callbacks: set[threading.Thread] = set()
+        # of the candidacy's task, which alone uses them
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[object] | None = None
+        self._changed = asyncio.Event()
+        self._queueing = False
+
+    def _refuse_margin(self, ttl: float) -> None:
+        if self._margin is not None and self._margin >= ttl / 2:
+            raise ValueError(
+                f"margin must be below half of the TTL, not {self._margin:g} of {ttl:g} s: "
+                "renewal begins after a third of it."
+            )
 
     def __repr__(self) -> str:
         return f"<Leader {self.name!r} on {self.using!r}{': leading' if self.leading else ''}>"
@@ -100,9 +188,7 @@ class Leader:
 
         The lock is released once both callbacks have returned. A candidate without rivals is elected again.
         """
-        candidacy = self._candidacy
-        if candidacy is not None:
-            candidacy.end_term("resigned")
+        self._end_term("resigned")
 
     def elected(self, timeout: float | None = None) -> Term | None:
         """Wait until this candidate leads, and return the Term.
@@ -110,82 +196,46 @@ class Leader:
         Returns None after ``timeout`` seconds (None: wait for ever), or if the candidacy ends.
         """
         owner.refuse_event_loop("await leader.aelected()")
-        waiting = self._wait_for_election(timeout)
-        try:
-            return waiting.result(timeout)
-        except FutureTimeout:
-            return None
-        finally:
-            waiting.cancel()
+        seconds("timeout", timeout, none=True)
+        with self._news:
+            found = self._news.wait_for(self._outcome, timeout)
+        return found if isinstance(found, Term) else None
 
     async def aelected(self, timeout: float | None = None) -> Term | None:
         """:meth:`elected` for a task."""
-        waiting = self._wait_for_election(timeout)
-        try:
-            return await asyncio.wait_for(asyncio.wrap_future(waiting), timeout)
-        except TimeoutError:
-            return None
-        finally:
-            waiting.cancel()
-
-    def _wait_for_election(self, timeout: float | None) -> Future[Term | None]:
         seconds("timeout", timeout, none=True)
-        waiting: Future[Term | None] = Future()
-        with self._guard:
-            if self.leading or self._over:
-                waiting.set_result(self.term)
-            else:
-                self._waiting = [other for other in self._waiting if not other.done()] + [waiting]
-        return waiting
+        found = self._outcome()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while not found:  # a wait in a thread could not be cancelled
+                    await asyncio.sleep(CHECK_EVERY / 2)
+                    found = self._outcome()
+        return found if isinstance(found, Term) else None
 
-    def _announce(self, term: Term | None) -> None:
-        with self._guard:
-            self.term = term
-            if term is not None:
-                self._settle(term)
-
-    def _ended(self, error: BaseException | None) -> None:
-        with self._guard:
-            self._candidacy = None
-            self._over = True
-            self._settle(None)
-
-    def _settle(self, term: Term | None) -> None:
-        waiting, self._waiting = self._waiting, []
-        for one in waiting:
-            if one.set_running_or_notify_cancel():
-                one.set_result(term)
-
-    def _enter(self) -> Candidacy:
-        with self._guard:
-            if self._candidacy is not None:
-                raise RuntimeError(f"{self!r} is a candidate already.")
-            self._over = False
-            self._candidacy = Candidacy(
-                self._lock, self._margin, self._on_elected, self._on_demoted, self._announce, self._ended
-            )
-            return self._candidacy
+    def _outcome(self) -> Term | bool:
+        """The term, if this candidate leads; else whether the candidacy has ended."""
+        term = self.term
+        return term if term is not None and term.leading else self._state == "over"
 
     # --- in a thread
 
     def start(self) -> None:
         """Become a candidate in a background thread. Raises RuntimeError if it is one already."""
-        candidacy = self._enter()
+        self._enter()
         self._error = None
-        thread = threading.Thread(target=self._in_thread, args=(candidacy,), name="distlock-leader", daemon=True)
+        thread = threading.Thread(target=self._run_in_thread, name="distlock-leader", daemon=True)
         try:
             thread.start()
-        except BaseException as error:  # no thread could be started: start() may be called again
-            self._ended(error)
+        except BaseException:  # no thread could be started: start() may be called again
+            self._leave()
             raise
         self._thread = thread
 
-    def _in_thread(self, candidacy: Candidacy) -> None:
+    def _run_in_thread(self) -> None:
         # on a new event loop, where a wait in the queue can be cancelled at any time
         try:
-            asyncio.run(candidacy.run())
+            asyncio.run(self._stand())
         except BaseException as error:
-            logger.error("The candidacy for %r of alias %r has ended: %s", self.name, self.using, one_line(error))
             self._error = error
 
     def stop(self, timeout: float | None = None) -> None:
@@ -194,12 +244,11 @@ class Leader:
         If an error had ended the candidacy before, it is raised. In a callback this method does not wait.
         """
         seconds("timeout", timeout, none=True)
-        candidacy, thread = self._candidacy, self._thread
-        if candidacy is not None:
-            candidacy.end_term("stopped")
-            if threading.current_thread() in candidacy.callbacks:
-                return
-        if thread is None or thread is threading.current_thread():
+        thread = self._thread
+        if self._state == "standing":
+            self._stopping = True
+            self._end_term("stopped")
+        if thread is None or threading.current_thread() in {thread, *self._callbacks}:
             return
         thread.join(timeout)
         if not thread.is_alive():
@@ -210,31 +259,19 @@ class Leader:
 
     def run(self) -> None:
         """Call :meth:`start` and wait until another thread or a callback calls :meth:`stop`."""
-        self.start()
-        try:
-            thread = self._thread
-            if thread is not None:
-                thread.join()
-        finally:
-            self.stop()
+        with self, self._news:
+            self._news.wait_for(lambda: self._state == "over")
 
     def __enter__(self) -> Self:
         self.start()
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        with self._unless_masked(error):
-            self.stop()
-
-    @contextlib.contextmanager
-    def _unless_masked(self, error: object) -> Iterator[None]:
-        """Raise the error that ended the candidacy, or only log it if the block itself has raised."""
         try:
-            yield
-        except Exception as why:
+            self.stop()
+        except Exception:  # it has ended the candidacy, and was logged
             if error is None:
                 raise
-            logger.warning("The candidacy for %r of alias %r had ended: %s", self.name, self.using, one_line(why))
 
     # --- in a task
 
@@ -243,16 +280,187 @@ class Leader:
 
         A cancelled candidate steps down and releases the lock before CancelledError is raised.
         """
-        await self._enter().run()
+        self._enter()
+        await self._stand()
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self.arun(), name="distlock-leader")
+        self._block = asyncio.create_task(self.arun(), name="distlock-leader")
         await asyncio.sleep(0)
         return self
 
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:
-        task, self._task = self._task, None
+        task, self._block = self._block, None
         if task is not None:
             self.stop()
-            with self._unless_masked(error):
+            try:
                 await finished(task)
+            except Exception:  # as in __exit__
+                if error is None:
+                    raise
+
+    # --- the candidacy: one task, until it is stopped
+
+    def _enter(self) -> None:
+        with self._news:
+            if self._state == "standing":
+                raise RuntimeError(f"{self!r} is a candidate already.")
+            self._state, self._stopping, self._loop = "standing", False, None
+
+    def _leave(self) -> None:
+        with self._news:
+            self._state = "over"
+            self._news.notify_all()
+
+    def _end_term(self, reason: str) -> None:
+        """End the present term. May be called in any thread."""
+        term = self.term
+        if term is not None:
+            term._end(reason)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and the candidacy has ended with it
+                self._loop.call_soon_threadsafe(self._look_up)
+
+    def _look_up(self) -> None:
+        self._changed.set()
+        if self._stopping and self._queueing and self._task is not None:
+            self._queueing = False
+            self._task.cancel()
+
+    async def _stand(self) -> None:
+        """Wait for the lock and lead, again and again."""
+        self._loop, self._task, self._changed = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
+        failures = 0
+        try:
+            entry = registry.entry(self.using)
+            if self._lock.ttl is UNSET and entry.backend.supports_ttl:
+                self._refuse_margin(entry.config.ttl)
+            while not self._stopping:
+                failures = 0 if await self._campaign() else failures + 1
+                if failures:
+                    await self._pause(backoff(failures, first=FIRST_PAUSE, longest=LONGEST_PAUSE))
+        except Exception as error:
+            logger.error("The candidacy for %r of alias %r has ended: %s", self.name, self.using, one_line(error))
+            raise
+        finally:
+            self._leave()
+
+    async def _campaign(self) -> bool:
+        """Wait for the lock and lead once; False if that failed, which is logged."""
+        try:
+            lease = await self._queue()
+            return lease is None or await self._lead(lease) != "failed"
+        except UnsupportedOperation:
+            raise
+        except DistlockError as error:
+            logger.warning("The election for %r of alias %r failed: %s", self.name, self.using, error)
+            return False
+
+    async def _queue(self) -> Lease | None:
+        """Wait for the lock; None if the candidacy was stopped."""
+        assert self._task is not None  # noqa: S101 - set by _stand()
+        cancelling = self._task.cancelling()
+        self._queueing = True
+        try:
+            return await self._lock.aacquire()
+        except asyncio.CancelledError:
+            # as in asyncio.timeout: a cancellation by other code is raised
+            if not self._queueing and self._task.uncancel() <= cancelling:
+                return None
+            raise
+        finally:
+            self._queueing = False
+
+    async def _pause(self, seconds: float) -> None:
+        if not self._stopping:
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._changed.wait()
+
+    async def _lead(self, lease: Lease) -> str | None:
+        """Lead with ``lease`` until the term ends, and return the reason."""
+        term = Term(lease, self._margin, self._wake)
+        work: asyncio.Task[None] | None = None
+        try:
+            lease.on_lost(lambda _: term._end("lost"))
+            logger.info("%r of alias %r: elected.", lease.name, lease.using)
+            with self._news:
+                self.term = term
+                self._news.notify_all()
+            if self._on_elected is not None:
+                work = asyncio.create_task(self._call(self._on_elected, term))
+            await self._watch(term)
+        except BaseException:
+            term._end("stopped")
+            await uninterrupted(self._step_down(term, work))
+            raise
+        await self._step_down(term, work)
+        return term.reason
+
+    async def _watch(self, term: Term) -> None:
+        while term.reason is None:
+            self._changed.clear()
+            if self._stopping:
+                term._end("stopped")
+            elif term.leading:
+                left = CHECK_EVERY if term.valid_until is None else term.valid_until - term.margin - clock.now()
+                await self._pause(min(CHECK_EVERY, max(left, 0)))
+
+    async def _step_down(self, term: Term, work: asyncio.Task[None] | None) -> None:
+        """Wait until the callbacks have returned, and release the lock only then."""
+        lease = term._lease
+        level = logging.INFO if term.reason in ("resigned", "stopped") else logging.WARNING
+        logger.log(level, "%r of alias %r: the term has ended (%s).", lease.name, lease.using, term.reason)
+        self.term = None
+        if work is not None and is_async(self._on_elected):
+            work.cancel()
+        if self._on_demoted is not None:
+            await self._call(self._on_demoted, term)
+        if work is not None:
+            await asyncio.wait([work])
+        try:
+            if not lease.lost:
+                await lease.arelease()
+        except DistlockError as error:
+            logger.warning("%r of alias %r could not be released: %s", lease.name, lease.using, error)
+
+    async def _call(self, callback: Callable[[Term], object], term: Term) -> None:
+        """Call ``callback``: a coroutine function here, a plain function in a new thread. An error is logged, and ends
+        the term."""
+        try:
+            if is_async(callback):
+                await callback(term)  # type: ignore[misc]
+            else:
+                await self._call_in_thread(callback, term)
+        except Exception:
+            logger.exception("A callback for %r of alias %r failed.", self.name, self.using)
+            term._end("failed")
+
+    async def _call_in_thread(self, callback: Callable[[Term], object], term: Term) -> None:
+        done: Future[None] = Future()
+        done.set_running_or_notify_cancel()  # a cancellation of this task does not reach the thread
+
+        def call() -> None:
+            error: BaseException | None = None
+            try:
+                callback(term)
+            except SystemExit:
+                pass  # it ends the thread, as in any other thread
+            except BaseException as why:
+                error = why
+            finally:
+                connections.close_all()  # those of this thread: nothing else would ever close them
+                self._callbacks.discard(thread)
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
+
+        name = str(getattr(callback, "__name__", type(callback).__name__))
+        thread = threading.Thread(target=call, name=f"distlock-leader-{name}", daemon=True)
+        self._callbacks.add(thread)
+        thread.start()
+        await asyncio.wrap_future(done)

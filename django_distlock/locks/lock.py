@@ -19,6 +19,7 @@ from django_distlock.exceptions import LockNotAcquired, LockNotHeld, LockTimeout
 from django_distlock.keys import MAX_NAME_LENGTH, validate_name
 from django_distlock.manager import owner
 from django_distlock.manager.acquire import LockRequest, acquire, acquire_flow
+from django_distlock.manager.introspection import aheld_names, held_names
 from django_distlock.manager.registry import registry
 from django_distlock.validation import UNSET, Timeout, flag, optional_seconds
 
@@ -288,6 +289,19 @@ class Lock(BaseLock[Lease]):
         )
         made.template = self.template or self.name
         return made
+
+    def locked(self) -> bool:
+        """Does anybody hold this lock now, in either mode, this caller included? Asks the engine once, takes nothing.
+
+        The answer is out of date when it arrives: show it, but use :meth:`try_acquire` to decide. Raises
+        BackendUnavailable if the server does not answer.
+        """
+        owner.refuse_event_loop("await lock.alocked()")
+        return bool(held_names([self.name], self.using))
+
+    async def alocked(self) -> bool:
+        """:meth:`locked` for a task."""
+        return bool(await aheld_names([self.name], self.using))
 
     def _flow(self, timeout: float | None, start: float) -> Flow[Lease | None]:
         return acquire_flow(LockRequest.of(self, timeout, start), guarded_lease if self.cancel_on_loss else Lease)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 # Seconds between two checks of the lease, which cost no round trip. A loss calls back at once; a lease that is in doubt
 # is found only by checking.
-LOOK = 0.1
+CHECK_EVERY = 0.1
 
 
 class TaskGuard:
@@ -38,7 +38,7 @@ class TaskGuard:
         if self._task is None:
             raise RuntimeError("cancel_on_loss needs a task that can be cancelled.")
         self._cancelling = self._task.cancelling()
-        self._timer = self._loop.call_later(LOOK, self._look)
+        self._timer = self._loop.call_later(CHECK_EVERY, self._check)
         self._on_lost(self._lost)
 
     def _lost(self, _lease: object) -> None:
@@ -47,7 +47,7 @@ class TaskGuard:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._fire)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         if self._task is None or self._loop is None:
             return
         try:
@@ -57,7 +57,7 @@ class TaskGuard:
         except LockNotHeld:
             pass  # the block has released it
         else:
-            self._timer = self._loop.call_later(LOOK, self._look)
+            self._timer = self._loop.call_later(CHECK_EVERY, self._check)
 
     def _fire(self) -> None:
         if self._task is not None and not self.fired:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections import defaultdict
@@ -25,9 +26,10 @@ from . import events
 from .lock_table import State, lock_table
 from .name_log import describe_holder, this_process
 from .registry import Entry, registry
+from .site_key import site_key
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from django_distlock.backends.base import Backend
 
@@ -69,6 +71,22 @@ def _load(alias: str) -> None:
     """Import the driver before the time begins: the first import in a process can take seconds."""
     with suppress(Exception):  # the query fails with the same error, and reports it
         registry.entry(alias).backend.load()
+
+
+def held_names(names: Iterable[str], using: str) -> set[str]:
+    """Those of ``names`` whose locks anybody holds now on the alias ``using``."""
+    entry = registry.entry(using)
+    if not entry.ready:
+        site_key.load()
+    keys = {entry.key(name): name for name in names}
+    return {keys[key] for key in entry.backend.held_among(keys)}
+
+
+async def aheld_names(names: Iterable[str], using: str) -> set[str]:
+    """:func:`held_names` for a task, in a thread: it waits for a server only as long as a statement may take."""
+    if not registry.entry(using).ready:
+        await site_key.aload()
+    return await asyncio.to_thread(held_names, names, using)
 
 
 def break_lock(info: LockInfo, *, reason: str = "") -> bool:

@@ -24,6 +24,7 @@ ASYNC_NAMES = {
     "try_acquire": "atry_acquire",
     "release": "arelease",
     "extend": "aextend",
+    "locked": "alocked",
     "__enter__": "__aenter__",
     "__exit__": "__aexit__",
 }

@@ -27,7 +27,12 @@ CANARY = "wrong-canary-password"
 def refused(using: str, name: str, match: str) -> None:
     """Sync and async, and in the list of locks; none of it tells the password."""
     lock = advisory_lock(name, using=using)
-    for work in (lambda: lock.acquire(timeout=20), lambda: asyncio.run(lock.aacquire(timeout=20))):
+    for work in (
+        lambda: lock.acquire(timeout=20),
+        lambda: asyncio.run(lock.aacquire(timeout=20)),
+        lock.locked,
+        lambda: asyncio.run(lock.alocked()),
+    ):
         with pytest.raises(BackendUnavailable, match=match) as caught:
             work()
         assert caught.value.__cause__ is not None

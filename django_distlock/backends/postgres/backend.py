@@ -130,6 +130,9 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
 
         return introspection.chosen(self.alias, run(self._aside(rows))[0])
 
+    def _held_statement(self, keys: Iterable[str]) -> bytes:
+        return introspection.HELD.replace("{keys}", ", ".join(keys)).encode()
+
     def diagnose(self) -> Iterable[Finding]:
         return doctor.findings(self._ask, int(self.options.get("wait_sessions", 8)))
 

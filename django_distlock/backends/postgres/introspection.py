@@ -164,6 +164,7 @@ OURS = (
 )
 # The locks of this session, in the caller's transaction.
 MINE = f"SELECT {NUMBER} FROM pg_locks WHERE {OURS} AND granted AND pid = pg_backend_pid()"  # noqa: S608 - constants
+HELD = f"SELECT DISTINCT {NUMBER}::text FROM pg_locks WHERE {OURS} AND granted AND {NUMBER} IN ({{keys}})"  # noqa: S608 - numbers
 # The conditions come first: only a session that holds this very lock is ended.
 BREAK = f"""
 SELECT pg_terminate_backend(pid) FROM pg_locks LEFT JOIN pg_stat_activity USING (pid)

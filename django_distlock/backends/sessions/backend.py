@@ -41,7 +41,7 @@ from .session import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from django_distlock.keys import LockKey
     from django_distlock.records import Claim, Note, Noted
@@ -509,6 +509,18 @@ class SessionLockBackend(Backend, Generic[S]):
 
     def listed_as(self, key: LockKey) -> str:
         return self.notes_sql.key(key)
+
+    @abstractmethod
+    def _held_statement(self, keys: Iterable[str]) -> bytes:
+        """The statement that returns those of ``keys``, as listed, that are held; a row for each."""
+
+    def held_among(self, keys: Iterable[LockKey]) -> set[LockKey]:
+        listed = {self.listed_as(key): key for key in keys}
+        try:
+            rows = self._ask(self._held_statement(listed))
+        except ServerError as error:
+            raise unavailable(self.alias, error) from error
+        return {listed[key.decode() if isinstance(key, bytes) else key] for (key,) in rows}
 
     def server_session(self, grant: Grant) -> int:
         return int(grant.session.server_id)

@@ -11,7 +11,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.translation import gettext_lazy
 
-from django_distlock import advisory_lock, lock_all, semaphore
+from django_distlock import advisory_lock, lock_all, locked, semaphore
 from tests.contract.conftest import both_faces
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def refused(error: type[Exception], message: str, call: Callable[..., Any], *arg
     ],
 )
 def test_names(name: Any, error: type[Exception], message: str) -> None:
-    for recipe in RECIPES:
+    for recipe in [*RECIPES, lambda name: locked([name])]:
         refused(error, message, recipe, name)
 
 
@@ -132,3 +132,13 @@ def test_on_busy_belongs_to_the_decorator_and_arguments_are_keywords(me: Actor, 
         me.enter(advisory_lock(name, using=using, on_busy="skip"))
     with pytest.raises(TypeError):
         advisory_lock("name", "memory")  # type: ignore[misc]
+
+
+def test_what_can_be_asked_for_with_locked() -> None:
+    """A semaphore may be held and have a free slot, so it is neither held nor free."""
+    refused(TypeError, "name must be a str, not Semaphore.", locked, [semaphore("some", 2)])
+    message = "names must be an iterable of names, not one str; for one lock use advisory_lock(name).locked()."
+    refused(TypeError, message, locked, "some")
+    refused(TypeError, "using must be a str, the alias in DISTLOCK, not NoneType.", locked, [], using=None)
+    with pytest.raises(ImproperlyConfigured, match="There is no lock backend 'nowhere' in DISTLOCK"):
+        locked(["some"], using="nowhere")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
 
-from django_distlock import advisory_lock, lock_all, semaphore
+from django_distlock import advisory_lock, lock_all, locked, semaphore
 from django_distlock.manager.lock_table import lock_table
 from tests.conftest import PATIENCE, eventually
 from tests.contract.watching import somebody_waits
@@ -26,6 +27,14 @@ def test_sync_calls_are_refused_and_name_the_async_one(using: str, name: str) ->
                 with pytest.raises(SynchronousOnlyOperation, match="would block the event loop") as refused:
                     call()
                 assert f"`{instead}`" in str(refused.value)
+        for call, instead in (
+            (advisory_lock(name, using=using).locked, "await lock.alocked()"),
+            (partial(locked, [name], using=using), "await alocked(...)"),
+        ):
+            with pytest.raises(SynchronousOnlyOperation) as refused:
+                call()
+            assert f"`{instead}`" in str(refused.value)
+        for lock in (advisory_lock(name, using=using), lock_all([name], using=using), semaphore(name, 2, using=using)):
             lease: Any = await lock.aacquire()
             with pytest.raises(SynchronousOnlyOperation, match="`async with`"):
                 lease.__enter__()
