@@ -188,7 +188,7 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     assert not held, f"still held: {[hold.key.name for hold in held]}"
     # what is released on an event loop is given back by a thread
-    eventually(lambda: not list(lock_table.everything()), "somebody still waits or claims")
+    eventually(lambda: not lock_table.all(), "somebody still waits or claims")
     eventually(lambda: not _sessions(), f"lock sessions are open: {_sessions()}")
     eventually(lambda: not _threads(), f"threads are left: {_threads()}")
 

@@ -205,6 +205,7 @@ def _attempt(
         if hold.parker is not None and not (yield Step(hold.parker.park, hold.parker.apark, (deadline.left(),))):
             lock_table.end(hold)
             return None
+        hold.state = State.CLAIMING
         opened, asked = open_transactions(), hold.claim is not None
         hold.claim = claim = _claim(request, entry, hold, opened, deadline.answer_by)
         # who has waited on the fast path, or for another caller, has its answer when the time is over
@@ -227,7 +228,7 @@ def _attempt(
 
 def _establish(began: float, hold: Hold, grant: Grant, lease: Any, opened: list[BaseDatabaseWrapper]) -> None:
     """The engine has granted it: the hold counts from now on."""
-    lock_table.establish(hold, grant, lease)
+    lock_table.establish(hold, lease)
     listen_for_begin(hold, opened)
     if hold.ttl is not None:
         renewal = grant.acquired_at + hold.ttl / RENEWALS_PER_TTL
@@ -305,7 +306,7 @@ def _claim(
 ) -> Claim:
     if not entry.backend.supports_ttl:
         scope = choose_scope(entry.backend, opened) if opened else "session"
-        return Claim(key=hold.key, shared=hold.shared, scope=scope, answer_by=answer_by, limit=hold.semaphore)
+        return Claim(key=hold.key, shared=hold.shared, scope=scope, answer_by=answer_by, limit=hold.limit)
     config = entry.config
     hold.ttl = config.ttl if request.ttl is UNSET else request.ttl
     hold.max_hold = config.max_hold if request.max_hold is UNSET else request.max_hold
@@ -317,7 +318,7 @@ def _claim(
         ttl=hold.ttl,
         token=new_token(),
         answer_by=answer_by,
-        limit=hold.semaphore,
+        limit=hold.limit,
     )
 
 

@@ -47,7 +47,7 @@ _ended: weakref.WeakSet[Any] = weakref.WeakSet()
 
 def look() -> None:
     """Clean up after callers that are gone."""
-    lock_table.mend()
+    lock_table.settle()
     for lease in list(interrupted_calls):
         hold = interrupted_calls.pop(lease, None)  # before it begins, so that nothing begins it a second time
         if hold is not None and hold.state is not State.ENDED and not in_thread(_give_up, hold, lease):
@@ -109,7 +109,7 @@ def _look_for_closed_loops(found: Iterable[Hold]) -> None:
 def _end(task: object) -> None:
     """Have the task clean up where it was stopped, then release what it leaves."""
     held = [hold for hold in lock_table.held() if hold.owner is task]
-    unfinished = [hold for hold in lock_table.unfinished() if hold.owner is task]
+    unfinished = [hold for hold in lock_table.all() if hold.owner is task and hold not in held]
     for hold in held:  # so that the task's own blocks, which are left here, are seen to be the holder's
         hold.owner = threading.current_thread()
     _unwind(task)

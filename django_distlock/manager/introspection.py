@@ -23,7 +23,7 @@ from django_distlock.exceptions import DistlockError
 from django_distlock.records import MOST_WAITING, BackendReport, LockInfo
 
 from . import events
-from .lock_table import State, lock_table
+from .lock_table import lock_table
 from .name_log import describe_holder, this_process
 from .registry import Entry, registry
 from .site_key import site_key
@@ -231,8 +231,8 @@ def _known(info: LockInfo, held: Mapping[tuple[str, str], Mine]) -> LockInfo:
 def _waiting_here(backend: Backend) -> dict[str, list[str]]:
     """The callers that queue in this process for a lock that another of its callers holds or requests."""
     queues = defaultdict(list)
-    for hold in lock_table.unfinished():
-        if hold.state is State.WAITING and hold.backend is backend:
+    for hold in lock_table.all():
+        if hold.waits and hold.backend is backend:
             queues[backend.listed_as(hold.key)].append(describe_holder(hold))
     return queues
 

@@ -19,7 +19,7 @@ from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.concurrency.text import one_line
 
 from . import interrupted, owner
-from .lock_table import HELD, interrupted_calls, lock_table
+from .lock_table import IN_USE, interrupted_calls, lock_table
 from .name_log import namebook
 from .release import lose, lose_dead
 
@@ -183,7 +183,7 @@ class Keepalive:
         try:
             for hold in holds:
                 grant = hold.grant
-                if hold.state in HELD and grant is not None and hold.ttl is not None:
+                if hold.state in IN_USE and grant is not None and hold.ttl is not None:
                     self._renew(hold, grant, hold.ttl)
         except Exception:
             logger.exception("The renewals of alias %r met an error and go on.", backend.alias)

@@ -1,8 +1,13 @@
-"""The holders and waiters of this process: a registry in front of every engine.
+"""The holders and waiters of this process: a table in front of every engine.
 
 Engines distinguish sessions, not tasks: all tasks on one session would get the lock. So one context of the process at a
-time asks the engine for an exclusive lock; the others queue here, in order of arrival. The mutex guards bookkeeping in
-memory only; no call under it blocks.
+time asks the engine for an exclusive lock; the others queue here. The mutex guards bookkeeping in memory only; no call
+under it blocks.
+
+Each lock has one line of holds, in order of arrival. A hold may ask the engine when nothing before it in the line
+excludes it: the position decides, so holders need no list besides that of the waiters. What ends a hold is one
+assignment, ``hold.state = ENDED``; :meth:`LockTable.settle` derives the rest and may be repeated at any time. So an
+exception of a signal (KeyboardInterrupt) leaves nothing half done for longer than a tick of the keepalive thread.
 """
 
 from __future__ import annotations
@@ -19,10 +24,8 @@ from django_distlock.concurrency.parking import Parker
 from django_distlock.exceptions import DeadlockDetected, DistlockError
 from django_distlock.records import drift
 
-from .deadlock import would_deadlock
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator
+    from collections.abc import Callable, Iterator
 
     from django_distlock.backends.base import Backend
     from django_distlock.keys import LockKey
@@ -48,8 +51,9 @@ class State(Enum):
     ENDED = auto()
 
 
-# What each acquire and release uses: Python looks up an attribute of an Enum class slowly.
-_CLAIMING, _HELD, _RELEASING, _ENDED = State.CLAIMING, State.HELD, State.RELEASING, State.ENDED
+# Python looks up an attribute of an Enum class slowly.
+WAITING, CLAIMING, HELD, DEFERRED, RELEASING, ENDED = State
+IN_USE = (HELD, DEFERRED)  # no set: to hash a State is a call of Python
 
 
 class Hold:
@@ -70,13 +74,13 @@ class Hold:
         "kept",
         "key",
         "leases",
+        "limit",
         "listeners",
         "lost",
         "max_hold",
         "owner",
         "parker",
         "released_by",
-        "semaphore",
         "shared",
         "state",
         "template",
@@ -90,7 +94,7 @@ class Hold:
         key: LockKey,
         owner: object,
         shared: bool,
-        semaphore: int = 0,
+        limit: int = 0,
     ) -> None:
         self.backend = backend
         self.key = key
@@ -99,8 +103,8 @@ class Hold:
         self.address = address()
         self.shared = shared
         # how many callers may hold the key at once; 0: it is a lock
-        self.semaphore = semaphore
-        self.state = _CLAIMING
+        self.limit = limit
+        self.state = CLAIMING
         # the start of the hold; the grant counts from the request to the engine
         self.held_at = 0.0
         # the name as written in a decorator
@@ -141,6 +145,11 @@ class Hold:
         return ttl if self.max_hold is None else min(ttl, self.held_at + self.max_hold - clock.now())
 
     @property
+    def waits(self) -> bool:
+        """Does it wait in the queue of this process? Once it is woken it goes on to ask the engine."""
+        return self.state is WAITING and self.parker is not None and not self.parker.woken
+
+    @property
     def scope(self) -> Scope:
         """Where the lock lives: on a dedicated session, or in a transaction on the caller's connection."""
         return self.grant.claim.scope if self.grant is not None else "session"
@@ -148,18 +157,12 @@ class Hold:
     @property
     def in_doubt(self) -> bool:
         """Is it unknown at present whether the engine still holds it?"""
-        return self.grant is not None and self.state is not State.ENDED and self.backend.in_doubt(self.grant)
+        return self.grant is not None and self.state is not ENDED and self.backend.in_doubt(self.grant)
 
     @property
     def reason(self) -> str:
         """Why the lock cannot be relied on."""
         return self.lost or self.backend.doubt
-
-    def excludes(self, other: Hold) -> bool:
-        """Must ``other`` wait for this hold? A context never waits for a hold that it keeps for its transaction."""
-        if self.owner is other.owner and self.state is State.DEFERRED:
-            return False
-        return not (self.shared and other.shared)
 
     # The targets of the step that asks the engine. The grant is stored where the engine's method returns: Python looks
     # for signals neither when a Python function returns to one nor at an assignment, so no interrupt can lose it.
@@ -193,49 +196,26 @@ class Hold:
 
 def leave_behind(hold: Hold, lease: Any) -> None:
     """Leave what a failed acquire may have got to the keepalive thread, once."""
-    if hold.state is not State.ENDED and not hold.interrupted:
+    if hold.state is not ENDED and not hold.interrupted:
         hold.interrupted = True
         interrupted_calls[lease] = hold
 
 
-class WaitQueue:
-    """The holders of one key, and the contexts of this process that wait for it."""
-
-    __slots__ = ("holders", "limit", "queue")
-
-    def __init__(self, first: Hold) -> None:
-        self.limit = 0  # MAX_HELD, once a context waits
-        self.holders: list[Hold] = [first]
-        self.queue: list[Hold] = []
-
-    def admits(self, new: Hold) -> bool:
-        if new.semaphore:
-            return len(self.holders) < new.semaphore
-        return not any(holder.excludes(new) for holder in self.holders)
-
-    def blockers(self, waiter: Hold) -> list[Hold]:
-        """The holds that ``waiter`` waits for: the holders, and those ahead of it in the queue.
-
-        Holds that are being released are left out, and those whose acquire was interrupted: they end by themselves."""
-        ahead: list[Hold] = []
-        for other in self.queue:
-            if other is waiter:
-                break
-            ahead.append(other)
-        # a reader behind a writer waits for all that the writer waits for, other readers included
-        while ahead and not ahead[-1].excludes(waiter):
-            ahead.pop()
-        holders = self.holders if ahead else [holder for holder in self.holders if holder.excludes(waiter)]
-        return [hold for hold in holders + ahead if hold.state is not State.RELEASING and not hold.interrupted]
+def _ahead(hold: Hold, line: list[Hold]) -> list[Hold]:
+    """The holds before ``hold`` in its line; all of them, if it has not joined."""
+    return line[: line.index(hold)] if hold in line else line
 
 
-HELD = (State.HELD, State.DEFERRED)  # no set: to hash a State is a call of Python
-UNFINISHED = frozenset({State.WAITING, State.CLAIMING, State.RELEASING})
+def _admitted(hold: Hold, place: int, readers: bool) -> bool:
+    """May ``hold`` ask the engine, at this place of its line? ``readers``: are all before it shared?"""
+    if hold.limit:
+        return place < hold.limit
+    return not place or (readers and hold.shared)
 
 
 def _upgrade(mine: Hold) -> str:
     """Why ``mine``, which is shared, is in the way of its own context, which asks for the lock exclusively."""
-    if mine.state is State.DEFERRED:
+    if mine.state is DEFERRED:
         return (
             f"{mine.key.name!r} was taken shared in a transaction of this context, which keeps it until that ends: an "
             "exclusive lock would wait for itself. Take it exclusively at once, or after the transaction."
@@ -247,120 +227,105 @@ def _upgrade(mine: Hold) -> str:
 
 
 class LockTable:
-    """All holds of this process.
-
-    An interrupt (KeyboardInterrupt) may come inside any of its methods. Each change is done in one operation or found
-    half done and finished later: see :meth:`mend`.
-    """
+    """All holds of this process."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._slots: dict[bytes, WaitQueue] = {}
-        self._waiting: dict[object, Hold] = {}
-        self._total = 0
-        # what is being taken out of the table
-        self._ending: Hold | None = None
+        # by digest of the key; no line is empty
+        self._lines: dict[bytes, list[Hold]] = {}
 
-    def arrive(self, hold: Hold, may_wait: bool, reenter: bool, limit: int) -> Hold | None:
+    def arrive(self, hold: Hold, may_wait: bool, reenter: bool, most: int) -> Hold | None:
         """Ask for a place for a new hold.
 
         Returns a hold that is HELD (re-entry) or DEFERRED (to be verified), or the new one: CLAIMING (ask the engine)
         or WAITING (park first). Returns None if the lock is busy and the caller does not wait, or if this is a re-entry
-        and ``reenter`` is false. Raises DeadlockDetected and, at ``limit`` holds of the backend, DistlockError. After
+        and ``reenter`` is false. Raises DeadlockDetected and, at ``most`` locks of the backend, DistlockError. After
         any exception the caller ends the new hold, which is harmless if it got no place.
         """
-        key, backend = hold.key, hold.backend
+        key = hold.key
         with self._mutex:
-            if self._ending is not None:
-                self._end(self._ending)
-            slot = self._slots.get(key.digest)
-            if slot is not None and not hold.semaphore:
-                mine = self._own(slot, hold.owner)
-                if mine is not None:
-                    if not reenter:
-                        return None
-                    if mine.shared and not hold.shared:
-                        raise DeadlockDetected(_upgrade(mine))
-                    return mine
-            if self._total >= limit and self._count(backend) >= limit:
-                raise DistlockError(
-                    f"This process holds {limit} locks of alias {backend.alias!r}, which is its MAX_HELD. "
-                    "Lock something coarser, or raise MAX_HELD in DISTLOCK."
-                )
-            if slot is None:
-                self._slots[key.digest] = WaitQueue(hold)
-                self._total += 1
+            line = self._lines.get(key.digest)
+            if line is None:
+                self._refuse_too_many(hold.backend, most)
+                self._lines[key.digest] = [hold]
                 return hold
-            if not slot.queue and slot.admits(hold):
-                self._admit(slot, hold)
-                return hold
-            if not may_wait:
-                return None
-            self._enqueue(slot, hold, limit)
+            if not hold.limit:
+                for mine in line:
+                    if mine.owner is hold.owner and mine.state in IN_USE:
+                        if reenter and mine.shared and not hold.shared:
+                            raise DeadlockDetected(_upgrade(mine))
+                        return mine if reenter else None
+            if not _admitted(hold, len(line), all(other.shared for other in line)):
+                if not may_wait:
+                    return None
+                # a circle through a semaphore may be opened by another one of its holders: the deadline ends it (R8)
+                if not hold.limit and self._closes_circle(hold, line):
+                    raise DeadlockDetected(
+                        f"Waiting for {key.name!r} would never end: its holder waits, directly or through others, for "
+                        "a lock that this context holds. Take several locks with lock_all()."
+                    )
+                hold.state, hold.parker = WAITING, Parker()
+            line.append(hold)
             return hold
 
-    def _enqueue(self, slot: WaitQueue, hold: Hold, limit: int) -> None:
-        if not hold.semaphore:
-            self._refuse_circle(slot, hold)
-        # a circle through a semaphore may be opened by another one of its holders: the deadline ends it (R8)
-        hold.state = State.WAITING
-        hold.parker = Parker()
-        slot.limit = limit
-        slot.queue.append(hold)
-        if not hold.semaphore:
-            self._waiting[hold.owner] = hold
-
-    @staticmethod
-    def _own(slot: WaitQueue, owner: object) -> Hold | None:
-        for holder in slot.holders:
-            if holder.owner is owner and holder.state in HELD:
-                return holder
-        return None
-
-    def _admit(self, slot: WaitQueue, hold: Hold) -> None:
-        # in this order: Python looks for signals when a call has returned, so that both are done, or neither
-        hold.state = State.CLAIMING
-        self._total += 1
-        slot.holders.append(hold)
-
-    def _count(self, backend: Backend) -> int:
-        return sum(holder.backend is backend for slot in self._slots.values() for holder in slot.holders)
-
-    def _holds_something(self, owner: object) -> bool:
-        return any(holder.owner is owner for slot in self._slots.values() for holder in slot.holders)
-
-    def _refuse_circle(self, slot: WaitQueue, new: Hold) -> None:
-        """R8. A context that holds nothing closes no circle, which spares a long queue the search."""
-        if self._holds_something(new.owner) and would_deadlock(new, slot, self._waiting, self._slots):
-            raise DeadlockDetected(
-                f"Waiting for {new.key.name!r} would never end: its holder waits, directly or through others, for a "
-                "lock that this context holds. Take several locks with lock_all()."
+    def _refuse_too_many(self, backend: Backend, most: int) -> None:
+        if len(self._lines) >= most and sum(line[0].backend is backend for line in self._lines.values()) >= most:
+            raise DistlockError(
+                f"This process holds {most} locks of alias {backend.alias!r}, which is its MAX_HELD. "
+                "Lock something coarser, or raise MAX_HELD in DISTLOCK."
             )
 
+    def _closes_circle(self, new: Hold, line: list[Hold]) -> bool:
+        """Would ``new``, at the end of ``line``, wait for itself (R8)?
+
+        Walks from each waiter to those ahead of it, and from them to the locks that they wait for themselves.
+        """
+        if not any(hold.owner is new.owner for hold in self._everything()):
+            return False  # a context that holds nothing closes no circle, which spares a long line the search
+        waiting = {hold.owner: hold for hold in self._everything() if hold.waits and not hold.limit}
+        seen: set[Hold] = set()
+        pending = [(new, line)]
+        while pending:
+            waiter, here = pending.pop()
+            ahead = _ahead(waiter, here)
+            last = len(ahead)
+            # a reader behind readers waits for what they wait for; behind a writer, for the readers before that, too
+            while last and waiter.shared and ahead[last - 1].shared:
+                last -= 1
+            for other in ahead[:last]:
+                if other.state is RELEASING or other.interrupted:
+                    continue  # it ends by itself
+                if other.owner is new.owner:
+                    return True
+                beyond = waiting.get(other.owner)
+                if beyond is not None and beyond not in seen:
+                    seen.add(beyond)
+                    pending.append((beyond, self._lines[beyond.key.digest]))
+        return False
+
     @staticmethod
-    def establish(hold: Hold, grant: Grant, lease: Any) -> None:
+    def establish(hold: Hold, lease: Any) -> None:
         """Note that the engine has granted the lock.
 
         Needs no mutex: only the claimant leaves the state CLAIMING, and does so last.
         """
-        hold.grant = grant
         hold.held_at = clock.now()
         hold.leases.add(lease)
-        hold.state = _HELD
+        hold.state = HELD
 
     def listen(self, hold: Hold, listener: Any) -> None:
         """Start ``listener`` for this hold, and stop it when the hold ends."""
         with self._mutex:
-            if hold.state is not State.ENDED and listener not in hold.listeners:
+            if hold.state is not ENDED and listener not in hold.listeners:
                 hold.listeners = (*hold.listeners, listener)
                 listener.start(hold)
 
     def enter_again(self, hold: Hold, lease: Any) -> bool:
         """Count one more Lease of the same context. False if the hold has just ended."""
         with self._mutex:
-            if hold.state not in HELD or hold.lost is not None:
+            if hold.state not in IN_USE or hold.lost is not None:
                 return False
-            hold.state = State.HELD
+            hold.state = HELD
             hold.leases.add(lease)
             hold.acquired = True
             return True
@@ -372,112 +337,71 @@ class LockTable:
         """
         with self._mutex:
             hold.leases.discard(lease)
-            if hold.leases or hold.state is not _HELD:
+            if hold.leases or hold.state is not HELD:
                 return False
             if hold.transactions and hold.scope == "transaction":
                 hold.kept = True
-                hold.state = State.DEFERRED
+                hold.state = DEFERRED
                 return False
             hold.released_by = lease
-            hold.state = _RELEASING
+            hold.state = RELEASING
             return True
 
-    def defer(self, hold: Hold) -> None:
-        """Keep it until its transactions have ended."""
+    def defer(self, hold: Hold) -> bool:
+        """Keep it until its transactions have ended. False if another thread has just ended the last one: then the
+        caller gives the lock back."""
         with self._mutex:
-            if hold.state is State.RELEASING:
-                hold.state = State.DEFERRED
+            if hold.state is RELEASING and hold.transactions:
                 hold.kept = True
+                hold.state = DEFERRED
+            return hold.state is DEFERRED
 
     def start_release(self, hold: Hold) -> bool:
         """Begin to release a hold whose transactions and Leases have ended. False if it is no longer held."""
         with self._mutex:
-            if hold.state not in HELD:
+            if hold.state not in IN_USE:
                 return False
             hold.released_by = hold
-            hold.state = State.RELEASING
+            hold.state = RELEASING
             return True
 
-    def end(self, hold: Hold, states: Container[State] | None = None) -> bool:
-        """End a hold that the engine has released or never granted, and let the next waiter ask.
-
-        False if it had ended before, or is in none of ``states``, if they are given.
-        """
+    def end(self, hold: Hold) -> None:
+        """End a hold that the engine has released or never granted, and let the next waiter ask."""
+        hold.state = ENDED  # if an exception cuts off the rest, the next tick does it
         with self._mutex:
-            if states is not None and hold.state not in states:
-                return False
-            if self._ending is None:
-                self._ending = hold
-            return self._end(hold)
-
-    def mend(self) -> None:
-        """Finish a change that an interrupted call has left half done."""
-        with self._mutex:
-            if self._ending is not None:
-                self._end(self._ending)
-
-    def _end(self, hold: Hold) -> bool:
-        slot = self._slots.get(hold.key.digest)
-        if (
-            slot is not None
-            and len(slot.holders) == 1
-            and slot.holders[0] is hold
-            and self._ending is hold
-            and not slot.queue
-            and not hold.listeners
-            and hold.parker is None
-        ):  # the most frequent case; from here on Python does not look for signals
-            del self._slots[hold.key.digest]
-            self._total -= 1
-            hold.state = _ENDED
-            hold.released_by = self._ending = None
-            return True
-        if hold.state is State.ENDED:
-            if self._ending is hold:
-                self._ending = None
-            return False
-        unfinished = self._ending
-        if unfinished is not None and unfinished is not hold:
-            self._end(unfinished)
-        self._ending = hold
-        if self._waiting.get(hold.owner) is hold:
-            del self._waiting[hold.owner]
-        slot = self._slots.get(hold.key.digest)
-        if slot is not None:
-            if hold.state is State.WAITING and hold in slot.queue:
-                slot.queue.remove(hold)
-            if hold in slot.holders:
-                self._total -= 1
-                slot.holders.remove(hold)
-            if slot.queue:
-                self._promote(slot)
-            if not slot.holders and not slot.queue:
-                del self._slots[hold.key.digest]
-        for listener in hold.listeners:
-            listener.stop(hold)
-        hold.state = State.ENDED
+            self._settle(hold.key.digest)
         hold.released_by = None  # it refers to the hold: without the circle both are freed at once
-        self._ending = None
-        return True
 
-    def _promote(self, slot: WaitQueue) -> None:
-        while slot.queue:
-            head = slot.queue[0]
-            if head.state is State.WAITING:  # else it was admitted, and an interrupt came
-                # readers come in together, as many as the limit allows: the others when one of these is released
-                if not slot.admits(head) or (
-                    slot.holders and self._total >= slot.limit and self._count(head.backend) >= slot.limit
-                ):
+    def settle(self) -> None:
+        """Do what interrupted calls have left undone."""
+        with self._mutex:
+            for digest in list(self._lines):
+                self._settle(digest)
+
+    def _settle(self, digest: bytes) -> None:
+        """Drop the ended holds of a line and wake those that may ask now. It may be repeated at any time."""
+        line = self._lines.get(digest)
+        if line is None:
+            return
+        for hold in line:
+            if hold.listeners and hold.state is ENDED:
+                for listener in hold.listeners:
+                    listener.stop(hold)
+        line = [hold for hold in line if hold.state is not ENDED]
+        if not line:
+            del self._lines[digest]
+            return
+        self._lines[digest] = line
+        readers = True
+        for place, hold in enumerate(line):
+            if hold.waits:
+                if not _admitted(hold, place, readers):
                     return
-                self._admit(slot, head)
-            if self._waiting.get(head.owner) is head:
-                del self._waiting[head.owner]
-            if head.parker is not None and not head.parker.wake():
-                if head in slot.holders:
-                    self._total -= 1
-                    slot.holders.remove(head)
-                head.state = State.ENDED
-            del slot.queue[0]
+                if hold.parker is not None and not hold.parker.wake():  # it has given up, or its event loop is closed
+                    hold.state = ENDED
+                    self._settle(digest)
+                    return
+            readers = readers and hold.shared
 
     def lose(self, hold: Hold, reason: str, *, releasing: bool = False) -> bool:
         """Mark a hold as lost and let the next waiter ask. False if the loss was known or the hold has ended.
@@ -486,18 +410,17 @@ class LockTable:
         soon as the engine has it back.
         """
         with self._mutex:
-            states = (State.RELEASING,) if releasing else HELD
-            if hold.lost is not None or hold.state not in states:
+            if hold.lost is not None or hold.state not in ((RELEASING,) if releasing else IN_USE):
                 return False
             hold.lost = reason
-            if self._ending is None:
-                self._ending = hold
-            return self._end(hold)
+            hold.state = ENDED
+            self._settle(hold.key.digest)
+            return True
 
     def renew(self, hold: Hold, grant: Grant) -> bool:
         """Replace the grant by a renewed one, unless the hold was released during the renewal."""
         with self._mutex:
-            if hold.state not in HELD:
+            if hold.state not in IN_USE:
                 return False
             hold.grant = grant
             return True
@@ -513,60 +436,44 @@ class LockTable:
 
     def held(self, backend: Backend | None = None) -> list[Hold]:
         """The holds that are HELD or DEFERRED now."""
-        with self._mutex:
-            return [
-                hold
-                for slot in self._slots.values()
-                for hold in slot.holders
-                if hold.state in HELD and backend in (None, hold.backend)
-            ]
+        return [hold for hold in self.all() if hold.state in IN_USE and backend in (None, hold.backend)]
 
     def other_grants(self, hold: Hold) -> list[Grant]:
         """The grants of the other holds of its key."""
         with self._mutex:
-            slot = self._slots.get(hold.key.digest)
-            holders = [] if slot is None else slot.holders
-            return [other.grant for other in holders if other is not hold and other.grant is not None]
+            line = self._lines.get(hold.key.digest, ())
+            return [other.grant for other in line if other is not hold and other.grant is not None]
 
     def is_alone(self, hold: Hold) -> bool:
         """Has no other hold of this process the same key?"""
         with self._mutex:
-            slot = self._slots.get(hold.key.digest)
-            return slot is None or all(holder is hold for holder in slot.holders)
-
-    def unfinished(self) -> list[Hold]:
-        """The holds that are WAITING, CLAIMING or RELEASING now."""
-        return [hold for hold in self.all() if hold.state in UNFINISHED]
+            line = self._lines.get(hold.key.digest, ())
+            return all(other is hold or other.waits for other in line)
 
     def all(self) -> list[Hold]:
-        """Every hold, in any state."""
+        """Every hold, in any state; those of one lock in order of arrival."""
         with self._mutex:
-            return list(self.everything())
+            return list(self._everything())
 
     @property
     def empty(self) -> bool:
         """Is there no hold, in any state?"""
-        return not self._slots and self._ending is None
+        return not self._lines
 
-    def everything(self) -> Iterator[Hold]:
-        """Every hold, without the mutex: for the child of a fork, where another thread may have taken it."""
-        for slot in list(self._slots.values()):
-            yield from list(slot.holders)
-            yield from list(slot.queue)
+    def _everything(self) -> Iterator[Hold]:
+        for line in list(self._lines.values()):
+            yield from line
+
+    def forget_parent(self) -> None:
+        """In the child of a fork: mark all holds as lost, because they are the parent's (R22)."""
+        for hold in self._everything():  # without the mutex, which another thread may have had
+            hold.lost = FORKED
+            hold.state = ENDED
+            for listener in hold.listeners:
+                listener.stop(hold)
+        self.__init__()  # type: ignore[misc]
 
 
 lock_table = LockTable()
-
-
-def _forget_parent() -> None:
-    """In the child of a fork: mark all holds as lost, because they are the parent's (R22)."""
-    for hold in lock_table.everything():
-        hold.lost = FORKED
-        hold.state = State.ENDED
-        for listener in hold.listeners:
-            listener.stop(hold)
-    lock_table.__init__()  # type: ignore[misc]
-
-
-at_fork(Order.HOLDS, child=_forget_parent)
+at_fork(Order.HOLDS, child=lock_table.forget_parent)
 at_fork(Order.HOLDS, child=interrupted_calls.clear)

@@ -21,7 +21,7 @@ from django_distlock.concurrency.fork import Order, at_fork
 
 from . import events
 from . import open_transactions as transactions_here
-from .lock_table import HELD, State, leave_behind, lock_table
+from .lock_table import State, leave_behind, lock_table
 from .open_transactions import in_testcase, in_transaction, of_thread, only_testcases, open_transactions
 from .release import lose, notify_of_loss
 
@@ -274,7 +274,10 @@ def _give_back(hold: Hold, news: News) -> None:
     """Release a hold after the last transaction for which it was kept. An error of the engine is not raised, because
     the transaction is over."""
     if hold.scope == "transaction":  # the lock has ended with its transaction
-        if lock_table.end(hold, HELD) and signals.lock_released.receivers:
+        if not lock_table.start_release(hold):
+            return
+        lock_table.end(hold)
+        if signals.lock_released.receivers:
             news.append(partial(events.send_held, signals.lock_released, hold))
         return
     lost = ""
@@ -332,12 +335,4 @@ def defer(hold: Hold, by_sql: list[BaseDatabaseWrapper] | None = None) -> bool:
             opened = [*opened, *of_thread(owner)]  # released by another thread while its owner may still write
         if opened:
             bind(hold, opened)
-    if not hold.transactions:
-        return False
-    lock_table.defer(hold)
-    if not hold.transactions:  # another thread has just ended the last one and left the release to this one
-        news: News = []
-        _give_back(hold, news)
-        for notify in news:
-            notify()
-    return True
+    return bool(hold.transactions) and lock_table.defer(hold)

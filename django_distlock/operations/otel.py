@@ -183,7 +183,7 @@ class DistlockInstrumentor:
         return self._count(lock_table.held())
 
     def _count_waiting(self, options: CallbackOptions) -> Iterable[Observation]:
-        return self._count([one for one in lock_table.unfinished() if one.state in (State.WAITING, State.CLAIMING)])
+        return self._count([one for one in lock_table.all() if one.state in (State.WAITING, State.CLAIMING)])
 
     def _count(self, found: list[Hold]) -> list[Observation]:
         if not self._on:  # an instrument cannot be removed

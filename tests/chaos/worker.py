@@ -215,9 +215,9 @@ def work(link: Any) -> None:
     {"threads": threads, "tasks": tasks, "forks": forks}[order.role](order, gate)
     gate.shut()
     deadline = time.monotonic() + CLEAN_WITHIN
-    while list(lock_table.everything()) and time.monotonic() < deadline:
+    while lock_table.all() and time.monotonic() < deadline:
         time.sleep(0.02)
-    left = [repr(one) for one in lock_table.everything()]
+    left = [repr(one) for one in lock_table.all()]
     registry.close()
     link.say(left)
     link.hear()

@@ -69,9 +69,9 @@ def test_r7_500_random_cancellations_leave_nothing(rival: Any, using: str, name:
     busy = rival.acquire(using, names[-1])
     in_time = asyncio.run(_storm(using, names, random.Random(seed)))
     assert in_time > CANCELS / 10, "hardly any cancellation came in time"
-    assert {hold.key.name for hold in lock_table.everything()} <= {names[-1]}
+    assert {hold.key.name for hold in lock_table.all()} <= {names[-1]}
     rival.release(busy)
-    assert list(lock_table.everything()) == []
+    assert lock_table.all() == []
     for each in names:
         rival.release(rival.acquire(using, each))
 
@@ -124,7 +124,7 @@ def test_r7_a_release_that_is_cancelled_is_a_release(rival: Any, using: str, nam
 
     for steps in (1, 2, 1, 5):
         asyncio.run(main(steps))
-        eventually(lambda: not list(lock_table.everything()), "something is held")
+        eventually(lambda: not lock_table.all(), "something is held")
     for each in names:
         rival.release(rival.acquire(using, each))
 

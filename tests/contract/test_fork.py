@@ -55,7 +55,7 @@ def test_r22_the_child_s_copy_of_a_lease_is_not_held(other: Actor, using: str, n
         assert (lease.held, lease.lost) == (False, True)
         with pytest.raises(LockLost, match="belongs to the parent"):
             lease.ensure_held()
-        assert list(lock_table.everything()) == []
+        assert lock_table.all() == []
         lease.release()
         lease.release()
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("databases")
 
 def somebody_queues() -> None:
     """The next of this process is in the queue."""
-    eventually(lambda: any(one.state is State.WAITING for one in lock_table.everything()), "nobody waits")
+    eventually(lambda: any(one.state is State.WAITING for one in lock_table.all()), "nobody waits")
 
 
 class Diary:

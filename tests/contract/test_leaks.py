@@ -64,7 +64,7 @@ def test_r23_many_times_leave_nothing(me: Actor, entry: Entry, using: str, name:
                 pass
 
     me.submit(pairs if isinstance(me, ThreadActor) else apairs).result(PATIENCE)
-    assert list(lock_table.everything()) == []
+    assert lock_table.all() == []
     assert threading.active_count() <= threads + 1  # the keepalive thread comes and goes
     assert len(os.listdir("/proc/self/fd")) <= files + 2
     assert server_sessions(entry) <= max(sessions, 1)

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
 def waiting_here(name: str) -> int:
     """How many contexts of this process wait for their turn to ask the engine."""
-    return sum(hold.state is State.WAITING and hold.key.name == name for hold in lock_table.everything())
+    return sum(hold.waits and hold.key.name == name for hold in lock_table.all())
 
 
 def asking_here(name: str) -> int:
     """How many contexts of this process ask the engine now."""
-    return sum(hold.state is State.CLAIMING and hold.key.name == name for hold in lock_table.everything())
+    asking = (State.WAITING, State.CLAIMING)
+    return sum(hold.state in asking and not hold.waits and hold.key.name == name for hold in lock_table.all())
 
 
 def somebody_waits(name: str, count: int = 1) -> None:

@@ -61,7 +61,7 @@ def in_thread(function: Callable[[], Any]) -> Any:
 def free(name: str) -> None:
     """Also to others, and nobody keeps anything."""
     tick()
-    assert not list(lock_table.everything())
+    assert not lock_table.all()
     in_thread(lambda: lock_all([name, name + "2"], using="memory").acquire(timeout=0).release())
 
 
@@ -125,7 +125,7 @@ def test_r7_an_interrupted_waiter_is_out_of_the_queue(name: str) -> None:
 
     def clean() -> None:
         tick()
-        assert list(lock_table.everything()) == lock_table.held()
+        assert lock_table.all() == lock_table.held()
 
     assert interrupted_everywhere(lambda: lock.try_acquire(timeout=0.001), clean, *CORE) > 20
     held.release()
@@ -290,7 +290,7 @@ def test_garbage_in_the_midst_of_bookkeeping(name: str) -> None:
             advisory_lock(name, using="memory").acquire().release()
             sys.setprofile(None)
             gc.collect()
-            eventually(lambda: not list(lock_table.everything()), "still held")
+            eventually(lambda: not lock_table.all(), "still held")
             if left > 0:
                 return at
         return 0
@@ -356,7 +356,7 @@ def test_r7_a_loop_that_is_closed_under_its_waiters(using: str, name: str) -> No
         gc.collect()
     eventually(lambda: not holders(using, name), "held by a task of a closed loop")
     advisory_lock(name, using=using, timeout=10).acquire().release()
-    assert not list(lock_table.everything())
+    assert not lock_table.all()
 
 
 def test_r17_a_renewal_in_the_midst_of_a_release_is_no_loss(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def other() -> Iterator[ThreadPoolExecutor]:
 
 
 def somebody_waits() -> bool:
-    return any(hold.parker is not None for hold in lock_table.everything())
+    return any(hold.parker is not None for hold in lock_table.all())
 
 
 def lost(lease: Lease) -> bool:

@@ -1,5 +1,5 @@
-"""The registry in front of every engine, by three and more contexts: who gives up, promotion within MAX_HELD, and
-circles of waiters (R4, R8, R23). What two contexts see, tests/unit/shared and tests/contract show."""
+"""The registry in front of every engine, by three and more contexts: who gives up, who is next, what counts for
+MAX_HELD, and circles of waiters (R4, R8, R23). What two contexts see, tests/unit/shared and tests/contract show."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock import DeadlockDetected, LockTimeout, advisory_lock
+from django_distlock import DeadlockDetected, DistlockError, LockTimeout, advisory_lock
 from django_distlock.manager.registry import registry
 from tests.conftest import PATIENCE, eventually
 from tests.contract.actors import Face
@@ -90,14 +90,18 @@ def test_r4_in_order_and_nobody_overtakes(people: People) -> None:
         assert who == "d" or advisory_lock(people.name + "x", using="memory", shared=True).try_acquire() is None
 
 
-def test_r23_waiters_that_are_promoted_stay_within_the_limit(people: People, settings: Any) -> None:
-    """Readers queue one by one below the limit, and come in together."""
+def test_r23_a_lock_counts_once_however_many_readers_it_has(people: People, settings: Any) -> None:
+    """The limit is that of the server, which keeps one entry for the readers of a session."""
     settings.DISTLOCK = {**settings.DISTLOCK, "memory": {**settings.DISTLOCK["memory"], "MAX_HELD": 2}}
     people.takes("a", "x")
     for reader in "bcde":
         people.waits(reader, "x", shared=True)
+    people.takes("a", "y")
+    with pytest.raises(DistlockError, match="MAX_HELD"):
+        people.takes("a", "z")
+    del people.futures["a", "z"]
     people.gives("a", "x")
-    eventually(lambda: len(people.inside()) == 2, "not two are in")
+    eventually(lambda: len(people.inside()) == 5, "not all readers are in")
 
 
 def test_r8_a_circle_through_a_place_in_the_queue(people: People) -> None:

@@ -78,7 +78,7 @@ class World:
     def close(self) -> None:
         close_flows()
         self._patch.undo()
-        for hold in list(lock_table.everything()):
+        for hold in lock_table.all():
             lock_table.end(hold)
         self.backend.close()
 
@@ -172,6 +172,10 @@ class World:
         return grant
 
 
+def excludes(one: Hold, other: Hold) -> bool:
+    return not (one.shared and other.shared)
+
+
 WHO = st.integers(0, 2)
 NAME = st.sampled_from(["x", "y", "z"])
 SHARED = st.sampled_from([False, False, True])
@@ -239,15 +243,15 @@ class Contexts(RuleBasedStateMachine):
     def would_close_a_circle(self, actor: Actor, name: str) -> bool:
         """Does anybody who has or wants ``name`` wait, directly or over others, for ``actor``?"""
         seen: set[Any] = set()
-        pending = [each.owner for each in lock_table.everything() if each.key.name == name]
+        pending = [each.owner for each in lock_table.all() if each.key.name == name]
         while pending:
             owner = pending.pop()
             if owner is actor:
                 return True
             if owner not in seen:
                 seen.add(owner)
-                wanted = {h.key.name for h in lock_table.everything() if h.owner is owner and h.state is State.WAITING}
-                pending += [each.owner for each in lock_table.everything() if each.key.name in wanted]
+                wanted = {h.key.name for h in lock_table.all() if h.owner is owner and h.waits}
+                pending += [each.owner for each in lock_table.all() if each.key.name in wanted]
         return False
 
     @precondition(lambda self: self.busy())
@@ -266,7 +270,7 @@ class Contexts(RuleBasedStateMachine):
         busy = self.busy()
         actor = busy[pick % len(busy)]
         self.world.cancel(actor)
-        left = [each for each in lock_table.everything() if each.owner is actor]
+        left = [each for each in lock_table.all() if each.owner is actor]
         assert all(each.state is State.HELD for each in left), "R7: a cancelled acquire left something"
 
     @precondition(lambda self: self.world.leases)
@@ -345,7 +349,7 @@ class Contexts(RuleBasedStateMachine):
 
     def fence_of(self, token: str) -> int | None:
         grants = [lease._grant for lease in self.world.leases] + self.strangers
-        grants += [each.grant for each in lock_table.everything() if each.grant is not None]
+        grants += [each.grant for each in lock_table.all() if each.grant is not None]
         return next((grant.fence for grant in grants if grant.claim.token == token), None)
 
     @precondition(lambda self: not self.strangers)
@@ -366,22 +370,22 @@ class Contexts(RuleBasedStateMachine):
     def slots(self) -> dict[str, tuple[list[Hold], list[Hold]]]:
         """Who holds and who waits for each name, in order of arrival."""
         found: dict[str, tuple[list[Hold], list[Hold]]] = {}
-        for hold in lock_table.everything():
+        for hold in lock_table.all():
             holders, queue = found.setdefault(hold.key.name, ([], []))
-            (queue if hold.state is State.WAITING else holders).append(hold)
+            (queue if hold.waits else holders).append(hold)
         return found
 
     @invariant()
     def in_order_of_arrival(self) -> None:
         """R1, R4: nobody comes in before another who came earlier and whom he keeps out, and the first one does."""
-        for hold in lock_table.everything():  # those that are new at one time are of one context
+        for hold in lock_table.all():  # those that are new at one time are of one context
             self.arrivals.setdefault(hold, len(self.arrivals))
         for holders, queue in self.slots().values():
             assert len(holders) == 1 or all(each.shared for each in holders), "R1: two holders of one lock"
             assert queue == sorted(queue, key=self.arrivals.__getitem__)
-            assert not queue or any(queue[0].excludes(each) for each in holders), "R4: the first one was not let in"
+            assert not queue or any(excludes(queue[0], each) for each in holders), "R4: the first one was not let in"
             for holder in holders:
-                passed = [w for w in queue if self.arrivals[w] < self.arrivals[holder] and w.excludes(holder)]
+                passed = [w for w in queue if self.arrivals[w] < self.arrivals[holder] and excludes(w, holder)]
                 assert not passed, "R4: somebody was overtaken"
 
     @invariant()
@@ -411,7 +415,7 @@ class Contexts(RuleBasedStateMachine):
                 if not self.busy() and not world.leases:
                     break
             assert not self.busy(), f"R7: an acquire never ends: {self.busy()}"
-            assert not list(lock_table.everything())
+            assert not lock_table.all()
             assert not list(world.backend.inspect())
         finally:
             world.close()

@@ -58,7 +58,7 @@ def test_a_notebook_may_ask_for_it(lock: Any, monkeypatch: pytest.MonkeyPatch) -
 
     asyncio.run(main())
     # where that takes a request, a thread sees to it
-    eventually(lambda: not list(lock_table.everything()), "it is not released")
+    eventually(lambda: not lock_table.all(), "it is not released")
 
 
 def test_threads_and_sync_to_async_are_the_way(lock: Any) -> None:

@@ -67,7 +67,7 @@ def test_r7_wait_for_around_an_acquire(me: Actor, lock: Any) -> None:
 
     asyncio.run(main())
     me.release(busy)
-    assert list(lock_table.everything()) == []
+    assert lock_table.all() == []
 
 
 @both_faces
