@@ -7,7 +7,6 @@ block is therefore not kept on them, but in :data:`open_blocks`.
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
@@ -108,8 +107,7 @@ class BaseLock(decorators.Recipe, Generic[L]):
         raise NotImplementedError
 
     def _resolve(self, timeout: Timeout) -> float | None:
-        if "trio" in sys.modules:
-            owner.refuse_trio()
+        owner.refuse_trio()
         timeout = self.timeout if timeout is UNSET else optional_seconds("timeout", timeout, none=True)
         # created before the caller's time begins: the first one may have to import a driver
         entry = registry.entry(self.using)
