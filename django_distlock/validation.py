@@ -70,6 +70,13 @@ def flag(argument: str, value: object) -> bool:
     return value
 
 
+def check_names(**names: object) -> None:
+    """TypeError for an argument that is neither a str nor None."""
+    for argument, value in names.items():
+        if value is not None and not isinstance(value, str):
+            raise TypeError(f"{argument} must be a str or None, not {type(value).__name__}.")
+
+
 def count(argument: str, value: object) -> int:
     """Return ``value`` if it is an int above zero."""
     if isinstance(value, bool) or not isinstance(value, int):

@@ -99,7 +99,7 @@ def _decorate(names: tuple[str, ...], methods: frozenset[str] | None, view: Any)
     is_async = decorators.is_async(view)
     wrapper: Any = markcoroutinefunction(async_locked) if is_async else locked
     if not is_async:
-        wrapper._non_atomic_requests = decorators.LockedView(getattr(view, "_non_atomic_requests", ()))
+        decorators.open_no_transaction(wrapper, view)
     decorators.note_template(wrapper, template)
     return wrapper
 

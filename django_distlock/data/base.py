@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from django_distlock.exceptions import LockLost, LockNotHeld
 from django_distlock.locks import decorators
-from django_distlock.locks.lazy_results import finished
+from django_distlock.locks.lazy_results import refuse_unfinished
 from django_distlock.manager.owner import refuse_trio
 
 if TYPE_CHECKING:
@@ -85,13 +85,6 @@ def held(connection: Any, lock: Callable[[ExitStack], T]) -> Iterator[T]:
             )
 
 
-def check_names(**names: object) -> None:
-    """TypeError for an argument that is neither a str nor None."""
-    for argument, value in names.items():
-        if value is not None and not isinstance(value, str):
-            raise TypeError(f"{argument} must be a str or None, not {type(value).__name__}.")
-
-
 def refuse_async(name: str) -> NoReturn:
     raise TypeError(
         f"{name} is for sync code: Django's transactions are. Put the block into a function and call it with "
@@ -113,9 +106,14 @@ def wrap(
     decorators.refuse(function, name)
     if decorators.is_async(function):
         refuse_async(f"@{name}")
-    inner = getattr(function, "_non_atomic_requests", ())
-    innermost = not isinstance(inner, decorators.LockedView)
-    run = functools.partial(finished, function)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        if inspect.isawaitable(result):  # it would run after the lock is released
+            if inspect.iscoroutine(result):
+                result.close()
+            refuse_async(f"@{name}")
+        return refuse_unfinished(function, result)
 
     @functools.wraps(function)
     def locked(*args: Any, **kwargs: Any) -> Any:
@@ -123,12 +121,7 @@ def wrap(
         excluded: decorators.LockedView = locked._non_atomic_requests  # type: ignore[attr-defined]
         with hold(args, kwargs) as value:
             more = {} if into is None else {into: value}
-            result = decorators.call_view(run, request, excluded, *args, **kwargs, **more)
-            if inspect.isawaitable(result):  # it would run after the lock is released
-                if inspect.iscoroutine(result):
-                    result.close()
-                refuse_async(f"@{name}")
-        return result
+            return decorators.call_view(run, request, excluded, *args, **kwargs, **more)
 
-    locked._non_atomic_requests = decorators.LockedView(inner)  # type: ignore[attr-defined]
+    innermost = decorators.open_no_transaction(locked, function)
     return locked  # type: ignore[return-value]

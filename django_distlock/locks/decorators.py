@@ -5,41 +5,24 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import sys
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from typing import Any, Literal, Protocol, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connections, transaction
 from django.http import HttpRequest
-from django.views import View
 
-from django_distlock.concurrency import finalizers
 from django_distlock.concurrency.origin import request_of_rest, serving
 from django_distlock.manager import owner
-from django_distlock.validation import qualified_name, refuse_registered
+from django_distlock.validation import Timeout, qualified_name, refuse_registered
 
-from .lazy_results import finished, makes_manager, refuse_unfinished
-from .name_templates import Template
+from .lazy_results import makes_manager, refuse_unfinished
+from .name_templates import Template, signature_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 OnBusy = Literal["raise", "skip"] | Callable[..., Any]
-
-
-class Recipe(Protocol):
-    """The part of a Lock, LockSet or Semaphore that the decorator uses."""
-
-    timeout: Any
-    cancel_on_loss: bool
-
-    def templates(self) -> tuple[str, ...]: ...
-    def formatted(self, values: Mapping[str, str]) -> Self: ...
-    def acquire(self) -> Any: ...
-    def try_acquire(self, timeout: Any) -> Any: ...
-    async def aacquire(self) -> Any: ...
-    async def atry_acquire(self, timeout: Any) -> Any: ...
 
 
 def validate_on_busy(on_busy: object) -> Any:
@@ -50,92 +33,143 @@ def validate_on_busy(on_busy: object) -> Any:
     raise kind(f'on_busy must be "raise", "skip" or a callable, not {on_busy!r}.')
 
 
-# The code of Django's non_atomic_requests that excludes an alias; its argument ``view`` is read from its frame.
-_TAKES_OUT = getattr(getattr(transaction, "_non_atomic_requests", None), "__code__", None)
+class Recipe:
+    """A Lock, LockSet or Semaphore as a decorator. Subclasses have the four methods that acquire it."""
+
+    timeout: Timeout
+    on_busy: OnBusy = "raise"
+    cancel_on_loss = False
+    into: str | None = None
+    acquire: Callable[..., Any]
+    try_acquire: Callable[..., Any]
+    aacquire: Callable[..., Any]
+    atry_acquire: Callable[..., Any]
+
+    def templates(self) -> tuple[str, ...]:
+        """The names that may hold ``{fields}`` when this is used as a decorator."""
+        raise NotImplementedError
+
+    def formatted(self, values: Mapping[str, str]) -> Self:
+        """The same recipe with each name in ``values`` (template -> name) replaced."""
+        raise NotImplementedError
+
+    def __call__(self, function: F) -> F:
+        """Decorate a function, a method, an ``async def`` or a view: each call holds the lock while it runs.
+
+        The argument that ``into`` names gets the lease: callers leave it out, which types cannot express.
+        """
+        return decorate(self, function)
 
 
 class LockedView(set[str]):
     """``_non_atomic_requests`` of a locked view: Django opens no transaction around it, the innermost lock does.
 
     Django asks whether an alias is *in* this set; the answer is always yes. The elements are the aliases that the code
-    of the view has excluded with ``non_atomic_requests``; ``of_class`` has those of class-based views.
+    of the view has excluded with ``non_atomic_requests``.
     """
 
-    def __init__(self, other: Iterable[str] = ()) -> None:
+    def __init__(self, other: Iterable[str] = (), of_method: bool = False) -> None:
         super().__init__(other)
-        self.of_class: dict[type, frozenset[str]] = dict(getattr(other, "of_class", {}))
+        self._of_method = of_method
 
     def __contains__(self, alias: object) -> bool:
         return True
 
     def add(self, alias: str) -> None:
-        """Exclude ``alias`` for the view that ``non_atomic_requests`` decorates.
-
-        ``functools.wraps`` lets several views share one set, so this view gets its own copy. ``method_decorator`` makes
-        a new wrapper for each request, which no other code sees, so there the alias is stored by class.
-        """
-        frame = sys._getframe(1)
-        view = frame.f_locals["view"] if frame.f_code is _TAKES_OUT else None
-        instance = getattr(view.func, "__self__", None) if isinstance(view, functools.partial) else None
-        if isinstance(instance, View):
-            kind = type(instance)
-            self.of_class[kind] = self.of_class.get(kind, frozenset()) | {alias}
-        elif view is None:
-            super().add(alias)
-        else:
-            own = LockedView(self)
-            set.add(own, alias)
-            view._non_atomic_requests = own
-
-    def taken_out(self, view: Any) -> set[str]:
-        """The aliases for which no transaction is opened around ``view``."""
-        kind: Any = getattr(view, "view_class", None) or getattr(view, "cls", None)
-        return {*self, *self.of_class.get(kind, ())}
+        """Exclude ``alias``. TypeError for a method: all classes that inherit it share this set, and those that did not
+        ask for it would lose their transactions in silence."""
+        if self._of_method:
+            raise TypeError(
+                "non_atomic_requests stands above a locked dispatch(), which other views may share. Give both to one "
+                "decorator: @method_decorator([transaction.non_atomic_requests, the lock], name='dispatch')."
+            )
+        super().add(alias)
 
 
-def decorate(lock: Recipe, function: F, on_busy: OnBusy) -> F:
+def open_no_transaction(locked: Any, function: Any) -> bool:
+    """Have Django open no transaction around the view ``locked``, which calls ``function``. True if that is no locked
+    view itself, so that ``locked`` has to open the transaction."""
+    inner = getattr(function, "_non_atomic_requests", ())
+    # what method_decorator makes for one request is a partial, and no other code sees its set
+    of_method = _may_be_async(function) and not isinstance(function, functools.partial)
+    locked._non_atomic_requests = LockedView(inner, of_method)
+    return not isinstance(inner, LockedView)
+
+
+def decorate(lock: Recipe, function: F) -> F:
     """Wrap ``function`` so that each call holds ``lock``."""
     refuse(function)
     if not (is_async(function) or _may_be_async(function)):
         if lock.cancel_on_loss:
             refuse_cancel_on_loss()
-        _refuse_async_on_busy(function, on_busy)
-    template = Template(lock.templates(), function)
+        _refuse_async_on_busy(function, lock.on_busy)
+    template = Template(lock.templates(), function, lock.into)
     lock = lock.formatted({})  # a copy that remembers the name as it is written here
-    if is_async(function):
-        return _decorate_async(lock, function, template, on_busy)
-    inner = getattr(function, "_non_atomic_requests", ())
-    innermost = not isinstance(inner, LockedView)
+    locked = (_decorate_async if is_async(function) else _decorate_sync)(lock, function, template)
+    if lock.into is not None and lock.into in signature_of(function).parameters:
+        locked.__signature__ = template.signature  # callers leave that argument out
+    note_template(locked, template)
+    return locked  # type: ignore[no-any-return]
+
+
+def note_template(locked: Any, template: Template) -> None:
+    """Store ``template`` for the system check of routes; ``method_decorator`` and ``as_view`` copy it to the view."""
+    locked._distlock_templates = (*getattr(locked, "_distlock_templates", ()), template)
+
+
+def _decorate_sync(lock: Recipe, function: Callable[..., Any], template: Template) -> Any:
     dispatches = getattr(function, "__name__", "") == "dispatch"
+    body = functools.partial(_finished, function)
 
     @functools.wraps(function)
     def locked(*args: Any, **kwargs: Any) -> Any:
         request = request_of(args)
-        if request is None and (served := request_of_rest(args)) is None:
-            return held(None, *args, **kwargs)
-        with serving(request or served):
+        with serving(request or request_of_rest(args)):
             return held(request, *args, **kwargs)
 
     def held(request: HttpRequest | None, /, *args: Any, **kwargs: Any) -> Any:
         excluded: LockedView = locked._non_atomic_requests  # type: ignore[attr-defined]
-        run = functools.partial(finished, function)
-        call = functools.partial(call_view, run, request if innermost else None, excluded)
-        if dispatches and request is not None and is_async_dispatch(function, args):
-            recipe = _recipe(lock, template, args, kwargs)
-            return _held_async(recipe, function, call, args, kwargs, on_busy)
-        if dispatches:
-            _refuse_async_on_busy(function, on_busy)
         recipe = _recipe(lock, template, args, kwargs)
+        if dispatches and request is not None and is_async_dispatch(function, args):
+            call = functools.partial(call_view, function, request if innermost else None, excluded)
+            return _held_async(recipe, function, call, args, kwargs)
+        if dispatches:
+            _refuse_async_on_busy(function, recipe.on_busy)
         if owner.on_event_loop():
             _refuse_event_loop(function)
-        lease = recipe.try_acquire(recipe.timeout) if on_busy != "raise" else recipe.acquire()
+        lease = recipe.acquire() if recipe.on_busy == "raise" else recipe.try_acquire(recipe.timeout)
         if lease is None:
+            on_busy = recipe.on_busy
             return call_view(on_busy, request, excluded, *args, **kwargs) if callable(on_busy) else None
-        return _run(lease, function, call, args, kwargs)
+        try:
+            more = _given(recipe, lease)
+            result = call_view(body, request if innermost else None, excluded, *args, **kwargs, **more)
+        except BaseException as error:
+            lease.__exit__(type(error), error, None)  # so that the exception of the body is raised
+            raise
+        lease.__exit__(None, None, None)  # the call may stand in an except block, whose exception is unrelated
+        return result
 
-    locked._non_atomic_requests = LockedView(inner)  # type: ignore[attr-defined]
-    note_template(locked, template)
-    return locked  # type: ignore[return-value]
+    innermost = open_no_transaction(locked, function)
+    return locked
+
+
+def _given(lock: Recipe, lease: Any) -> dict[str, Any]:
+    """The argument that ``into`` names."""
+    return {} if lock.into is None else {lock.into: lease}
+
+
+def _finished(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call ``function`` and refuse a result whose code has yet to run."""
+    result = function(*args, **kwargs)
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise TypeError(
+            f"{qualified_name(function)} returned an awaitable, which would run after the lock is released. Make it an "
+            "`async def`, or mark it with asgiref.sync.markcoroutinefunction below the lock."
+        )
+    return refuse_unfinished(function, result)
 
 
 def refuse_cancel_on_loss() -> None:
@@ -186,95 +220,30 @@ def _refuse_event_loop(function: Callable[..., Any]) -> None:
         )
 
 
-def _run(
-    lease: Any, function: Callable[..., Any], call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    try:
-        result = call(*args, **kwargs)
-    except BaseException as error:
-        lease.__exit__(type(error), error, None)  # so that the exception of the body is raised
-        raise
-    if inspect.isawaitable(result):
-        return _Awaited(lease, function, result)
-    lease.__exit__(None, None, None)  # the call may stand in an except block, whose exception is unrelated
-    return result
-
-
-async def _awaited(lease: Any, function: Callable[..., Any], result: Awaitable[Any]) -> Any:
-    async with lease:
-        return refuse_unfinished(function, await result)
-
-
-class _Awaited(Coroutine[Any, Any, Any]):
-    """Awaits the result of a plain function while the lock is held that the call has acquired.
-
-    A coroutine that was never started runs no ``finally`` when it is cancelled, closed or dropped. This one is started
-    at once, so that the lock is released even then (R7).
-    """
-
-    def __init__(self, lease: Any, function: Callable[..., Any], result: Awaitable[Any]) -> None:
-        self._result = result
-        self._steps = self._run(lease, function, result)
-        next(self._steps)
-
-    @staticmethod
-    def _run(lease: Any, function: Callable[..., Any], result: Awaitable[Any]) -> Generator[Any, Any, Any]:
-        try:
-            yield
-        except BaseException as error:
-            finalizers.now_or_later(lease._release, False)
-            # as for any coroutine: no warning after a cancellation, "was never awaited" after it was dropped
-            if not isinstance(error, GeneratorExit) and inspect.iscoroutine(result):
-                result.close()
-            raise
-        return (yield from _awaited(lease, function, result).__await__())
-
-    def send(self, value: Any) -> Any:
-        return self._steps.send(value)
-
-    def throw(self, *error: Any) -> Any:
-        return self._steps.throw(*error)
-
-    def close(self) -> None:
-        self._steps.close()
-        if inspect.iscoroutine(self._result):
-            self._result.close()
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        return self._steps
-
-
 async def _held_async(
     recipe: Recipe,
     function: Callable[..., Any],
     call: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    on_busy: OnBusy,
 ) -> Any:
     with serving(request_of(args)):
+        on_busy = recipe.on_busy
         lease = await recipe.aacquire() if on_busy == "raise" else await recipe.atry_acquire(recipe.timeout)
         if lease is None:
             result = on_busy(*args, **kwargs) if callable(on_busy) else None
             return await result if inspect.isawaitable(result) else result
         async with lease:
-            result = call(*args, **kwargs)
+            result = call(*args, **kwargs, **_given(recipe, lease))
             return refuse_unfinished(function, await result if inspect.isawaitable(result) else result)
 
 
-def _decorate_async(lock: Recipe, function: F, template: Template, on_busy: OnBusy) -> F:
+def _decorate_async(lock: Recipe, function: Callable[..., Any], template: Template) -> Any:
     @functools.wraps(function)
     async def locked(*args: Any, **kwargs: Any) -> Any:
-        recipe = _recipe(lock, template, args, kwargs)
-        return await _held_async(recipe, function, function, args, kwargs, on_busy)
+        return await _held_async(_recipe(lock, template, args, kwargs), function, function, args, kwargs)
 
-    note_template(locked, template)
-    return markcoroutinefunction(locked)  # type: ignore[return-value]
-
-
-def note_template(locked: Any, template: Template) -> None:
-    """Store ``template`` for the system check of routes; ``method_decorator`` and ``as_view`` copy it to the view."""
-    locked._distlock_templates = (*getattr(locked, "_distlock_templates", ()), template)
+    return markcoroutinefunction(locked)
 
 
 def _recipe(lock: Recipe, template: Template, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recipe:
@@ -288,11 +257,6 @@ def request_of(args: tuple[Any, ...]) -> HttpRequest | None:
         if isinstance(argument, HttpRequest):
             return argument
     return None
-
-
-def _resolved_view(request: HttpRequest) -> Any:
-    match = getattr(request, "resolver_match", None)
-    return None if match is None else match.func
 
 
 def is_async_dispatch(function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
@@ -315,11 +279,11 @@ def call_view(
     and a plain call by other code opens no transaction. ``excluded`` are the aliases excluded between two decorators,
     which ``method_decorator`` does not show on the view.
     """
-    view = None if request is None else _resolved_view(request)
+    view = getattr(getattr(request, "resolver_match", None), "func", None)
     marker = getattr(view, "_non_atomic_requests", None)
     if not isinstance(marker, LockedView):
         return function(*args, **kwargs)
-    out = marker.taken_out(view) | excluded.taken_out(view)
+    out = {*marker, *excluded}
     with ExitStack() as stack:
         for alias, settings in connections.settings.items():
             if settings["ATOMIC_REQUESTS"] and alias not in out and not _is_atomic(alias):

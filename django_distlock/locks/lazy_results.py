@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import itertools
 from types import AsyncGeneratorType, GeneratorType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,7 +13,7 @@ from django.http import StreamingHttpResponse
 from django_distlock.validation import qualified_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 R = TypeVar("R")
 
@@ -23,17 +22,8 @@ _MANAGERS = (contextlib._GeneratorContextManager, contextlib._AsyncGeneratorCont
 _ITERATORS = (map, filter, zip, enumerate, *(kind for kind in vars(itertools).values() if isinstance(kind, type)))
 # The exact type is looked up, which adds next to nothing to the cost of a call.
 _UNFINISHED = frozenset({GeneratorType, AsyncGeneratorType, *_MANAGERS, *_ITERATORS})
-
-
-def _nothing() -> Iterator[None]:
-    yield
-
-
 # All functions made by @contextmanager share one code object.
-_MAKES_MANAGER = {
-    contextlib.contextmanager(_nothing).__code__,
-    contextlib.asynccontextmanager(_nothing).__code__,  # type: ignore[arg-type]
-}
+_MAKES_MANAGER = {make(iter).__code__ for make in (contextlib.contextmanager, contextlib.asynccontextmanager)}  # type: ignore[arg-type]
 
 
 def makes_manager(function: Any) -> bool:
@@ -50,8 +40,6 @@ def refuse_unfinished(function: Callable[..., Any], result: R) -> R:
     """Return ``result``. If its code has yet to run, close it and raise TypeError, which says what to do."""
     if type(result) not in _UNFINISHED and not isinstance(result, StreamingHttpResponse):
         return result
-    if inspect.isawaitable(result):  # @types.coroutine makes generators
-        return result
     _close(result)
     kind, name = type(result).__name__, qualified_name(function)
     if isinstance(result, StreamingHttpResponse):
@@ -59,23 +47,16 @@ def refuse_unfinished(function: Callable[..., Any], result: R) -> R:
             f"{name} returned a {kind}, whose content would be sent after the lock is released. Take the lock with "
             "`with` in the generator that makes the content, or lock a function that only prepares it."
         )
-    if isinstance(result, _MANAGERS):
-        kind = "context manager"
+    kind = "context manager" if isinstance(result, _MANAGERS) else kind
     raise TypeError(
         f"{name} returned a {kind}, which would run after the lock is released. Use `with` inside it, or return a list."
     )
-
-
-def finished(function: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
-    """Call ``function`` and refuse a result whose code has yet to run."""
-    return refuse_unfinished(function, function(*args, **kwargs))
 
 
 def _close(result: Any) -> None:
     """Close ``result``. An asynchronous generator is left to its event loop, which closes it once it is dropped."""
     for close in getattr(result, "_resource_closers", ()):  # a response; its close() would end the request for Django
         close()
-    if isinstance(result, contextlib._GeneratorContextManager):
-        result.gen.close()
-    elif isinstance(result, GeneratorType):
-        result.close()
+    steps = getattr(result, "gen", result)  # that of a context manager
+    if isinstance(steps, GeneratorType):
+        steps.close()

@@ -7,9 +7,7 @@ block is therefore not kept on them, but in :data:`open_blocks`.
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from django_distlock.concurrency import clock, finalizers
@@ -21,17 +19,18 @@ from django_distlock.manager import owner
 from django_distlock.manager.acquire import LockRequest, acquire, acquire_flow
 from django_distlock.manager.introspection import aheld_names, held_names
 from django_distlock.manager.registry import registry
-from django_distlock.validation import UNSET, Timeout, flag, optional_seconds
+from django_distlock.validation import UNSET, Timeout, check_names, flag, optional_seconds
 
 from . import decorators
 from .lease import BaseLease, Lease
 from .task_guard import TaskGuard
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from django_distlock.manager.lock_table import Hold
 
 L = TypeVar("L", bound=BaseLease)
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class OpenBlocks:
@@ -90,13 +89,10 @@ open_blocks = OpenBlocks()
 at_fork(Order.PRIMITIVES, child=open_blocks.after_fork)
 
 
-class BaseLock(Generic[L]):
+class BaseLock(decorators.Recipe, Generic[L]):
     """Base class of Lock, LockSet and Semaphore. Subclasses implement ``_flow`` and the text of the "busy" error."""
 
     using: str
-    timeout: Timeout
-    on_busy: decorators.OnBusy = "raise"
-    cancel_on_loss = False
     #: The name as written in a decorator. Metrics use it as a label, because there are few different ones.
     template: str | None = None
 
@@ -111,17 +107,8 @@ class BaseLock(Generic[L]):
     def _described(self) -> str:
         raise NotImplementedError
 
-    def templates(self) -> tuple[str, ...]:
-        """The names that may hold ``{fields}`` when this is used as a decorator."""
-        raise NotImplementedError
-
-    def formatted(self, values: Mapping[str, str]) -> Self:
-        """The same recipe with each name in ``values`` (template -> name) replaced."""
-        raise NotImplementedError
-
     def _resolve(self, timeout: Timeout) -> float | None:
-        if "trio" in sys.modules:
-            owner.refuse_trio()
+        owner.refuse_trio()
         timeout = self.timeout if timeout is UNSET else optional_seconds("timeout", timeout, none=True)
         # created before the caller's time begins: the first one may have to import a driver
         entry = registry.entry(self.using)
@@ -236,10 +223,6 @@ class BaseLock(Generic[L]):
         if raising:
             raise LockNotHeld(f"{self._described()} was not entered by this context.")
 
-    def __call__(self, function: F) -> F:
-        """Decorate a function, a method, an ``async def`` or a view: each call holds the lock while it runs."""
-        return decorators.decorate(self, function, self.on_busy)
-
 
 class Lock(BaseLock[Lease]):
     """A named lock. Make it with :func:`advisory_lock`; one object may be used by any number of contexts at once."""
@@ -254,6 +237,7 @@ class Lock(BaseLock[Lease]):
         shared: bool = False,
         on_busy: decorators.OnBusy = "raise",
         cancel_on_loss: bool = False,
+        into: str | None = None,
     ) -> None:
         # a Lock is often created at each use, so what is surely right is not validated
         self.name = name if type(name) is str and 0 < len(name) <= MAX_NAME_LENGTH else validate_name(name)
@@ -266,6 +250,9 @@ class Lock(BaseLock[Lease]):
         self.shared = shared if shared is False else flag("shared", shared)
         self.on_busy = on_busy if on_busy == "raise" else decorators.validate_on_busy(on_busy)
         self.cancel_on_loss = cancel_on_loss if cancel_on_loss is False else flag("cancel_on_loss", cancel_on_loss)
+        if into is not None:
+            check_names(into=into)
+        self.into = into
 
     def __repr__(self) -> str:
         return f"<Lock {self.name!r} on {self.using!r}{' shared' if self.shared else ''}>"
@@ -286,6 +273,7 @@ class Lock(BaseLock[Lease]):
             shared=self.shared,
             on_busy=self.on_busy,
             cancel_on_loss=self.cancel_on_loss,
+            into=self.into,
         )
         made.template = self.template or self.name
         return made
@@ -334,6 +322,7 @@ def advisory_lock(
     shared: bool = False,
     on_busy: decorators.OnBusy = "raise",
     cancel_on_loss: bool = False,
+    into: str | None = None,
 ) -> Lock:
     """A named lock: ``with advisory_lock("x"):``, ``@advisory_lock("x")``, ``advisory_lock("x").acquire()``.
 
@@ -347,9 +336,11 @@ def advisory_lock(
         the same arguments and whose result is returned.
     :param cancel_on_loss: for ``async with`` and the decorator of an ``async def``: if the lock is lost, or the engine
         cannot tell whether it still holds, the task is cancelled, and LockLost leaves the block.
+    :param into: for decorators: the argument of the function that gets the lease. It is passed by its name, so that it
+        must be the last argument or stand behind a ``*``; with ``**kwargs`` any name will do.
 
     Bad input raises ValueError or TypeError at once. A feature that the engine does not have raises
     UnsupportedOperation at the first acquire.
     """
     # not by keywords: a class is called with them by way of a dict
-    return Lock(name, using, timeout, ttl, max_hold, shared, on_busy, cancel_on_loss)
+    return Lock(name, using, timeout, ttl, max_hold, shared, on_busy, cancel_on_loss, into)

@@ -22,7 +22,7 @@ from django_distlock.manager.acquire import LockRequest, acquire_flow, announce
 from django_distlock.manager.open_transactions import open_transactions
 from django_distlock.manager.registry import registry
 from django_distlock.manager.transactions import on_own_connection, unbind
-from django_distlock.validation import UNSET, Timeout, count, optional_seconds
+from django_distlock.validation import UNSET, Timeout, check_names, count, optional_seconds
 
 from .lease import Lease, LeaseSet, release_all
 from .lock import BaseLock, Lock, validate_alias
@@ -87,11 +87,14 @@ class LockSet(BaseLock[LeaseSet]):
         timeout: Timeout = UNSET,
         ttl: Timeout = UNSET,
         shared: bool = False,
+        into: str | None = None,
     ) -> None:
         if isinstance(names, str):
             raise TypeError("names must be an iterable of names, not one str; for one lock use advisory_lock().")
         self.using = validate_alias(using)
         self.timeout = optional_seconds("timeout", timeout, none=True)
+        check_names(into=into)
+        self.into = into
         locks: dict[tuple[str, str], Lock] = {}
         for name in names:
             lock = name if isinstance(name, Lock) else Lock(name, using=using, ttl=ttl, shared=shared)
@@ -103,6 +106,8 @@ class LockSet(BaseLock[LeaseSet]):
             raise ValueError("names must not be empty.")
         if any(lock.cancel_on_loss for lock in locks.values()):
             raise ValueError("names must not have locks with cancel_on_loss: lock_all() cancels no task.")
+        if any(lock.into is not None for lock in locks.values()):
+            raise ValueError("names must not have locks with into: give it to lock_all().")
         # all callers acquire in one order, across aliases, so that two of them never wait for each other (R9)
         self.locks = tuple(locks[identity] for identity in sorted(locks))
 
@@ -116,7 +121,8 @@ class LockSet(BaseLock[LeaseSet]):
         return tuple(lock.name for lock in self.locks)
 
     def formatted(self, values: Mapping[str, str]) -> Self:
-        return type(self)([lock.formatted(values) for lock in self.locks], using=self.using, timeout=self.timeout)
+        locks = [lock.formatted(values) for lock in self.locks]
+        return type(self)(locks, using=self.using, timeout=self.timeout, into=self.into)
 
     def _flow(self, timeout: float | None, start: float) -> Flow[LeaseSet | None]:
         attempt = SetAttempt(self.locks)
@@ -145,10 +151,18 @@ class Semaphore(BaseLock[Lease]):
     """
 
     def __init__(
-        self, name: str, limit: int, *, using: str = "default", timeout: Timeout = UNSET, ttl: Timeout = UNSET
+        self,
+        name: str,
+        limit: int,
+        *,
+        using: str = "default",
+        timeout: Timeout = UNSET,
+        ttl: Timeout = UNSET,
+        into: str | None = None,
     ) -> None:
-        self._lock = Lock(name, using=using, timeout=timeout, ttl=ttl)
+        self._lock = Lock(name, using=using, timeout=timeout, ttl=ttl, into=into)
         self.name, self.using, self.timeout = self._lock.name, self._lock.using, self._lock.timeout
+        self.into = into
         self.limit = count("limit", limit)
 
     def __repr__(self) -> str:
@@ -162,7 +176,7 @@ class Semaphore(BaseLock[Lease]):
 
     def formatted(self, values: Mapping[str, str]) -> Self:
         name = values.get(self.name, self.name)
-        made = type(self)(name, self.limit, using=self.using, timeout=self.timeout, ttl=self._lock.ttl)
+        made = type(self)(name, self.limit, using=self.using, timeout=self.timeout, ttl=self._lock.ttl, into=self.into)
         made.template = made._lock.template = self.template or self.name
         return made
 
@@ -207,17 +221,28 @@ def lock_all(
     timeout: Timeout = UNSET,
     ttl: Timeout = UNSET,
     shared: bool = False,
+    into: str | None = None,
 ) -> LockSet:
     """Several locks at once, all or nothing, within one timeout.
 
     They are acquired in one canonical order, so that two callers with the same names cannot deadlock. A name may also
-    be a :class:`Lock`, which keeps its own alias and mode.
+    be a :class:`Lock`, which keeps its own alias and mode. ``into`` is for decorators: the argument of the function
+    that gets the LeaseSet, as for :func:`advisory_lock`.
     """
-    return LockSet(names, using=using, timeout=timeout, ttl=ttl, shared=shared)
+    return LockSet(names, using=using, timeout=timeout, ttl=ttl, shared=shared, into=into)
 
 
 def semaphore(
-    name: str, limit: int, *, using: str = "default", timeout: Timeout = UNSET, ttl: Timeout = UNSET
+    name: str,
+    limit: int,
+    *,
+    using: str = "default",
+    timeout: Timeout = UNSET,
+    ttl: Timeout = UNSET,
+    into: str | None = None,
 ) -> Semaphore:
-    """At most ``limit`` holders of ``name`` at once. All callers must give the same limit."""
-    return Semaphore(name, limit, using=using, timeout=timeout, ttl=ttl)
+    """At most ``limit`` holders of ``name`` at once. All callers must give the same limit.
+
+    ``into`` is for decorators: the argument of the function that gets the Lease, as for :func:`advisory_lock`.
+    """
+    return Semaphore(name, limit, using=using, timeout=timeout, ttl=ttl, into=into)

@@ -1,4 +1,5 @@
-"""Lock names with ``{fields}`` that are filled from the arguments of a call."""
+"""The signature of a decorated function: lock names with ``{fields}`` that are filled from the arguments of a call, and
+the argument ``into`` that the decorator passes."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import functools
 import inspect
 import re
 from collections.abc import Mapping, Set
+from inspect import Parameter
 from string import Formatter
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +20,11 @@ from django_distlock.validation import qualified_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    Path = tuple[str, ...]
+
+_VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+# The kinds of arguments that can only be passed by name.
+_BY_NAME = (Parameter.KEYWORD_ONLY, Parameter.VAR_KEYWORD)
 # In the text of functions, methods, and objects without a text of their own.
 _ADDRESS = re.compile(r"\bat 0x[0-9A-Fa-f]{6,}")
 # Their text depends on the order of the elements, on the language, or on the first rows of a table; that of a manager
@@ -35,41 +41,34 @@ class Template:
 
     A field is the name of an argument, optionally with a dotted path into it: ``{pk}``, ``{request.user.pk}``. Each
     step of the path is a key of a mapping, else an attribute, else a key. ``{{`` and ``}}`` are literal braces. Raises
-    ValueError for anything else, and for a field that is not in the signature.
+    ValueError for anything else, for a field that is not in the signature, and for ``into`` if no such argument can be
+    passed by name. Callers leave ``into`` out: it is no field.
     """
 
-    def __init__(self, names: Sequence[str], function: Callable[..., Any]) -> None:
+    def __init__(self, names: Sequence[str], function: Callable[..., Any], into: str | None = None) -> None:
         self._parsed = {name: _parse(name) for name in names if "{" in name or "}" in name}
-        self._signature: inspect.Signature | None = None
-        if self._parsed:
-            self._signature = signature_of(function)
-            self._check(function)
-
-    def _check(self, function: Callable[..., Any]) -> None:
-        """Check the fields against the signature. With ``**kwargs`` in it, they can only be checked at the call."""
-        assert self._signature is not None  # noqa: S101 - set by the caller
-        known = known_names(self._signature)
-        if known is None:
+        if not self._parsed and into is None:
             return
-        for name, parts in self._parsed.items():
-            for _, path in parts:
-                if path and path[0] not in known:
-                    raise ValueError(
-                        f"The lock name {name!r} has the field {{{'.'.join(path)}}}, but "
-                        f"{qualified_name(function)!r} has no argument {path[0]!r}; "
-                        f"it has {', '.join(known) or 'none'}."
-                    )
+        called = qualified_name(function)
+        #: The signature for callers.
+        self.signature = without(into, signature_of(function), called)
+        self._known = known_names(self.signature)
+        for name, path in self._fields():
+            if self._known is not None and path[0] not in self._known:
+                raise ValueError(
+                    f"The lock name {name!r} has the field {{{'.'.join(path)}}}, but {called!r} has no argument "
+                    f"{path[0]!r}; it has {', '.join(self._known) or 'none'}."
+                )
+
+    def _fields(self) -> Iterator[tuple[str, Path]]:
+        return ((name, path) for name, parts in self._parsed.items() for _, path in parts if path)
 
     def unknown(self, given: Collection[str]) -> Iterator[tuple[str, str]]:
-        """For a signature with ``**kwargs``: (name, field) of each field that is missing in a call with the keyword
-        arguments ``given``."""
-        if self._signature is None or known_names(self._signature) is not None:
-            return
-        known = {*given, *(name for name, value in self._signature.parameters.items() if value.kind not in _VARIADIC)}
-        for name, parts in self._parsed.items():
-            for _, path in parts:
-                if path and path[0] not in known:
-                    yield name, path[0]
+        """For a signature with ``**kwargs``, whose fields can only be checked at the call: (name, field) of each field
+        that is missing in a call with the keyword arguments ``given``."""
+        for name, path in self._fields():
+            if self._known is None and path[0] not in {*given, *_named(self.signature)}:
+                yield name, path[0]
 
     def fill(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, str]:
         """Map each template to its name in one call; empty if no name has fields.
@@ -78,8 +77,7 @@ class Template:
         """
         if not self._parsed:
             return {}
-        assert self._signature is not None  # noqa: S101 - set together with _parsed
-        values = values_of(self._signature.bind(*args, **kwargs))
+        values = values_of(self.signature.bind(*args, **kwargs))
         return {
             name: "".join(
                 text + (_text(f"The lock name {name!r}", path, values) if path else "") for text, path in parts
@@ -88,12 +86,41 @@ class Template:
         }
 
 
+def _named(signature: inspect.Signature) -> list[str]:
+    return [name for name, parameter in signature.parameters.items() if parameter.kind not in _VARIADIC]
+
+
 def known_names(signature: inspect.Signature) -> list[str] | None:
     """The argument names of a signature; None if it has ``**kwargs``, which accepts any name."""
-    parameters = signature.parameters
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
         return None
-    return [name for name, parameter in parameters.items() if parameter.kind not in _VARIADIC]
+    return _named(signature)
+
+
+def check_known(option: str, value: str, name: str, signature: inspect.Signature, called: str, hint: str = "") -> None:
+    """ValueError unless ``called`` has the argument ``name``, which the option of a decorator needs."""
+    known = known_names(signature)
+    if known is not None and name not in known:
+        raise ValueError(
+            f"{option} is {value!r}, but {called!r} has no argument {name!r}; it has {', '.join(known) or 'none'}."
+            f"{hint}"
+        )
+
+
+def without(into: str | None, signature: inspect.Signature, called: str) -> inspect.Signature:
+    """The signature for callers, who leave out ``into``. ValueError unless ``into`` can be passed by its name, whatever
+    the caller passes by position."""
+    if into is None:
+        return signature
+    check_known("into", into, into, signature, called)
+    names, parameters = list(signature.parameters), list(signature.parameters.values())
+    kind, *later = [parameter.kind for parameter in parameters[names.index(into) :]] if into in names else [*_BY_NAME]
+    if kind not in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY) or not {*later} <= {*_BY_NAME}:
+        raise ValueError(
+            f"into is {into!r}, which is passed by its name: make it the last argument of {called!r}, or put it behind "
+            "a *."
+        )
+    return signature.replace(parameters=[parameter for parameter in parameters if parameter.name != into])
 
 
 def values_of(bound: inspect.BoundArguments) -> dict[str, Any]:
@@ -106,7 +133,7 @@ def values_of(bound: inspect.BoundArguments) -> dict[str, Any]:
     for parameter in bound.signature.parameters.values():
         if parameter.kind in _VARIADIC:
             variadic = values.pop(parameter.name)
-            extra = variadic if parameter.kind is inspect.Parameter.VAR_KEYWORD else extra
+            extra = variadic if parameter.kind is Parameter.VAR_KEYWORD else extra
     # `def f(pk, /, **kwargs)` may be called as f(1, pk=2): its argument pk is 1
     return {**extra, **values}
 
@@ -122,8 +149,8 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(function)
 
 
-def _parse(name: str) -> list[tuple[str, tuple[str, ...]]]:
-    parts: list[tuple[str, tuple[str, ...]]] = []
+def _parse(name: str) -> list[tuple[str, Path]]:
+    parts: list[tuple[str, Path]] = []
     try:
         parsed = list(Formatter().parse(name))
     except ValueError as error:
@@ -139,7 +166,7 @@ def _parse(name: str) -> list[tuple[str, tuple[str, ...]]]:
     return parts
 
 
-def follow(what: str, path: tuple[str, ...], values: Mapping[str, Any]) -> Any:
+def follow(what: str, path: Path, values: Mapping[str, Any]) -> Any:
     """The value at the end of a dotted path. If a step is missing, TypeError, whose message begins with ``what``."""
     try:
         value = values[path[0]]
@@ -156,7 +183,7 @@ def follow(what: str, path: tuple[str, ...], values: Mapping[str, Any]) -> Any:
     return value
 
 
-def _text(what: str, path: tuple[str, ...], values: Mapping[str, Any]) -> str:
+def _text(what: str, path: Path, values: Mapping[str, Any]) -> str:
     """The text of the value at the end of ``path``.
 
     TypeError if the text may differ between callers who mean one thing, or be the same for callers who do not.
@@ -165,25 +192,23 @@ def _text(what: str, path: tuple[str, ...], values: Mapping[str, Any]) -> str:
     if isinstance(value, (str, int)):
         return str(value)
     for each in value if isinstance(value, (list, tuple)) else [value]:
-        error, why = _objection(each)
-        if why:
+        if (found := _objection(each)) is not None:
+            error, why = found
             raise error(f"{what} cannot be made from {{{'.'.join(path)}}}: {why}, or make the name in a `with` block.")
     return str(value)
 
 
-def _objection(value: Any) -> tuple[type[TypeError], str]:
-    """Why the text of ``value`` is no name, "" if it is one; and the error."""
-    if value is None:
-        return NoValue, "it is None, so that all callers without a value would share one lock. Pass a value"
-    if _has_no_identity(value):
-        why = f"it is {str(value)!r}, so that all callers without a key or login would share one lock. Pass a value"
-        return NoValue, why
+def _objection(value: Any) -> tuple[type[TypeError], str] | None:
+    """Why the text of ``value`` is no name, and the error; None if it is one."""
+    if value is None or _has_no_identity(value):
+        shown = "None" if value is None else repr(str(value))
+        return NoValue, f"it is {shown}, so that all callers without a value would share one lock. Pass a value"
     if isinstance(value, _WITHOUT_TEXT):
         return TypeError, f"the text of {type(value).__name__} does not say which one it is. Name what identifies it"
     if _ADDRESS.search(text := str(value)):
         why = f"its text is {text!r}, which differs between callers. Name what identifies it, such as its primary key"
         return TypeError, why
-    return TypeError, ""
+    return None
 
 
 def _has_no_identity(value: Any) -> bool:

@@ -162,10 +162,7 @@ class Keepalive:
     def _may_renew(hold: Hold, now: float) -> bool:
         if hold.bounded(1) <= 0:
             return False
-        hold.owner = owner.unless_ended(hold.owner)
-        if isinstance(hold.owner, owner.Ended):
-            return hold.in_use()
-        return owner.alive(hold.owner)
+        return owner.alive(hold.owner) or (owner.finished(hold.owner) and hold.in_use())
 
     def _start_renewals(self, backend: Backend, holds: list[Hold]) -> None:
         renew = partial(self._renew_all, backend, holds)
@@ -216,7 +213,7 @@ class Keepalive:
         if limit is None or held < limit or hold in self._warned:
             return
         self._warned.add(hold)
-        stack = owner.whereabouts(hold.owner)
+        stack = owner.stack(hold.owner)
         at = f" Its holder is at {stack}" if stack else ""
         logger.warning(
             "The lock %r of alias %r has been held for %.1f s.%s", hold.key.name, hold.backend.alias, held, at

@@ -31,7 +31,8 @@ from django_distlock.concurrency.text import one_line
 from django_distlock.exceptions import UnsupportedOperation
 
 if TYPE_CHECKING:
-    from types import FrameType
+    from collections.abc import Iterator
+    from types import CodeType, FrameType
 
 _WORKER = SyncToAsync.thread_handler.__code__
 _AWAITER = SyncToAsync.__call__.__code__
@@ -40,10 +41,17 @@ _CALLER = AsyncToSync.__call__.__code__
 # since asgiref 3.9; before, the event loop was given main_wrap itself
 _LOOP = next((const for const in _CALLER.co_consts if getattr(const, "co_name", "") == "new_loop_wrap"), object())
 
+
+# What is read here of each of them. Without it two tasks would silently enter each other's locks.
+_READ = {_WORKER: "args loop main_event_loop_pid", _AWAITER: "child", _BRIDGE: "call_result", _CALLER: "call_result"}
+for _code, _names in _READ.items():
+    if unknown := {*_names.split()} - {*_code.co_varnames, *_code.co_cellvars, *_code.co_names}:
+        raise ImportError(f"This version of asgiref is not supported: {_code.co_name}() has no {unknown}.")
+
 _WRAPPERS = frozenset({"coroutine_wrapper", "async_generator_asend", "async_generator_athrow", "anext_awaitable"})
 
-# Looks, a tenth of a millisecond apart, for a task that is just about to wait for its worker.
-_PATIENCE = 2000
+# One each 0.1 ms, until the awaiting task is suspended.
+_SEARCH_ATTEMPTS = 2000
 
 _last = threading.local()
 
@@ -95,23 +103,32 @@ def _of_task(task: asyncio.Task[Any]) -> object:
 def _of_bridge(call_result: object) -> object | None:
     """Find the thread that waits in async_to_sync for ``call_result``."""
     threads = {thread.ident: thread for thread in threading.enumerate()}
-    for ident, top in sys._current_frames().items():
-        frame: FrameType | None = top
-        while frame is not None:
-            if frame.f_code is _CALLER and frame.f_locals.get("call_result") is call_result:
-                thread = threads.get(ident)
-                return None if thread is None else _of_frame(frame, thread)
-            frame = frame.f_back
+    for ident, frame in _running(_CALLER):
+        if frame.f_locals.get("call_result") is call_result:
+            thread = threads.get(ident)
+            return None if thread is None else _of_frame(frame, thread)
     return None
+
+
+def _running(code: CodeType) -> Iterator[tuple[int, FrameType]]:
+    """Each frame of ``code`` on the stack of a thread, with the number of the thread."""
+    for ident, top in sys._current_frames().items():
+        for frame in _outwards(top):
+            if frame.f_code is code:
+                yield ident, frame
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def _of_frame(start: FrameType, thread: threading.Thread) -> object:
     """Walk outwards from ``start``: the task that awaits this call of sync_to_async, or else ``thread``."""
-    frame: FrameType | None = start
-    while frame is not None:
+    for frame in _outwards(start):
         if frame.f_code is _WORKER:
             return _of_worker(frame)
-        frame = frame.f_back
     return thread
 
 
@@ -135,7 +152,7 @@ def _awaiting(loop: asyncio.AbstractEventLoop, child: object) -> asyncio.Task[An
 
     The worker may get here before that task is suspended; until then its chain cannot be read.
     """
-    for _ in range(_PATIENCE):
+    for _ in range(_SEARCH_ATTEMPTS):
         task = _resting(loop, child)
         if task is not None:
             return task
@@ -173,35 +190,25 @@ def awaited_by(link: Any) -> Any:
 
 
 def _still_running(child: object) -> bool:
-    for top in sys._current_frames().values():
-        frame: FrameType | None = top
-        while frame is not None:
-            if frame.f_code is _AWAITER and frame.f_locals.get("child") is child:
-                return True
-            frame = frame.f_back
-    return False
+    return any(frame.f_locals.get("child") is child for _, frame in _running(_AWAITER))
 
 
 def alive(owner: object) -> bool:
-    """Can ``owner`` still run? A finished task and a dead thread cannot."""
+    """Can ``owner`` still run? A dead thread, a finished task and a call that has returned cannot."""
     if isinstance(owner, threading.Thread):
         return owner.is_alive()
     if isinstance(owner, asyncio.Future):
         return not owner.done() and not owner.get_loop().is_closed()
-    return True
+    return any(frame.f_locals["args"][0] is owner for _, frame in _running(_WORKER))
 
 
-class Ended:
-    """Stands in for a task that has ended, so that no reference keeps its result alive."""
+def finished(owner: object) -> bool:
+    """Is ``owner`` a task or a call that has run to its end?
 
-
-def unless_ended(owner: object) -> object:
-    """``owner``, or Ended() for a task that has run to its end.
-
-    A task may have acquired for its parent: before Python 3.12 ``asyncio.wait_for(lock.aacquire(), 5)`` creates a task
-    for the acquire alone. The Lease owns the lock (R16), so the lock stays held while other code refers to the Lease.
+    It may have acquired for its caller: before Python 3.12 ``asyncio.wait_for(lock.aacquire(), 5)`` creates a task for
+    the acquire alone. The Lease owns the lock (R16), so the lock stays held while other code refers to the Lease.
     """
-    return Ended() if isinstance(owner, asyncio.Task) and owner.done() else owner
+    return owner.done() if isinstance(owner, asyncio.Future) else not isinstance(owner, threading.Thread)
 
 
 def abandoned(owner: object) -> bool:
@@ -211,72 +218,36 @@ def abandoned(owner: object) -> bool:
 
 def refuse_trio() -> None:
     """Raise UnsupportedOperation in a task of trio: all tasks of its thread would enter each other's locks."""
-    # without the import there is no task of trio
-    if "trio" in sys.modules and _in_trio(sys.modules["trio"]):
-        raise UnsupportedOperation(
-            "Locks do not work in a trio task: all tasks of the thread would count as one holder. Call a function that "
-            "takes the lock in a thread: `await trio.to_thread.run_sync(function)`."
-        )
-
-
-def _in_trio(trio: Any) -> bool:
+    trio: Any = sys.modules.get("trio")  # without the import there is no task of trio
+    if trio is None:
+        return
     try:
         trio.lowlevel.current_task()
     except (AttributeError, RuntimeError):  # another thread is importing it; no task of trio
-        return False
-    return True
-
-
-def refuse_patches() -> None:
-    """Raise UnsupportedOperation if the standard library was patched in a way that breaks locks."""
-    eventlet: Any = sys.modules.get("eventlet.patcher")
-    if eventlet is not None and eventlet.is_monkey_patched("select"):
-        raise UnsupportedOperation(
-            "Locks do not work under eventlet, which takes select.poll() away. Use gevent, threads or asyncio."
-        )
-    gevent: Any = sys.modules.get("gevent.monkey")
-    if gevent is not None and gevent.is_module_patched("socket") and not gevent.is_module_patched("threading"):
-        raise UnsupportedOperation(
-            "Locks do not work under gevent with thread=False: all greenlets of the thread would count as one holder. "
-            "Call monkey.patch_all() without it."
-        )
+        return
+    raise UnsupportedOperation(
+        "Locks do not work in a trio task: all tasks of the thread would count as one holder. Call a function that "
+        "takes the lock in a thread: `await trio.to_thread.run_sync(function)`."
+    )
 
 
 # Frames that are shown, from the innermost outwards.
-DEPTH = 12
+_DEPTH = 12
 
 
-def whereabouts(owner: object) -> str:
-    """``file:line in function < file:line in its caller < ...``; empty if it is unknown."""
+def stack(owner: object) -> str:
+    """``file:line in function < file:line in its caller < ...``; empty if it is unknown.
+
+    Of a task its coroutines, which await each other.
+    """
     frames: list[FrameType] = []
     if isinstance(owner, threading.Thread):
-        frames = _stack(sys._current_frames().get(owner.ident or 0))
+        frames = list(_outwards(sys._current_frames().get(owner.ident or 0)))
     elif isinstance(owner, asyncio.Task):
-        frames = _frames_of(owner)
-    places = (f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" for frame in frames[:DEPTH])
+        link: Any = owner.get_coro()
+        while link is not None:
+            found = (getattr(link, name, None) for name in ("cr_frame", "gi_frame", "ag_frame"))
+            frames[:0] = [frame for frame in found if frame is not None]
+            link = awaited_by(link)
+    places = (f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" for frame in frames[:_DEPTH])
     return one_line(" < ".join(places))
-
-
-def _stack(frame: FrameType | None) -> list[FrameType]:
-    frames: list[FrameType] = []
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
-    return frames
-
-
-def _frames_of(task: asyncio.Task[Any]) -> list[FrameType]:
-    """The coroutines that await each other, the innermost first. ``Task.get_stack()`` gives only the outermost."""
-    frames: list[FrameType] = []
-    link: Any = task.get_coro()
-    while link is not None:
-        frame = next((f for name in ("cr_frame", "gi_frame", "ag_frame") if (f := getattr(link, name, None))), None)
-        if frame is not None:
-            frames.insert(0, frame)
-        link = awaited_by(link)
-    # one that runs now awaits nothing: what it has called is on the stack of its thread
-    for top in sys._current_frames().values():
-        stack = _stack(top)
-        if frames and frames[0] in stack:
-            return stack[: stack.index(frames[0])] + frames
-    return frames

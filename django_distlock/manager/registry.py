@@ -22,7 +22,6 @@ from django_distlock.records import Claim
 from .keepalive import keepalive
 from .lock_table import lock_table
 from .name_log import namebook
-from .owner import refuse_patches
 from .site_key import site_key
 
 if TYPE_CHECKING:
@@ -123,7 +122,6 @@ class Registry:
 
     def _add(self, name: str, config: AliasConfig, kind: type[Entry]) -> Entry:
         alias = config.alias
-        refuse_patches()
         try:
             factory = import_string(config.backend)
         except ImportError as error:

@@ -1,24 +1,11 @@
-"""A process whose standard library is patched before Django is imported: ``python -m tests.contract.green LIBRARY
-ALIASES DATABASES`` prints, for each alias, what became of some greenlets that want one lock, as a line of JSON."""
+"""A process whose standard library is patched before Django is imported: ``python -m tests.contract.green ALIASES
+DATABASES`` prints, for each alias, what became of some greenlets that want one lock, as a line of JSON."""
 
 from __future__ import annotations
 
 import json
 import sys
-import warnings
 from typing import Any
-
-
-def patch(library: str) -> None:
-    if library == "eventlet":
-        warnings.simplefilter("ignore")
-        import eventlet
-
-        eventlet.monkey_patch()
-    else:
-        from gevent import monkey
-
-        monkey.patch_all(thread=library == "gevent")
 
 
 def crowd(using: str) -> dict[str, Any]:
@@ -55,8 +42,10 @@ def report(link: Any, aliases: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    _, library, aliases, databases = sys.argv
-    patch(library)
+    from gevent import monkey
+
+    monkey.patch_all()
+    _, aliases, databases = sys.argv
     from tests.support.child import load, run
 
     load()

@@ -1,9 +1,8 @@
-"""R1 and R6 under schedulers beside asyncio: greenlets of gevent exclude each other; what cannot work is refused."""
+"""R1 and R6 under schedulers beside asyncio: greenlets of gevent exclude each other; tasks of trio are refused."""
 
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 import threading
@@ -22,10 +21,10 @@ from tests.support.nursery import ROOT
 ALIASES = [entry.using for entry in MATRIX]
 
 
-def crowds(library: str) -> dict[str, Any]:
+def crowds() -> dict[str, Any]:
     """What tests.contract.green says of each alias, and that it says nothing else."""
     names = {alias: str(connections[alias].settings_dict["NAME"]) for alias in connections}
-    command = [sys.executable, "-m", "tests.contract.green", library, json.dumps(ALIASES), json.dumps(names)]
+    command = [sys.executable, "-m", "tests.contract.green", json.dumps(ALIASES), json.dumps(names)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert (ended.returncode, ended.stderr) == (0, "")
     return json.loads(ended.stdout)  # type: ignore[no-any-return]
@@ -34,24 +33,8 @@ def crowds(library: str) -> dict[str, Any]:
 @pytest.mark.tier2
 def test_r1_greenlets_of_gevent(databases: None) -> None:
     """With all of the standard library patched, a greenlet is a thread."""
-    for using, seen in crowds("gevent").items():
+    for using, seen in crowds().items():
         assert seen == {"inside": 0, "most": 1, "entered": 5, "errors": []}, using
-
-
-@pytest.mark.tier2
-@pytest.mark.parametrize(
-    ("library", "why"),
-    [
-        ("eventlet", r"^UnsupportedOperation: Locks do not work under eventlet, .* Use gevent, threads or asyncio\.$"),
-        ("gevent without threads", r"^UnsupportedOperation: Locks do not work under gevent with thread=False: "),
-    ],
-    ids=["eventlet", "gevent"],
-)
-def test_r6_what_cannot_work_is_refused_by_the_first_lock(databases: None, library: str, why: str) -> None:
-    for using, seen in crowds(library).items():
-        assert (seen["entered"], len(seen["errors"])) == (0, 5), using
-        for error in seen["errors"]:
-            assert re.match(why, error)
 
 
 RECIPES: dict[str, Any] = {

@@ -12,7 +12,6 @@ import typing
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from asgiref.sync import sync_to_async
 
 from django_distlock import Lock, LockLost, LockNotAcquired, advisory_lock, break_lock, held_locks, lock_all, semaphore
 from tests.conftest import PATIENCE
@@ -130,77 +129,26 @@ def test_r17_lost_lock_is_told_instead_of_the_result(name: str) -> None:
 
 
 def test_r7_cancelled_function_leaves_nothing(name: str) -> None:
-    """In its body, also where a plain function gives the awaitable; and while it waits for the lock."""
+    """In its body, and while it waits for the lock."""
     lock = advisory_lock(name, using="memory")
 
-    async def cancel(call: Callable[[Any], Any], busy: bool = False) -> None:
+    async def cancel(busy: bool = False) -> None:
         entered = asyncio.Event()
 
         async def body() -> None:
             entered.set()
             await asyncio.Event().wait()
 
-        task = asyncio.ensure_future(await call(body))
+        task = asyncio.create_task(lock(body)())
         await (asyncio.sleep(0) if busy else asyncio.wait_for(entered.wait(), PATIENCE))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    async def by_async(body: Any) -> Any:
-        return lock(body)()
-
-    asyncio.run(cancel(by_async))
-    assert is_free(name)
-    asyncio.run(cancel(lambda body: sync_to_async(lock(lambda: body()))()))
+    asyncio.run(cancel())
     assert is_free(name)
     with held_elsewhere(name):
-        asyncio.run(cancel(by_async, busy=True))
-    assert is_free(name)
-
-
-# An awaitable that a plain function gave: its lock is taken by the call, and held until it has been awaited.
-
-
-def plain(name: str, result: Any = None) -> Callable[[], Any]:
-    async def work() -> Any:
-        await asyncio.sleep(0)
-        if isinstance(result, Exception):
-            raise result
-        return is_free(name)
-
-    return advisory_lock(name, using="memory", timeout=0)(lambda: work())
-
-
-def test_awaitable_of_a_plain_function_is_awaited_inside_the_lock(name: str) -> None:
-    """Its result and its error come through."""
-    call = sync_to_async(plain(name))
-
-    async def everything() -> None:
-        assert await (await call()) is False
-        assert await asyncio.gather(await call()) == [False]
-        with pytest.raises(KeyError, match="its own"):
-            await (await sync_to_async(plain(name, KeyError("its own")))())
-
-    asyncio.run(everything())
-    assert asyncio.run(plain(name)()) is False
-    assert is_free(name)
-
-
-def test_r7_awaitable_that_never_begins_leaves_nothing_held(name: str) -> None:
-    """Python says so, as for any coroutine; it says nothing of one that is closed, as asyncio does at its end."""
-    with pytest.warns(RuntimeWarning, match=r"^coroutine '.*work' was never awaited$"):
-        plain(name)()
-    assert is_free(name)
-    plain(name)().close()
-    assert is_free(name)
-
-    async def cancel() -> None:
-        task = asyncio.ensure_future(await sync_to_async(plain(name))())
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(cancel())
+        asyncio.run(cancel(busy=True))
     assert is_free(name)
 
 

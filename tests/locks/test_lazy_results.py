@@ -3,12 +3,10 @@ the call."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import io
 import itertools
-import types
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -77,8 +75,7 @@ def test_r7_unfinished_result_is_refused_by_the_call_and_leaves_nothing_held(kin
     async def function() -> Any:
         return UNFINISHED[kind]()
 
-    awaited = async_to_sync(LOCK(function)), lambda: asyncio.run(LOCK(lambda: function())())
-    for call in (LOCK(UNFINISHED[kind]), *awaited):
+    for call in (LOCK(UNFINISHED[kind]), async_to_sync(LOCK(function))):
         with pytest.raises(TypeError, match=r" returned a \w.* which would run after the lock is released\. Use `wi"):
             call()
         assert is_free(NAME)
@@ -104,19 +101,22 @@ def test_generator_that_has_begun_is_closed_while_the_lock_is_held() -> None:
     del refused
 
 
-@types.coroutine
-def old_coroutine() -> Iterator[Any]:
-    return "awaited"
-    yield
+def test_awaitable_of_a_plain_function_is_refused() -> None:
+    """Nothing would hold the lock while it runs; the coroutine is closed."""
+
+    async def function() -> None: ...
+
+    with pytest.raises(TypeError, match=r"lambda> returned an awaitable, which would .* Make it an `async def`, or m"):
+        LOCK(lambda: function())()
+    assert is_free(NAME)
 
 
 def test_what_is_finished_or_only_looks_like_a_generator_passes() -> None:
-    """A wrapper that reads the generator to its end, with functools.wraps; and an old coroutine, which is awaited."""
+    """Also a wrapper that reads the generator to its end, with functools.wraps."""
     made = [1], iter([1]), Account.objects.all(), contextlib.ExitStack(), transaction.atomic(), HttpResponse(numbers())
     for result in made:
         assert LOCK(lambda result=result: result)() is result
     assert LOCK(functools.wraps(numbers)(lambda: [is_free(NAME) for _ in numbers()]))() == [False]
-    assert asyncio.run(LOCK(wrapped(old_coroutine))()) == "awaited"
 
 
 # views

@@ -205,12 +205,12 @@ MANAGER = (
         ),
     ),
     Mutant(
-        "the decorator returns an awaitable that runs after the release",
+        "the decorator passes on an awaitable that runs after the release",
         "decorators",
         "locks/decorators.py",
-        "    if inspect.isawaitable(result):\n        return _Awaited(lease, function, result)\n",
-        "",
-        ("tests/locks/test_functions.py",),
+        "    result = function(*args, **kwargs)\n    if inspect.isawaitable(result):\n",
+        "    result = function(*args, **kwargs)\n    if False:\n",
+        ("tests/locks/test_lazy_results.py",),
     ),
     Mutant(
         "a lock above @shared_task is accepted and locks nothing",
@@ -224,8 +224,8 @@ MANAGER = (
         "all anonymous visitors share one lock",
         "names",
         "locks/name_templates.py",
-        "    if value is None:\n",
-        "    if value is ...:\n",
+        "    if value is None or _has_no_identity(value):\n",
+        "    if value is not None and _has_no_identity(value):\n",
         ("tests/locks/test_values_in_names.py",),
     ),
     Mutant(

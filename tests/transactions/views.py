@@ -131,7 +131,6 @@ def without(lock: Lock, alias: str) -> dict[str, Any]:
         "excluded_below": lock(out(fresh[1])),
         "excluded_between": lock(never_cache(out(lock(fresh[2])))),
         "excluded_above_csrf_exempt": out(csrf_exempt(lock(body))),
-        "excluded_dispatch_above": on_dispatch(Plain, lock, out).as_view(),
         "excluded_dispatch_below": on_dispatch(Plain, out, lock).as_view(),
         "excluded_dispatch_list_above": on_dispatch(Plain, [out, lock]).as_view(),
         "excluded_dispatch_list_below": on_dispatch(Plain, [lock, out]).as_view(),

@@ -3,10 +3,12 @@ in the thread that keeps every lock of the process costs."""
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from asgiref.sync import sync_to_async
 
 from django_distlock import LockLost, LockTimeout, advisory_lock
 from django_distlock.manager.keepalive import keepalive
@@ -116,6 +118,46 @@ def test_r20_who_has_ended_needs_no_renewal(fake_clock: FakeClock, other: Thread
     assert lease.valid_until == end
     fake_clock.advance(end - fake_clock.time)
     assert lost(lease)
+
+
+class Opaque:
+    """Awaits something, and does not say what: nobody finds the task behind it."""
+
+    def __init__(self, awaited: Any) -> None:
+        self._steps = awaited.__await__()
+
+    def __await__(self) -> Opaque:
+        return self
+
+    def __iter__(self) -> Opaque:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._steps)
+
+
+def test_r20_nor_does_a_call_that_has_returned(fake_clock: FakeClock, other: ThreadPoolExecutor, name: str) -> None:
+    """It is its own context where its task cannot be found. Its lease stays while other code has it."""
+    lock = advisory_lock(name, using="memory", ttl=30)
+
+    async def acquire() -> Any:
+        return await Opaque(sync_to_async(lock.acquire)())
+
+    def free() -> bool:
+        lease = other.submit(lock.try_acquire).result(PATIENCE)
+        if lease is not None:
+            lease.release()
+        return lease is not None
+
+    kept = [asyncio.run(acquire())]
+    for _ in range(4):
+        fake_clock.advance(10)
+    assert kept[0].held
+    assert not free()
+    kept.clear()
+    for _ in range(4):
+        fake_clock.advance(10)
+    assert free()
 
 
 def test_r20_an_engine_that_cannot_be_looked_after_costs_the_others_nothing(

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 from django.db.models import Model
 
-from django_distlock.data.base import DataLock, check_names, wrap
-from django_distlock.locks.name_templates import follow, known_names, signature_of, values_of
-from django_distlock.validation import UNSET, Timeout, Unset, qualified_name
+from django_distlock.data.base import DataLock, wrap
+from django_distlock.locks.name_templates import check_known, follow, signature_of, values_of, without
+from django_distlock.validation import UNSET, Timeout, Unset, check_names, qualified_name
 
 from .fetch import locked_rows
 from .select_for_update import M, RowLockOptions, RowOptions, options_of, queryset_of, refuse_queryset
 
 if TYPE_CHECKING:
+    import inspect
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 T = TypeVar("T")
-# The kinds of arguments that can only be passed by name.
-BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -58,7 +56,7 @@ class RowLock(DataLock[R]):
 
         locked = wrap(function, self.name, hold, self.into)
         called = qualified_name(function)
-        signature = _without(self.into, signature_of(function), called)
+        signature = without(self.into, signature_of(function), called)
         path = _path(self.pk, signature, called) if isinstance(self.pk, str) else None
         if self.into is not None:
             locked.__signature__ = signature  # type: ignore[attr-defined]
@@ -145,36 +143,11 @@ def _check_one(model: Any, pk: object, options: RowLockOptions) -> None:
         raise ValueError("skip_locked goes with a queryset; for one row use nowait=True.")
 
 
-def _without(into: str | None, signature: inspect.Signature, called: str) -> inspect.Signature:
-    """The signature for callers, who leave out ``into``. ValueError unless ``into`` can be passed by its name, whatever
-    the caller passes by position."""
-    if into is None:
-        return signature
-    _check_known("into", into, into, signature, called)
-    names, parameters = list(signature.parameters), list(signature.parameters.values())
-    kind, *later = [parameter.kind for parameter in parameters[names.index(into) :]] if into in names else [BY_NAME[0]]
-    if kind not in (inspect.Parameter.POSITIONAL_OR_KEYWORD, BY_NAME[0]) or not {*later} <= {*BY_NAME}:
-        raise ValueError(
-            f"into is {into!r}, which row_lock passes by its name: make it the last argument of {called!r}, or "
-            "put it behind a *."
-        )
-    return signature.replace(parameters=[parameter for parameter in parameters if parameter.name != into])
-
-
 def _path(pk: str, signature: inspect.Signature, called: str) -> tuple[str, ...]:
     """The path to the primary key in the arguments of a call."""
     steps = tuple(pk.split("."))
     if not all(step.isidentifier() for step in steps):
         raise ValueError(f"pk must be the name of an argument with a dotted path, not {pk!r}.")
     hint = " (A primary key that is itself a str is locked with `with`.)"
-    _check_known("pk", pk, steps[0], signature, called, hint)
+    check_known("pk", pk, steps[0], signature, called, hint)
     return steps
-
-
-def _check_known(option: str, value: str, name: str, signature: inspect.Signature, called: str, hint: str = "") -> None:
-    known = known_names(signature)
-    if known is not None and name not in known:
-        raise ValueError(
-            f"{option} is {value!r}, but {called!r} has no argument {name!r}; it has {', '.join(known) or 'none'}."
-            f"{hint}"
-        )

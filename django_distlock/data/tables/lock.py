@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import connections, models, router
 
-from django_distlock.data.base import DataLock, F, check_names, held, wrap
+from django_distlock.data.base import DataLock, F, held, wrap
 from django_distlock.data.timeouts import resolve
 from django_distlock.exceptions import UnsupportedOperation
-from django_distlock.validation import UNSET, Timeout
+from django_distlock.validation import UNSET, Timeout, check_names
 
 from . import mysql, postgres, sqlite
 from .modes import WEAK, Table, TableLockMode, validate_mode
