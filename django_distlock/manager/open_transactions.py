@@ -17,20 +17,24 @@ from django.db.backends.signals import connection_created
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-# Django's connections that were ever opened, by the thread they belong to. Django itself knows those of the calling
-# thread only, and to ask it takes longer than the rest of an acquire.
-_opened: weakref.WeakKeyDictionary[threading.Thread, tuple[weakref.ref[BaseDatabaseWrapper], ...]] = (
-    weakref.WeakKeyDictionary()
-)
-
 # Set to True by testing.override_locks(): no transaction keeps a lock.
 ignored = False
 
 
+# Was a connection ever opened on the thread of an event loop, which DJANGO_ALLOW_ASYNC_UNSAFE allows?
+_on_event_loop = False
+
+
 def _note_connection(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
-    thread = threading.current_thread()
-    known = [ref for ref in _opened.get(thread, ()) if ref() not in (None, connection)]
-    _opened[thread] = (*known, weakref.ref(connection))
+    """Note it with its thread. Django knows the connections of the calling thread only, and to ask it takes longer than
+    the rest of an acquire."""
+    global _on_event_loop
+    if asyncio._get_running_loop() is not None:
+        _on_event_loop = True
+    elif connection in connections.all(initialized_only=True):  # not a copy that other code has made for itself
+        thread: Any = threading.current_thread()
+        known = [ref for ref in getattr(thread, "_distlock_connections", ()) if ref() not in (None, connection)]
+        thread._distlock_connections = (*known, weakref.ref(connection))
 
 
 connection_created.connect(_note_connection, dispatch_uid="django_distlock.manager.open_transactions")
@@ -52,18 +56,20 @@ def open_transactions() -> list[BaseDatabaseWrapper]:
 
     This reads two private names of asgiref, which tests pin like those of owner.py.
     """
-    if asyncio._get_running_loop() is not None:
-        executor = getattr(AsyncToSync.executors, "current", None)
-        if executor is not None and not executor._broken:
-            return of_thread(executor._work_thread)
-    found = of_thread(threading.current_thread())
-    # not the copies that other code has made, and not those that Django keeps for the async code of the same thread
-    return [each for each in found if each.alias in connections.settings and connections[each.alias] is each]
+    if asyncio._get_running_loop() is None:
+        return of_thread(threading.current_thread())
+    executor = getattr(AsyncToSync.executors, "current", None)
+    if executor is not None and not executor._broken:
+        return of_thread(executor._work_thread)
+    if ignored or not _on_event_loop:
+        return []
+    # Django keeps other connections for the async code of a thread
+    return [connection for connection in connections.all(initialized_only=True) if in_transaction(connection)]
 
 
 def of_thread(thread: threading.Thread) -> list[BaseDatabaseWrapper]:
     """The connections of a thread that are in a transaction."""
     if ignored:
         return []
-    known = (ref() for ref in _opened.get(thread, ()))
-    return [connection for connection in known if connection is not None and in_transaction(connection)]
+    known: tuple[weakref.ref[BaseDatabaseWrapper], ...] = getattr(thread, "_distlock_connections", ())
+    return [connection for ref in known if (connection := ref()) is not None and in_transaction(connection)]

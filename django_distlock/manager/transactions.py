@@ -22,7 +22,7 @@ from .open_transactions import in_transaction, of_thread, open_transactions
 from .release import lose, notify_of_loss
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -156,14 +156,14 @@ class TransactionWatch:
                     events.send_held(signals.lock_released, hold)
 
 
-def give_back_after_transaction(hold: Hold) -> list[Callable[[], object]]:
+def give_back_after_transaction(hold: Hold) -> Sequence[Callable[[], object]]:
     """Release a hold after the last transaction for which it was kept. Returns the signals to be sent.
 
     An error of the engine is not raised, because the transaction is over.
     """
-    released = partial(events.send_held, signals.lock_released, hold)
+    released = [partial(events.send_held, signals.lock_released, hold)] if signals.lock_released.receivers else []
     if hold.scope == "transaction":  # the lock has ended with its transaction
-        return [released] if lock_table.end(hold, HELD) else []
+        return released if lock_table.end(hold, HELD) else []
     if not lock_table.start_release(hold):
         return []
     lost = ""
@@ -179,7 +179,7 @@ def give_back_after_transaction(hold: Hold) -> list[Callable[[], object]]:
     if lost and lock_table.lose(hold, lost, releasing=True):
         return [partial(notify_of_loss, hold, lost)]
     lock_table.end(hold)
-    return [released] if hold.lost is None else []
+    return released if hold.lost is None else []
 
 
 def bind(hold: Hold, opened: Iterable[BaseDatabaseWrapper]) -> None:
