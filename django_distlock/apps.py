@@ -16,8 +16,8 @@ from django.db.models.signals import post_migrate
 from django.utils.module_loading import import_string
 from django.utils.translation import gettext_lazy as _
 
-from .backends import opened  # noqa: F401 - notes the connections that are opened before the first lock
 from .conf import has_failure_view, history_days
+from .manager import open_transactions  # noqa: F401 - notes the connections that are opened before the first lock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -37,8 +37,8 @@ class override_locks(TestContextDecorator):
     """Keep locks in the memory of this process, without a server.
 
     A context manager, and a decorator of test functions (``async def`` too) and of ``TestCase`` classes, where it
-    applies to each test. Inside it the transactions that ``TestCase`` opens around a test do not keep locks; those of
-    the tested code do, as always. Locks that are held at the end are forgotten.
+    applies to each test. Inside it a lock ends with its block, also inside ``atomic()``: ``TestCase`` puts each test
+    into a transaction. Locks that are held at the end are forgotten.
 
     :param engine: ``"memory"``.
     :param using: one alias or several; all, if left out. An alias that is not in ``DISTLOCK`` is a ValueError.
@@ -54,7 +54,7 @@ class override_locks(TestContextDecorator):
     def enable(self) -> None:
         with contextlib.ExitStack() as stack:
             stack.enter_context(override_settings(DISTLOCK=test_support.in_memory(self._using)))
-            stack.enter_context(test_support.testcases_do_not_count())
+            stack.enter_context(test_support.transactions_do_not_count())
             self._stack = stack.pop_all()
 
     def disable(self) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from django_distlock.concurrency import clock, finalizers
 from django_distlock.concurrency.flow import Flow, Step, arun, run
-from django_distlock.exceptions import DistlockError, LockLost, LockNotHeld, UnsupportedOperation
+from django_distlock.exceptions import DistlockError, LockLost, LockNotHeld
 from django_distlock.manager import owner
 from django_distlock.manager.interrupted import in_thread
 from django_distlock.manager.keepalive import RENEWALS_PER_TTL, keepalive
@@ -22,8 +22,6 @@ from django_distlock.validation import seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from django.db.backends.base.base import BaseDatabaseWrapper
 
     from django_distlock.records import Grant
 
@@ -297,32 +295,23 @@ class Lease(BaseLease):
             interrupted_calls[self] = self._hold
 
     def _release(self, raising: bool) -> None:
-        begun: list[BaseDatabaseWrapper] = []
-        if self._ends_hold(raising, begun):
-            if not give_back_fast(self._hold):
-                detached = asyncio._get_running_loop() is not None
-                if detached:  # perform() leaves it to a thread, which an interrupt here does not end
-                    self._hold.released_by = None
-                perform(self._give_back(begun, raising and not detached))
-            elif begun:
-                self._report(_uncommitted(self, begun), raising)
+        if self._ends_hold(raising) and not give_back_fast(self._hold):
+            detached = asyncio._get_running_loop() is not None
+            if detached:  # perform() leaves it to a thread, which an interrupt here does not end
+                self._hold.released_by = None
+            perform(self._give_back(raising and not detached))
 
     def _release_flow(self, raising: bool) -> Flow[None]:
-        begun: list[BaseDatabaseWrapper] = []
-        if self._ends_hold(raising, begun):
-            yield from self._give_back(begun, raising)
+        if self._ends_hold(raising):
+            yield from self._give_back(raising)
 
-    def _give_back(self, begun: list[BaseDatabaseWrapper], raising: bool) -> Flow[None]:
+    def _give_back(self, raising: bool) -> Flow[None]:
         error = yield from give_back(self._hold)
-        if error is None and begun:
-            error = _uncommitted(self, begun)
         if error is not None:
             self._report(error, raising)
 
-    def _ends_hold(self, raising: bool, begun: list[BaseDatabaseWrapper]) -> bool:
-        """Stop using the hold. True if the engine is to be asked to release it now.
-
-        The connections in a transaction that was begun by SQL are added to ``begun``."""
+    def _ends_hold(self, raising: bool) -> bool:
+        """Stop using the hold. True if the engine is to be asked to release it now."""
         hold = self._hold
         if self._released or hold.lost == FORKED:
             return False
@@ -334,7 +323,7 @@ class Lease(BaseLease):
             self._outlived = bool(hold.leases)
             return False
         self._last = True
-        if defer(hold, begun):
+        if defer(hold):
             self._last = False
             return False
         return True
@@ -343,14 +332,6 @@ class Lease(BaseLease):
         if raising:
             raise error
         logger.warning("%s This error is only logged, because another exception is being raised.", error)
-
-
-def _uncommitted(lease: Lease, begun: list[BaseDatabaseWrapper]) -> UnsupportedOperation:
-    aliases = ", ".join(repr(connection.alias) for connection in begun)
-    return UnsupportedOperation(
-        f"The lock {lease.name!r} was released while a transaction begun by SQL is open on {aliases}: what it writes "
-        "is committed after the next holder has the lock. Use transaction.atomic(), or COMMIT before the release."
-    )
 
 
 class LeaseSet(BaseLease):

@@ -19,7 +19,7 @@ from . import events
 from .isolation import warn_of_stale_snapshot
 from .keepalive import RENEWALS_PER_TTL, keepalive
 from .lock_table import Hold, State, interrupted_calls, leave_behind, lock_table
-from .open_transactions import listen_for_begin, open_transactions
+from .open_transactions import open_transactions
 from .owner import current
 from .registry import registry
 from .release import lose, notice_loss, take_back
@@ -229,16 +229,13 @@ def _attempt(
 def _establish(began: float, hold: Hold, grant: Grant, lease: Any, opened: list[BaseDatabaseWrapper]) -> None:
     """The engine has granted it: the hold counts from now on."""
     lock_table.establish(hold, lease)
-    listen_for_begin(hold, opened)
     if hold.ttl is not None:
         renewal = grant.acquired_at + hold.ttl / RENEWALS_PER_TTL
         if renewal < keepalive.next_tick:
             keepalive.wake_at(renewal)
     if opened:
         bind(hold, opened)
-        isolation = getattr(grant.session, "isolation", None)
-        if isolation != "READ COMMITTED":
-            warn_of_stale_snapshot(hold.key.name, grant.claim.scope, isolation, opened)
+        warn_of_stale_snapshot(hold.key.name, opened, getattr(grant.session, "isolation", None))
     if signals.lock_acquired.receivers:
         events.send_held(signals.lock_acquired, hold, wait=clock.now() - began)
 

@@ -86,7 +86,7 @@ def test_transactions_that_began_before_the_first_lock_are_known() -> None:
 from asgiref.sync import async_to_sync
 from django.db import connections, transaction
 with transaction.atomic():
-    assert "django_distlock.manager" not in sys.modules
+    assert "django_distlock.manager.lock_table" not in sys.modules
     from django_distlock.manager.open_transactions import open_transactions
     async def around():
         return open_transactions()

@@ -30,8 +30,8 @@ def test_r11_reentry_finds_that_the_engine_gave_the_lock_to_somebody_else(each_w
             world.ask("SAVEPOINT by_hand")
         with world.lock() as lease:
             grant: Any = lease._grant
-        if world.scoped:  # past Django, whose cursors are listened to
-            world.connection.connection.execute("ROLLBACK TO SAVEPOINT by_hand")
+        if world.scoped:
+            world.ask("ROLLBACK TO SAVEPOINT by_hand")
         elif world.using == "mysql":
             rows.kill(world.alias, grant.session.server_id)
         else:

@@ -23,10 +23,6 @@ def back(world: World, how: str) -> Any:
         lease = world.lock().acquire()
         transaction.savepoint_rollback(sid, using=world.alias)
         transaction.savepoint_commit(sid, using=world.alias)
-    elif "by_hand" in how:
-        world.ask("SAVEPOINT by_hand")
-        lease = world.lock().acquire()
-        world.ask(how)
     else:
         with swallow(Boom), transaction.atomic(world.alias):
             if how == "deeper":
@@ -40,10 +36,10 @@ def back(world: World, how: str) -> Any:
     return lease
 
 
-BACK = ["atomic", "released", "deeper", "low_level", "ROLLBACK TO SAVEPOINT by_hand", "/* x */ rollback to by_hand"]
+BACK = ["atomic", "released", "deeper", "low_level"]
 
 
-@pytest.mark.parametrize(("kind", "how"), [*(("own", how) for how in BACK), ("lease", "atomic"), ("session", BACK[-2])])
+@pytest.mark.parametrize(("kind", "how"), [*(("own", how) for how in BACK), ("lease", "atomic"), ("session", BACK[-1])])
 def test_r15_lock_taken_after_the_savepoint(make_world: Any, kind: str, how: str) -> None:
     """Each acquire is followed by one release or loss; nothing is lost by the end of what everybody has released."""
     world = make_world(*KINDS[kind])
@@ -122,15 +118,3 @@ def test_r15_failed_release_of_a_savepoint(postgres: World) -> None:
         assert not postgres.is_out()
         postgres.write()
     assert postgres.written() == 1
-
-
-@pytest.mark.parametrize("sql", ["COMMIT", "ROLLBACK"])
-def test_r15_end_of_the_transaction_by_sql(postgres: World, sql: str) -> None:
-    """Inside ``atomic()``, which knows nothing of it."""
-    with transaction.atomic("postgres"):
-        lease = postgres.lock().acquire()
-        postgres.ask(sql)
-        assert lease.lost
-        assert postgres.heard == ["acquired", "lost (transaction)"]
-        assert not postgres.is_out()
-    check_connections_are_clean()

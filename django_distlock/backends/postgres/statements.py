@@ -46,10 +46,9 @@ def nobody_looks(connection: Any) -> bool:
     replace a method of Django, the class of the cursors or that of the connection.
     """
     raw, kind = connection.connection, type(connection)
-    for wrapper in connection.execute_wrappers:
-        if getattr(wrapper, "_distlock", None) is not True:
-            return False
-    if type(raw) is not Connection or connection.needs_rollback or connection.queries_logged:
+    if connection.execute_wrappers or type(raw) is not Connection or connection.needs_rollback:
+        return False
+    if connection.queries_logged:
         return False
     pgconn = raw.pgconn
     return not (

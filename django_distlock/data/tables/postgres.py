@@ -10,7 +10,7 @@ from django.db import transaction
 from django_distlock.concurrency import clock
 from django_distlock.data.errors import lock_errors
 from django_distlock.data.timeouts import run, wait_limit
-from django_distlock.manager.isolation import configured_level, warn_of_stale_snapshot
+from django_distlock.manager.isolation import warn_of_stale_snapshot
 from django_distlock.manager.open_transactions import in_transaction
 
 from .modes import described
@@ -33,9 +33,8 @@ def lock(stack: ExitStack, connection: Any, tables: Sequence[Table], timeout: fl
     if not in_transaction(connection):
         stack.enter_context(transaction.atomic(using=connection.alias))
     elif getattr(getattr(connection.connection, "info", None), "transaction_status", None) != IDLE:
-        # The first statement would be fine: LOCK TABLE takes no snapshot. The level is that of the settings: asking the
-        # server would cost a statement.
-        warn_of_stale_snapshot(described(tables), "transaction", configured_level(connection), [connection])
+        # the first statement would be fine: LOCK TABLE takes no snapshot
+        warn_of_stale_snapshot(described(tables), [connection])
     until = None if timeout is None else clock.now() + timeout
     with lock_errors(connection, described(tables), timeout):
         for mode, group in groupby(tables, key=lambda table: table.mode):

@@ -182,12 +182,12 @@ def test_r6_a_connection_that_has_died_since_the_last_request_is_replaced(
     connection: Any = connections.create_connection(DATABASE)
     settings = {"AUTOCOMMIT": False, "CONN_HEALTH_CHECKS": True, "CONN_MAX_AGE": None}
     monkeypatch.setattr(connection, "settings_dict", connection.settings_dict | settings)
-    connection.connect()
-    sockets.shut(connection.connection.pgconn.socket)
-    connection.close_if_unusable_or_obsolete()  # as Django does when a request begins
     before = connections[DATABASE]
     connections[DATABASE] = connection
     try:
+        connection.connect()
+        sockets.shut(connection.connection.pgconn.socket)
+        connection.close_if_unusable_or_obsolete()  # as Django does when a request begins
         advisory_lock(name, using="postgres").acquire()
         connection.rollback()
     finally:
