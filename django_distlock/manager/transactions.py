@@ -17,6 +17,7 @@ from django.db import connections
 
 from django_distlock import signals
 from django_distlock.concurrency import finalizers
+from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.fork import Order, at_fork
 
 from . import events
@@ -281,7 +282,7 @@ def _give_back(hold: Hold, news: News) -> None:
     if not lock_table.start_release(hold):
         return
     try:
-        if hold.grant is not None and not (hold.give_fast(hold.grant) or hold.give(hold.grant)):
+        if hold.grant is not None and not (hold.give_fast(hold.grant) or run(hold.give(hold.grant))):
             lost = "stolen"
     except Exception:
         logger.exception("The lock %r could not be released after its transaction.", hold.key.name)
