@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from django_distlock.concurrency.deadline import PAUSE, backoff
+from django_distlock.concurrency.deadline import backoff, pause
 from django_distlock.concurrency.executor import Threads
 from django_distlock.exceptions import UnsupportedOperation
 
@@ -180,11 +181,11 @@ class Backend(ABC):
 
     def wait(self, claim: Claim, attempt: int, longest: float) -> None:
         """Sleep until the next attempt at ``claim`` is due, for at most ``longest`` seconds."""
-        PAUSE.sleep(min(self.pause(claim, attempt), longest))
+        time.sleep(min(self.pause(claim, attempt), longest))
 
     async def await_(self, claim: Claim, attempt: int, longest: float) -> None:
         """:meth:`wait` for a task."""
-        await PAUSE.asleep(min(self.pause(claim, attempt), longest))
+        await pause(min(self.pause(claim, attempt), longest))
 
     def withdraw(self, claim: Claim) -> None:  # noqa: B027 - most have no queue
         """Remove the waiter of ``claim`` from the queue."""

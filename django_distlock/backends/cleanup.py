@@ -6,13 +6,13 @@ import contextlib
 import sys
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from django_distlock.concurrency import clock
-from django_distlock.concurrency.flow import Flow, run
+from django_distlock.concurrency.flow import run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
 T = TypeVar("T")
 
@@ -41,14 +41,14 @@ class PendingCleanup(Generic[T]):
 
     Each server has a lane, with a thread of its own: a server that hangs does not hold up the others.
 
-    ``undo(what, until)`` is a flow that undoes one request by the monotonic time ``until``. It raises an exception if
+    ``undo(what, until)`` undoes one request by the monotonic time ``until``. It raises an exception if
     that failed. It is repeated until it succeeds and, for requests that may still be executed, for ``window`` seconds
     more; but no longer than ``window`` after the lease of the request has ended by itself.
     """
 
     def __init__(
         self,
-        undo: Callable[[T, float], Flow[object]],
+        undo: Callable[[T, float], Coroutine[Any, Any, object]],
         thread_name: str,
         *,
         window: float = UNDO_WINDOW,

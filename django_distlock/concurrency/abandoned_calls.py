@@ -1,18 +1,18 @@
 """Calls that their caller may abandon: each runs in a daemon thread, and the caller waits for it until a deadline.
 
-No driver keeps a deadline while it looks up a name or connects. A call to one of them is made like this, in a flow::
+No driver keeps a deadline while it looks up a name or connects. A call to one of them is made like this::
 
     self._connecting = Background(f"distlock-{alias}-connect")  # one per server
     ...
     try:
-        link = yield from self._connecting.call(until, connect, host, port, dispose=Link.close)
+        link = await self._connecting.call(until, connect, host, port, dispose=Link.close)
     except CallTimeout: ...   # the call still runs in its thread; its result will be closed
     except NotStarted as error: ...   # too many abandoned calls, or no thread: str(error) says which
     except OSError: ...   # raised by connect()
 
-``run(flow)`` makes it for a thread, ``await arun(flow)`` for a task. An error, a cancellation or KeyboardInterrupt ends
-the wait and abandons the call. To make several calls at the same time, :meth:`Background.start` each, then take the
-result of each, and :meth:`Call.abandon` those that are no longer needed.
+An error, a cancellation or KeyboardInterrupt ends the wait and abandons the call. To make several calls at the same
+time, :meth:`Background.start` each, then take the result of each, and :meth:`Call.abandon` those that are no longer
+needed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import threading
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from . import clock
-from .flow import Flow, Step
 from .parking import Parker
 
 if TYPE_CHECKING:
@@ -53,14 +52,14 @@ class Background:
         self._limit = limit
         self._abandoned: list[Call[Any]] = []
 
-    def call(
+    async def call(
         self, until: float, function: Callable[..., T], *args: Any, dispose: Callable[[T], object] | None = None
-    ) -> Flow[T]:
+    ) -> T:
         """The result of ``function(*args)``, or its exception. CallTimeout at the monotonic time ``until``; NotStarted.
 
         ``dispose`` gets a result that comes after the caller has left. Its exceptions are dropped.
         """
-        return Call(self, function, args, dispose).result(until)
+        return await Call(self, function, args, dispose).result(until)
 
     def start(self, function: Callable[..., T], *args: Any, dispose: Callable[[T], object] | None = None) -> Call[T]:
         """Begin a call, whose :meth:`Call.result` the caller takes later, or which it abandons. NotStarted."""
@@ -132,14 +131,14 @@ class Call(Generic[T]):
         if not self._parker.wake():
             self._throw_away()
 
-    def result(self, until: float) -> Flow[T]:
+    async def result(self, until: float) -> T:
         """Wait, and take the result or raise the exception of the function. CallTimeout at the monotonic time
         ``until``. To be used once; starts the call if it has not begun."""
         taken = False
         try:
             if self._thread is None:
                 self.start()
-            if not (yield Step(self._parker.park, self._parker.apark, (until - clock.now(),))):
+            if not await self._parker.park(until - clock.now()):
                 raise CallTimeout("There was no answer in time.")
             if self._error is not None:
                 raise self._error

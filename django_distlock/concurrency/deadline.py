@@ -8,6 +8,7 @@ import random
 import time
 
 from . import clock
+from .flow import in_task
 
 # The least time that an engine has for its answer, in seconds from the beginning of the call: for a caller that does
 # not wait, and for one that does. The call ends at most 50 ms after its timeout.
@@ -39,19 +40,12 @@ class Deadline:
         return left if left > 0 else 0.0
 
 
-class Pause:
-    """Sleeping as a step: ``Step(PAUSE.sleep, PAUSE.asleep, (seconds,))``."""
-
-    @staticmethod
-    def sleep(seconds: float) -> None:
-        time.sleep(seconds)
-
-    @staticmethod
-    async def asleep(seconds: float) -> None:
+async def pause(seconds: float) -> None:
+    """Sleep."""
+    if in_task():
         await asyncio.sleep(seconds)
-
-
-PAUSE = Pause()
+    else:
+        time.sleep(seconds)  # noqa: ASYNC251 - in a thread
 
 
 def backoff(attempt: int, *, first: float = 0.001, longest: float = 0.05) -> float:

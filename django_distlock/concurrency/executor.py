@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from . import finalizers
-from .flow import uninterrupted
+from .flow import in_task, uninterrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,7 +80,12 @@ class Threads:
         self._running = 0
 
     async def short(self, function: Callable[..., T], *args: Any, undo: Callable[[T], Any] | None = None) -> T:
-        """Run a short statement. If the task is cancelled, it still runs to its end, and ``undo`` gets its result."""
+        """Run a short statement; in a thread at once.
+
+        If the task is cancelled, it still runs to its end, and ``undo`` gets its result.
+        """
+        if not in_task():
+            return function(*args)
         call = _Call(function, args)
         with self._guard:
             self._submit(call.run)

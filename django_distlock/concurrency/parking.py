@@ -13,6 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from . import clock, finalizers
+from .flow import in_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,19 +59,18 @@ class Parker:
             self._signal = None
             return self.woken
 
-    def park(self, timeout: float) -> bool:
-        """Sleep in this thread for at most ``timeout`` seconds. True if woken.
-
-        After an exception (KeyboardInterrupt) the caller asks :meth:`leave`.
-        """
-        gate = threading.Lock()
-        gate.acquire()
-        if not self._listen(gate.release):
-            clock.wait(gate, timeout)
+    async def park(self, timeout: float) -> bool:
+        """Sleep for at most ``timeout`` seconds. True if woken. After an exception the caller asks :meth:`leave`."""
+        if in_task():
+            await self._suspend(timeout)
+        else:
+            gate = threading.Lock()
+            gate.acquire()
+            if not self._listen(gate.release):
+                clock.wait(gate, timeout)
         return self.leave()
 
-    async def apark(self, timeout: float) -> bool:
-        """Sleep in this task for at most ``timeout`` seconds. True if woken."""
+    async def _suspend(self, timeout: float) -> None:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
 
@@ -84,7 +84,6 @@ class Parker:
             finally:
                 if timer is not None:
                     timer.cancel()
-        return self.leave()
 
 
 def _settle(future: asyncio.Future[None]) -> None:
@@ -138,7 +137,7 @@ class FairLock:
         self._queue: deque[_Place] = deque()
 
     def turn(self) -> Turn:
-        """A caller's turn at this lock, for ``try``/``finally`` in a flow."""
+        """A caller's turn at this lock, for ``try``/``finally``."""
         return Turn(self)
 
     def try_turn(self) -> Turn | None:
@@ -151,22 +150,13 @@ class FairLock:
         turn = self.try_turn()
         return turn is not None and turn.keep()
 
-    def acquire(self, timeout: float) -> bool:
+    async def acquire(self, timeout: float) -> bool:
         """Wait for at most ``timeout`` seconds. True if taken."""
         turn = Turn(self)
         try:
-            return turn.acquire(timeout) and turn.keep()
+            return await turn.acquire(timeout) and turn.keep()
         except BaseException:
             turn.release()
-            raise
-
-    async def aacquire(self, timeout: float) -> bool:
-        """:meth:`acquire` for a task."""
-        turn = Turn(self)
-        try:
-            return await turn.aacquire(timeout) and turn.keep()
-        except BaseException:
-            finalizers.now_or_later(turn.release)
             raise
 
     def release(self) -> None:
@@ -236,7 +226,7 @@ class Turn:
 
         turn = lock.turn()
         try:
-            if not (yield Step(turn.acquire, turn.aacquire, (seconds,))):
+            if not await turn.acquire(seconds):
                 raise StatementTimeout
             ...
         finally:
@@ -259,20 +249,12 @@ class Turn:
             return False
         return lock._held.setdefault(HOLDER, place) is place
 
-    def acquire(self, timeout: float) -> bool:
+    async def acquire(self, timeout: float) -> bool:
         """Wait for at most ``timeout`` seconds. True if it holds the lock now."""
         place = self._lock._arrive(self)
         if place is None:
             return True
-        place.parker.park(timeout)
-        return self._lock._settle(place)
-
-    async def aacquire(self, timeout: float) -> bool:
-        """:meth:`acquire` for a task."""
-        place = self._lock._arrive(self)
-        if place is None:
-            return True
-        await place.parker.apark(timeout)
+        await place.parker.park(timeout)
         return self._lock._settle(place)
 
     def keep(self) -> bool:
@@ -282,6 +264,12 @@ class Turn:
 
     def release(self) -> None:
         """Give the lock back, or leave its queue; nothing if neither is to be done."""
+        if finalizers.here.collecting:
+            finalizers.later(self._release)
+        else:
+            self._release()
+
+    def _release(self) -> None:
         lock, place = self._lock, self._place
         if not lock._queue and lock._held.get(HOLDER) is place:
             del lock._held[HOLDER]

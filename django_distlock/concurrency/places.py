@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 
-from .flow import Flow, Step
 from .parking import Parker
 
 # How long a waiter keeps its place while others want one; seconds. Doubled each time, so that it gets in at last even
@@ -50,12 +49,12 @@ class Places:
             self._serve()
             return place in self._taken
 
-    def enter(self, place: Place, timeout: float) -> Flow[bool]:
+    async def enter(self, place: Place, timeout: float) -> bool:
         """:meth:`take` the place, waiting for at most ``timeout`` seconds. True if taken. Else it stays in the queue,
         until the caller leaves it."""
         place.parker = Parker()
         if not self.take(place):
-            yield Step(place.parker.park, place.parker.apark, (timeout,))
+            await place.parker.park(timeout)
         place.parker = None
         return self.take(place, first=True)  # the wait may have ended at the moment of its turn
 

@@ -10,6 +10,7 @@ import select
 import socket
 
 from . import clock
+from .flow import in_task
 
 # poll() counts milliseconds in 31 bits (24 days): a longer timeout is treated as none.
 LONGEST_POLL = 2_147_483.0
@@ -31,32 +32,27 @@ def readable(fd: int, timeout: float, events: int = select.POLLIN) -> bool:
     return bool(poll.poll(math.ceil(timeout * 1000) if timeout > 0 else 0))
 
 
-class Ready:
-    """Waiting for a socket, as a target for :class:`~django_distlock.concurrency.flow.Step`."""
-
-    @staticmethod
-    def poll(fd: int, write: bool, until: float) -> bool:
-        """Wait until ``fd`` can be read (or written); False at the monotonic time ``until``."""
-        return readable(fd, until - clock.now(), select.POLLOUT if write else select.POLLIN)
-
-    @staticmethod
-    async def apoll(fd: int, write: bool, until: float) -> bool:
-        """:meth:`poll` for a task."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[bool] = loop.create_future()
-        (loop.add_writer if write else loop.add_reader)(fd, _settle, future, True)
-        timer = None
-        if until != math.inf:
-            timer = loop.call_later(max(0.0, until - clock.now()), _settle, future, False)
-        try:
-            return await future
-        finally:
-            (loop.remove_writer if write else loop.remove_reader)(fd)
-            if timer is not None:
-                timer.cancel()
+def poll(fd: int, write: bool, until: float) -> bool:
+    """Wait in this thread until ``fd`` can be read (or written); False at the monotonic time ``until``."""
+    return readable(fd, until - clock.now(), select.POLLOUT if write else select.POLLIN)
 
 
-READY = Ready()
+async def ready(fd: int, write: bool, until: float) -> bool:
+    """:func:`poll` for threads and tasks."""
+    if not in_task():
+        return poll(fd, write, until)
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[bool] = loop.create_future()
+    (loop.add_writer if write else loop.add_reader)(fd, _settle, future, True)
+    timer = None
+    if until != math.inf:
+        timer = loop.call_later(max(0.0, until - clock.now()), _settle, future, False)
+    try:
+        return await future
+    finally:
+        (loop.remove_writer if write else loop.remove_reader)(fd)
+        if timer is not None:
+            timer.cancel()
 
 
 class Replies:
@@ -70,17 +66,14 @@ class Replies:
     def __init__(self) -> None:
         self._watch: _LoopWatch | None = None
 
-    @staticmethod
-    def poll(fd: int, until: float) -> bool:
+    async def poll(self, fd: int, until: float) -> bool:
         """Wait until ``fd`` can be read; False at the monotonic time ``until``."""
-        return readable(fd, until - clock.now())
-
-    async def apoll(self, fd: int, until: float) -> bool:
-        """:meth:`poll` for a task."""
+        if not in_task():
+            return readable(fd, until - clock.now())
         if fd < 0:  # as in readable()
             return True
         if not hasattr(select, "epoll"):  # macOS has none, and gevent takes it away
-            return await READY.apoll(fd, False, until)
+            return await ready(fd, False, until)
         loop, watch = asyncio.get_running_loop(), self._watch
         if watch is None or watch.ended or watch.loop is not loop:
             self.close()

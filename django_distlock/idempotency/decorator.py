@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
@@ -14,7 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.http import HttpRequest
 
-from django_distlock.concurrency.flow import Flow, Step, arun, run
+from django_distlock.concurrency.flow import in_task, run
 from django_distlock.validation import refuse_registered
 
 from .atomic import exactly_once, in_transaction
@@ -130,16 +130,16 @@ def _decorate(options: Options, view: Any) -> Any:
     @functools.wraps(view)
     def idempotent_view(*args: Any, **kwargs: Any) -> Any:
         request, call = request_of(args), functools.partial(view, *args, **kwargs)
-        flow = _flow(request, options, view, call)
-        if flow is None:
+        answering = _answering(request, options, view, call)
+        if answering is None:
             return _without_half_commit(request, call())
-        return _arun(request, options, flow) if _is_awaited(view, args) else run(flow)
+        return _finished(request, options, answering) if _is_awaited(view, args) else run(answering)
 
     @functools.wraps(view)
     async def async_idempotent_view(*args: Any, **kwargs: Any) -> Any:
         request, call = request_of(args), functools.partial(view, *args, **kwargs)
-        flow = _flow(request, options, view, call)
-        return await (call() if flow is None else _arun(request, options, flow))
+        answering = _answering(request, options, view, call)
+        return await (call() if answering is None else _finished(request, options, answering))
 
     wrapper: Any = async_idempotent_view if is_async else idempotent_view
     setattr(wrapper, ATTRIBUTE, options)
@@ -158,7 +158,9 @@ def request_of(args: tuple[Any, ...]) -> HttpRequest:
     raise TypeError("@idempotent decorates views: no request was found in the arguments.")
 
 
-def _flow(request: HttpRequest, options: Options, view: Any, call: Callable[[], Any]) -> Flow[Any] | None:
+def _answering(
+    request: HttpRequest, options: Options, view: Any, call: Callable[[], Any]
+) -> Coroutine[Any, Any, Any] | None:
     """What is done with this request; None: only call the view."""
     if request.method in SAFE_METHODS:
         return seen(request, call) if is_outcome_request(request) else None
@@ -179,12 +181,12 @@ def _is_awaited(view: Any, args: tuple[Any, ...]) -> bool:
     return bool(getattr(getattr(view, "__self__", args[0]), "view_is_async", False))
 
 
-async def _arun(request: HttpRequest, options: Options, flow: Flow[Any]) -> Any:
+async def _finished(request: HttpRequest, options: Options, answering: Coroutine[Any, Any, Any]) -> Any:
     state = state_of(request)
     # the middleware finishes the request, or there is nothing to finish
     if state.options is not None or request.method in SAFE_METHODS or has_no_key(request, options):
-        return await arun(flow)
-    return await finish_despite_disconnect(arun(flow), lambda: state.begun)
+        return await answering
+    return await finish_despite_disconnect(answering, lambda: state.begun)
 
 
 def _is_handled(state: Idempotency, options: Options) -> bool:
@@ -202,47 +204,44 @@ def _is_handled(state: Idempotency, options: Options) -> bool:
     return True
 
 
-def once(
+async def once(
     request: HttpRequest, options: Options, view: Any, call: Callable[[], Any], *, vouched: bool = False
-) -> Flow[Any]:
+) -> Any:
     """Claim the key, call the view and store its answer; or give the answer that replaces the view's."""
-    attempt = yield from enter(request, options, view)
+    attempt = await enter(request, options, view)
     if attempt is None:
-        return (yield _step(call))
+        return await _called(call)
     if not isinstance(attempt, KeyedRequest):
         return attempt
     state = state_of(request)
     state.begun, attempt.vouched = True, vouched
     if attempt.alias is not None:
-        return (yield from blocking(exactly_once, attempt, state, call))
-    if (answering := (yield from claim(attempt))) is not None:
-        return (yield from blocking(answering))
+        return await blocking(exactly_once, attempt, state, call)
+    if (answering := await claim(attempt)) is not None:
+        return await blocking(answering)
     state.attempt = attempt
     try:
-        response = yield _step(call)
+        response = await _called(call)
     except Exception:
-        yield from free(attempt)
+        await free(attempt)
         raise
     except BaseException:  # otherwise the claim would be renewed as long as the process lives
         end(attempt)
         raise
-    yield from finish(attempt, response)
+    await finish(attempt, response)
     return response
 
 
-def seen(request: HttpRequest, call: Callable[[], Any]) -> Flow[Any]:
+async def seen(request: HttpRequest, call: Callable[[], Any]) -> Any:
     """The outcome that the waiting page asks for, else the answer of the view."""
-    found = yield from outcome(request)
-    return (yield _step(call)) if found is None else found
+    found = await outcome(request)
+    return await _called(call) if found is None else found
 
 
-def _step(call: Callable[[], Any]) -> Step:
-    return Step(call, functools.partial(_awaited, call))
-
-
-async def _awaited(call: Callable[[], Any]) -> Any:
+async def _called(call: Callable[[], Any]) -> Any:
+    """Call the view; for a task await what it returns."""
     found = call()
-    return await found if inspect.isawaitable(found) else found
+    return await found if in_task() and inspect.isawaitable(found) else found
 
 
 def _without_half_commit(request: HttpRequest, response: Any) -> Any:

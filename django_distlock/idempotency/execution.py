@@ -21,8 +21,8 @@ from django.utils.translation import get_language
 
 from django_distlock import BackendUnavailable, LockNotAcquired
 from django_distlock.concurrency import clock
-from django_distlock.concurrency.deadline import PAUSE
-from django_distlock.concurrency.flow import Flow, Step
+from django_distlock.concurrency.deadline import pause
+from django_distlock.concurrency.flow import in_task
 from django_distlock.manager.site_key import site_key
 from django_distlock.schema import Tenant
 
@@ -64,10 +64,12 @@ MARKS = ("xframe_options_exempt", "_csp_config", "_csp_ro_config")
 _in_thread = sync_to_async(operator.call)
 
 
-def blocking(function: Callable[..., T], *args: Any, **kwargs: Any) -> Flow[T]:
+async def blocking(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     """Call a function that may block: in this thread, or for a task in Django's thread for the ORM."""
-    result: T = yield Step(operator.call, _in_thread, (partial(function, *args, **kwargs),))
-    return result
+    if in_task():
+        result: T = await _in_thread(partial(function, *args, **kwargs))
+        return result
+    return function(*args, **kwargs)
 
 
 def state_of(request: HttpRequest) -> Idempotency:
@@ -78,25 +80,25 @@ def state_of(request: HttpRequest) -> Idempotency:
     return state
 
 
-def load_site_key() -> Flow[str]:
+async def load_site_key() -> str:
     """The key of what is stored, which does not change with the name of the database."""
     key = site_key.portable
     if key is None:
-        loaded: str = yield Step(site_key.load, site_key.aload)
+        loaded: str = await site_key.aload()
         key = site_key.portable or loaded
     return key
 
 
-def enter(request: HttpRequest, options: Options, view: Any = None) -> Flow[KeyedRequest | HttpResponse | None]:
+async def enter(request: HttpRequest, options: Options, view: Any = None) -> KeyedRequest | HttpResponse | None:
     """The attempt that a request is; an answer if its key is refused; None if it has no key and needs none."""
     source: Source | None = None
     try:
         if (found := find_key(request, options, view)) is not None:
             source, key = found
             try:
-                principal = yield from blocking(principal_of, request)
+                principal = await blocking(principal_of, request)
             except Error:  # the session, or the user, is in a database that is down
-                return (yield from blocking(_without_store, request, options, source))
+                return await blocking(_without_store, request, options, source)
         if source is None or (source == "header" and not (principal.known or options.anonymous)):
             if options.required:
                 raise decisions.MissingKey
@@ -105,15 +107,15 @@ def enter(request: HttpRequest, options: Options, view: Any = None) -> Flow[Keye
             verified = forms.verify(request, key, principal.text)
             if verified is not forms.Verified.GOOD:
                 logger.info("A form key was refused at %s: %s.", ascii(request.path), verified.value)
-                return (yield from blocking(responses.not_issued, request, verified))
+                return await blocking(responses.not_issued, request, verified)
             key = key.partition(".")[0]
         try:
-            secret = yield from load_site_key()
+            secret = await load_site_key()
         except BackendUnavailable:
-            return (yield from blocking(_without_store, request, options, source))
-        return (yield from blocking(_attempt, request, options, source, key, principal, secret))
+            return await blocking(_without_store, request, options, source)
+        return await blocking(_attempt, request, options, source, key, principal, secret)
     except BadKey as error:
-        return (yield from blocking(responses.bad_key, request, error, html=wants_page(request, source)))
+        return await blocking(responses.bad_key, request, error, html=wants_page(request, source))
 
 
 def _tenant(storage: Storage) -> Tenant | None:
@@ -197,7 +199,7 @@ def _without_store(request: HttpRequest, options: Options, source: Source) -> Ht
     return responses.store_down(request, html=wants_page(request, source))
 
 
-def claim(attempt: KeyedRequest) -> Flow[Answering | None]:
+async def claim(attempt: KeyedRequest) -> Answering | None:
     """Claim the key. None: it is ours, run the view. Else the function that makes the answer.
 
     In the exactly-once mode, called inside the transaction.
@@ -205,19 +207,19 @@ def claim(attempt: KeyedRequest) -> Flow[Answering | None]:
     deadline, tries, late = clock.now() + attempt.wait, 0, attempt.wait <= 0
     storage, scope = attempt.storage, attempt.claim.scope
     try:
-        record = yield from blocking(_ask, attempt, last=late)
+        record = await blocking(_ask, attempt, last=late)
         while record is not None:
-            answer = yield from _settle(attempt, record, late=late)
+            answer = await _settle(attempt, record, late=late)
             if answer is not None or attempt.running:
                 return answer
             if late:
                 return partial(_in_flight, attempt)
-            yield Step(PAUSE.sleep, PAUSE.asleep, (decisions.pause(tries),))
+            await pause(decisions.pause(tries))
             tries, late = tries + 1, clock.now() >= deadline
             # in a transaction a read alone may have to wait for the end of another one
-            record = None if attempt.alias is not None else (yield from blocking(storage.read, scope))
+            record = None if attempt.alias is not None else (await blocking(storage.read, scope))
             if record is None:
-                record = yield from blocking(_ask, attempt, last=late)
+                record = await blocking(_ask, attempt, last=late)
     except TooManyKeys as error:
         whose, quota = attempt.claim.principal, attempt.claim.quota
         logger.warning("%s has %d idempotency keys that live: no more are taken.", whose, quota)
@@ -253,7 +255,7 @@ def _run(attempt: KeyedRequest) -> None:
     _send(signals.key_claimed, attempt)
 
 
-def _settle(attempt: KeyedRequest, record: Record, *, late: bool) -> Flow[Answering | None]:
+async def _settle(attempt: KeyedRequest, record: Record, *, late: bool) -> Answering | None:
     """The answer for a key that has a record. None: it is ours now (``attempt.running``), or wait and look again."""
     verdict = decisions.judge(record, attempt.claim.fingerprint)
     if verdict in (Decision.REPLAY, Decision.TOMBSTONE):
@@ -263,9 +265,9 @@ def _settle(attempt: KeyedRequest, record: Record, *, late: bool) -> Flow[Answer
     if verdict is Decision.HELD:
         return partial(responses.held, attempt)
     if verdict is Decision.CRASHED:
-        return (yield from _crashed(attempt, record))
+        return await _crashed(attempt, record)
     if verdict is Decision.TAKE_OVER:
-        yield from _take_over(attempt, record)
+        await _take_over(attempt, record)
     return None
 
 
@@ -299,25 +301,25 @@ def _may_see(attempt: KeyedRequest) -> bool:
     return False
 
 
-def _crashed(attempt: KeyedRequest, record: Record) -> Flow[Answering | None]:
+async def _crashed(attempt: KeyedRequest, record: Record) -> Answering | None:
     _send(signals.key_expired, attempt)
     policy: Any = attempt.on_crash
     if callable(policy):
-        policy = yield from blocking(policy, attempt.request, record)
+        policy = await blocking(policy, attempt.request, record)
     if policy not in ("retry", "hold") and not isinstance(policy, HttpResponse):
         raise TypeError(f'on_crash must return "retry", "hold" or an HttpResponse, not {type(policy).__name__}.')
     if policy == "hold":
-        yield from blocking(attempt.storage.hold, record, attempt.claim.ttl)
+        await blocking(attempt.storage.hold, record, attempt.claim.ttl)
         return partial(responses.held, attempt)
-    yield from _take_over(attempt, record)
+    await _take_over(attempt, record)
     if isinstance(policy, HttpResponse) and attempt.running:
-        yield from finish(attempt, policy)
+        await finish(attempt, policy)
         return lambda: policy
     return None
 
 
-def _take_over(attempt: KeyedRequest, record: Record) -> Flow[None]:
-    if (yield from blocking(attempt.storage.take_over, record, attempt.claim)):
+async def _take_over(attempt: KeyedRequest, record: Record) -> None:
+    if await blocking(attempt.storage.take_over, record, attempt.claim):
         # the results of other data, or of a request that was answered, do not count for this one
         if record.state != COMPLETED and record.fingerprint == attempt.claim.fingerprint:
             attempt.phases = dict(record.phases)
@@ -342,20 +344,20 @@ def _is_trusted(attempt: KeyedRequest) -> bool:
     return bool(getattr(attempt.request, "auth", None))  # django-ninja: what its authentication has found
 
 
-def finish(attempt: KeyedRequest, response: HttpResponseBase) -> Flow[None]:
+async def finish(attempt: KeyedRequest, response: HttpResponseBase) -> None:
     """Store the answer, or free the key. An error of the storage is only logged: the view has acted."""
     if not attempt.running:
         return
     end(attempt)
     if not attempt.reached:
-        yield from _release(attempt)  # a decorator above has answered: the view has done nothing
+        await _release(attempt)  # a decorator above has answered: the view has done nothing
         return
     route = ascii(attempt.claim.route)
     if attempt.doubtful and response.status_code >= 500:
         logger.warning("Another middleware failed after %s: its claim runs out, as if the process had died.", route)
         return
     try:
-        if not (yield from blocking(store, attempt, response)):
+        if not await blocking(store, attempt, response):
             logger.warning("The answer of %s was not kept: its claim was taken over or released.", route)
     except (BackendUnavailable, LockNotAcquired):
         logger.exception("The answer of %s could not be kept.", route)
@@ -373,17 +375,17 @@ def store(attempt: KeyedRequest, response: HttpResponseBase) -> bool:
     return stored
 
 
-def free(attempt: KeyedRequest) -> Flow[None]:
+async def free(attempt: KeyedRequest) -> None:
     """Free the key after an exception of the view. An error of the storage is only logged: the view's is raised."""
     if not attempt.running:
         return
     end(attempt)
-    yield from _release(attempt)
+    await _release(attempt)
 
 
-def _release(attempt: KeyedRequest) -> Flow[None]:
+async def _release(attempt: KeyedRequest) -> None:
     try:
-        yield from blocking(attempt.storage.release, attempt.claim, failed=bool(attempt.phases))
+        await blocking(attempt.storage.release, attempt.claim, failed=bool(attempt.phases))
     except (BackendUnavailable, LockNotAcquired):
         logger.exception("The key of %s could not be freed.", ascii(attempt.claim.route))
 

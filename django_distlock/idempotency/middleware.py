@@ -10,7 +10,7 @@ from django.core.signals import got_request_exception
 from django.urls import Resolver404, get_resolver, resolve
 from django.utils.module_loading import import_string
 
-from django_distlock.concurrency.flow import Flow, Step, arun, run
+from django_distlock.concurrency.flow import run
 
 from . import decisions
 from .conf import middleware
@@ -52,12 +52,30 @@ class IdempotencyMiddleware:
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         state = request.idempotency = Idempotency()  # type: ignore[attr-defined]
-        flow = _answer(request, state, Step(self.get_response, self.get_response, (request,)))
+        answer = self._answer(request, state)
         if not self.is_async:
-            return run(flow)
+            return run(answer)
         if not _may_claim(request):  # a task of its own costs time, and most requests need none
-            return arun(flow)
-        return finish_despite_disconnect(arun(flow), lambda: state.begun)
+            return answer
+        return finish_despite_disconnect(answer, lambda: state.begun)
+
+    async def _answer(self, request: HttpRequest, state: Idempotency) -> HttpResponseBase:
+        try:
+            response: HttpResponseBase = self.get_response(request)
+            if self.is_async:
+                response = await response  # type: ignore[misc]
+        except BaseException:  # KeyboardInterrupt, SystemExit: no answer comes, so the renewal must end
+            if state.attempt is not None:
+                end(state.attempt)
+            raise
+        if state.attempt is not None:
+            await finish(state.attempt, response)
+        # a decorator above @idempotent, like require_POST, may have refused the GET of the waiting page
+        if response.status_code == 405 and is_outcome_request(request):
+            response = await outcome(request, bare=True) or response
+        if getattr(request, "idempotency_key_issued", False):
+            responses.mark_as_private(response)
+        return response
 
     def process_template_response(self, request: HttpRequest, response: Any) -> Any:
         """Store the answer before it is rendered: the view has acted, and rendering may fail."""
@@ -68,7 +86,7 @@ class IdempotencyMiddleware:
     async def aprocess_template_response(self, request: HttpRequest, response: Any) -> Any:
         """:meth:`process_template_response` for a task."""
         if (attempt := _attempt_of(request)) is not None:
-            await arun(finish(attempt, response))
+            await finish(attempt, response)
         return response
 
     def process_exception(self, request: HttpRequest, error: Exception) -> None:
@@ -82,7 +100,7 @@ class IdempotencyMiddleware:
 
     async def aprocess_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponse | None:
         """:meth:`process_view` for a task."""
-        return None if _has_nothing_to_do(request, view) else await arun(_before(request, view))
+        return None if _has_nothing_to_do(request, view) else await _before(request, view)
 
 
 def position_of_middleware() -> int | None:
@@ -128,40 +146,23 @@ def _has_nothing_to_do(request: HttpRequest, view: Any) -> bool:
     return options is None or has_no_key(request, options)
 
 
-def _before(request: HttpRequest, view: Any) -> Flow[HttpResponse | None]:
+async def _before(request: HttpRequest, view: Any) -> HttpResponse | None:
     if request.method in decisions.SAFE_METHODS:
-        return (yield from outcome(request, view))
+        return await outcome(request, view)
     state = state_of(request)
     options: Any = state.options
-    attempt = yield from enter(request, options, view)
+    attempt = await enter(request, options, view)
     if not isinstance(attempt, KeyedRequest):
         return attempt
     state.begun = True
-    answering = yield from claim(attempt)
+    answering = await claim(attempt)
     if answering is None:
         state.attempt, attempt.reached = attempt, options is PLAIN
     elif options is PLAIN:
-        return (yield from blocking(answering))
+        return await blocking(answering)
     else:  # the decorator gives the answer
         state.answering = answering
     return None
-
-
-def _answer(request: HttpRequest, state: Idempotency, call: Step) -> Flow[HttpResponseBase]:
-    try:
-        response: HttpResponseBase = yield call
-    except BaseException:  # KeyboardInterrupt, SystemExit: no answer comes, so the renewal must end
-        if state.attempt is not None:
-            end(state.attempt)
-        raise
-    if state.attempt is not None:
-        yield from finish(state.attempt, response)
-    # a decorator above @idempotent, like require_POST, may have refused the GET of the waiting page
-    if response.status_code == 405 and is_outcome_request(request):
-        response = (yield from outcome(request, bare=True)) or response
-    if getattr(request, "idempotency_key_issued", False):
-        responses.mark_as_private(response)
-    return response
 
 
 def _acting(view: Any, method: str) -> Options | None:

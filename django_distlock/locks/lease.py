@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from django_distlock.concurrency import clock, finalizers
-from django_distlock.concurrency.flow import Flow, Step, arun, run
+from django_distlock.concurrency.flow import in_task, run
 from django_distlock.exceptions import DistlockError, LockLost, LockNotHeld
 from django_distlock.manager import owner
 from django_distlock.manager.interrupted import in_thread
@@ -28,26 +28,12 @@ if TYPE_CHECKING:
     from .task_guard import TaskGuard
 
 
-def perform(flow: Flow[None]) -> None:
-    """Run the flow of a release.
-
-    On an event loop only the part that never waits runs here: another task of the same loop may be in the middle of a
-    statement, which ends only if the loop keeps running. A thread does the rest.
-    """
-    if asyncio._get_running_loop() is None:
-        run(flow)
-        return
-    step = next(flow, None)
-    if step is not None:
-        in_thread(run, flow, step)
-
-
 class BaseLease:
     """Base class of Lease and LeaseSet: ``with lease:``, ``async with lease:`` and ``release()``."""
 
     __slots__ = ()
 
-    def _release_flow(self, raising: bool) -> Flow[None]:
+    async def _release_flow(self, raising: bool) -> None:
         """Release the lock. ``raising``: raise the errors, do not log them."""
         raise NotImplementedError
 
@@ -56,8 +42,12 @@ class BaseLease:
         raise NotImplementedError
 
     def _release(self, raising: bool) -> None:
-        """:meth:`_release_flow` in this thread. After an exception the caller calls :meth:`_interrupted`."""
-        perform(self._release_flow(raising))
+        """:meth:`_release_flow` in this thread. After an exception the caller calls :meth:`_interrupted`.
+
+        On an event loop a thread asks the engine: another task of the same loop may be in the middle of a statement,
+        which ends only if the loop keeps running. Then errors of the engine are only logged.
+        """
+        raise NotImplementedError
 
     def _aenters(self) -> None:
         """Called when an ``async with`` block begins in this task."""
@@ -68,7 +58,7 @@ class BaseLease:
 
     async def _arelease(self, raising: bool) -> None:
         try:
-            await arun(self._release_flow(raising))
+            await self._release_flow(raising)
         except BaseException:
             self._interrupted()
             raise
@@ -250,9 +240,9 @@ class Lease(BaseLease):
 
     async def aextend(self, ttl: float) -> None:
         """:meth:`extend` for a task."""
-        await arun(self._extend_flow(ttl))
+        await self._extend_flow(ttl)
 
-    def _extend_flow(self, ttl: float) -> Flow[None]:
+    async def _extend_flow(self, ttl: float) -> None:
         ttl = seconds("ttl", ttl, positive=True) or 0.0
         hold = self._hold
         if not hold.backend.supports_ttl:
@@ -261,7 +251,8 @@ class Lease(BaseLease):
         self.ensure_held()
         lock_table.shorten(hold, ttl)
         asked = self._grant
-        grant: Grant | None = yield Step(hold.backend.extend, hold.backend.aextend, (asked, ttl))
+        backend = hold.backend
+        grant = await backend.aextend(asked, ttl) if in_task() else backend.extend(asked, ttl)
         if grant is None:
             lose_dead(hold, asked, "stolen")
             raise LockLost(self._lost_message())
@@ -270,7 +261,10 @@ class Lease(BaseLease):
             keepalive.wake_at(clock.now() + ttl / RENEWALS_PER_TTL)
             return
         if hold.lost is not None:  # the hold ended while the engine extended it
-            yield Step(hold.backend.release, hold.backend.arelease, (grant,))
+            if in_task():
+                await backend.arelease(grant)
+            else:
+                backend.release(grant)
         self.ensure_held()
 
     def _lost_message(self) -> str:
@@ -296,17 +290,18 @@ class Lease(BaseLease):
 
     def _release(self, raising: bool) -> None:
         if self._ends_hold(raising) and not give_back_fast(self._hold):
-            detached = asyncio._get_running_loop() is not None
-            if detached:  # perform() leaves it to a thread, which an interrupt here does not end
-                self._hold.released_by = None
-            perform(self._give_back(raising and not detached))
+            if asyncio._get_running_loop() is None:
+                run(self._give_back(raising))
+            else:
+                self._hold.released_by = None  # an interrupt here does not end what the thread does
+                in_thread(run, self._give_back(False))
 
-    def _release_flow(self, raising: bool) -> Flow[None]:
+    async def _release_flow(self, raising: bool) -> None:
         if self._ends_hold(raising):
-            yield from self._give_back(raising)
+            await self._give_back(raising)
 
-    def _give_back(self, raising: bool) -> Flow[None]:
-        error = yield from give_back(self._hold)
+    async def _give_back(self, raising: bool) -> None:
+        error = await give_back(self._hold)
         if error is not None:
             self._report(error, raising)
 
@@ -382,17 +377,30 @@ class LeaseSet(BaseLease):
         for lease in reversed(self.leases):
             lease._interrupted()
 
-    def _release_flow(self, raising: bool) -> Flow[None]:
-        return release_all(self.leases, raising)
+    def _release(self, raising: bool) -> None:
+        if asyncio._get_running_loop() is None:
+            run(self._release_flow(raising))
+            return
+        first: DistlockError | None = None
+        for lease in reversed(self.leases):
+            try:
+                lease._release(True)
+            except DistlockError as error:
+                first = first or error
+        if first is not None and raising:
+            raise first
+
+    async def _release_flow(self, raising: bool) -> None:
+        await release_all(self.leases, raising)
 
 
-def release_all(leases: Any, raising: bool) -> Flow[None]:
+async def release_all(leases: Any, raising: bool) -> None:
     """Release all leases in reverse order, then raise a cancellation or the first error."""
     first: DistlockError | None = None
     cancelled: asyncio.CancelledError | None = None
     for lease in reversed(leases):
         try:
-            yield from lease._release_flow(True)
+            await lease._release_flow(True)
         except DistlockError as error:
             first = first or error
         except asyncio.CancelledError as error:

@@ -11,7 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from django_distlock.concurrency import clock, finalizers
-from django_distlock.concurrency.flow import Flow, arun, run
+from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.exceptions import LockNotAcquired, LockNotHeld, LockTimeout
 from django_distlock.keys import MAX_NAME_LENGTH, validate_name
@@ -96,7 +96,7 @@ class BaseLock(decorators.Recipe, Generic[L]):
     #: The name as written in a decorator. Metrics use it as a label, because there are few different ones.
     template: str | None = None
 
-    def _flow(self, timeout: float | None, start: float) -> Flow[L | None]:
+    async def _flow(self, timeout: float | None, start: float) -> L | None:
         """Acquire within ``timeout`` seconds (None: no limit) of the monotonic time ``start``; None if busy."""
         raise NotImplementedError
 
@@ -139,7 +139,7 @@ class BaseLock(decorators.Recipe, Generic[L]):
     async def aacquire(self, timeout: Timeout = UNSET) -> L:
         """:meth:`acquire` for a task. A cancelled call leaves nothing held."""
         timeout = self._resolve(timeout)
-        lease = await arun(self._flow(timeout, clock.now()))
+        lease = await self._flow(timeout, clock.now())
         if lease is None:
             raise self._busy(timeout)
         return lease
@@ -157,7 +157,7 @@ class BaseLock(decorators.Recipe, Generic[L]):
 
     async def atry_acquire(self, timeout: Timeout = 0) -> L | None:
         """:meth:`try_acquire` for a task. A cancelled call leaves nothing held."""
-        return await arun(self._flow(self._resolve(timeout), clock.now()))
+        return await self._flow(self._resolve(timeout), clock.now())
 
     def _refuse_on_busy(self) -> None:
         raise TypeError("on_busy belongs to the decorator; in a with block use try_acquire() or catch LockNotAcquired.")
@@ -291,8 +291,8 @@ class Lock(BaseLock[Lease]):
         """:meth:`locked` for a task."""
         return bool(await aheld_names([self.name], self.using))
 
-    def _flow(self, timeout: float | None, start: float) -> Flow[Lease | None]:
-        return acquire_flow(LockRequest.of(self, timeout, start), guarded_lease if self.cancel_on_loss else Lease)
+    async def _flow(self, timeout: float | None, start: float) -> Lease | None:
+        return await acquire_flow(LockRequest.of(self, timeout, start), guarded_lease if self.cancel_on_loss else Lease)
 
     def _wait(self, timeout: float | None, start: float) -> Lease | None:
         return acquire(self, timeout, start, Lease)

@@ -15,8 +15,7 @@ from django.db import DatabaseError
 
 from django_distlock import signals
 from django_distlock.concurrency import clock
-from django_distlock.concurrency.deadline import PAUSE, Deadline, backoff
-from django_distlock.concurrency.flow import Flow, Step
+from django_distlock.concurrency.deadline import Deadline, backoff, pause
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.manager.acquire import LockRequest, acquire_flow, announce
 from django_distlock.manager.open_transactions import open_transactions
@@ -55,7 +54,7 @@ class SetAttempt:
             except DatabaseError as error:
                 raise BackendUnavailable("The transaction that was to hold the locks has failed.") from error
 
-    def abandon(self) -> Flow[None]:
+    async def abandon(self) -> None:
         """Release the locks acquired so far, as if they had never been requested."""
         try:
             for lease in self.taken:
@@ -64,7 +63,7 @@ class SetAttempt:
                 hold.abandoned = not hold.kept and hold.leases == {lease} and hold.scope == "session"
                 if hold.abandoned:
                     unbind(hold)
-            yield from release_all(self.taken, False)
+            await release_all(self.taken, False)
         except BaseException:
             for lease in self.taken:
                 lease._interrupted()
@@ -124,13 +123,13 @@ class LockSet(BaseLock[LeaseSet]):
         locks = [lock.formatted(values) for lock in self.locks]
         return type(self)(locks, using=self.using, timeout=self.timeout, into=self.into)
 
-    def _flow(self, timeout: float | None, start: float) -> Flow[LeaseSet | None]:
+    async def _flow(self, timeout: float | None, start: float) -> LeaseSet | None:
         attempt = SetAttempt(self.locks)
         try:
             for lock in self.locks:
-                lease = yield from lock._flow(timeout, start)
+                lease = await lock._flow(timeout, start)
                 if lease is None:
-                    yield from attempt.abandon()
+                    await attempt.abandon()
                     return None
                 attempt.taken.append(lease)
             attempt.succeed()
@@ -138,7 +137,7 @@ class LockSet(BaseLock[LeaseSet]):
         except GeneratorExit:
             raise
         except BaseException:
-            yield from attempt.abandon()
+            await attempt.abandon()
             raise
         return leases
 
@@ -180,7 +179,7 @@ class Semaphore(BaseLock[Lease]):
         made.template = made._lock.template = self.template or self.name
         return made
 
-    def _flow(self, timeout: float | None, start: float) -> Flow[Lease | None]:
+    async def _flow(self, timeout: float | None, start: float) -> Lease | None:
         request = LockRequest(
             self.using,
             (self.name, "semaphore"),
@@ -192,10 +191,10 @@ class Semaphore(BaseLock[Lease]):
             template=self.template,
         )
         if registry.entry(self.using).backend.supports_semaphore:
-            return acquire_flow(request, Lease)
-        return self._slot_flow(request)
+            return await acquire_flow(request, Lease)
+        return await self._slot_flow(request)
 
-    def _slot_flow(self, request: LockRequest) -> Flow[Lease | None]:
+    async def _slot_flow(self, request: LockRequest) -> Lease | None:
         """Try the slots in random order, repeatedly, until the deadline."""
         deadline = Deadline(request.timeout, request.start)
         attempt = 0
@@ -203,14 +202,14 @@ class Semaphore(BaseLock[Lease]):
             for slot in random.sample(range(self.limit), self.limit):
                 parts = (*request.parts, str(slot))
                 one = request._replace(parts=parts, timeout=0, start=clock.now(), limit=0, since=request.start)
-                lease = yield from acquire_flow(one, Lease)
+                lease = await acquire_flow(one, Lease)
                 if lease is not None:
                     return lease
             left = deadline.left()
             if left <= 0:
                 announce(signals.lock_timed_out, request)
                 return None
-            yield Step(PAUSE.sleep, PAUSE.asleep, (min(backoff(attempt, first=0.004), left),))
+            await pause(min(backoff(attempt, first=0.004), left))
             attempt += 1
 
 

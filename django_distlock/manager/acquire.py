@@ -10,7 +10,7 @@ from django_distlock import signals
 from django_distlock.backends.side_connection import PATIENCE
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.deadline import Deadline
-from django_distlock.concurrency.flow import Flow, Step, run
+from django_distlock.concurrency.flow import clean_up, in_task, run
 from django_distlock.concurrency.tokens import new_token
 from django_distlock.records import Claim
 from django_distlock.validation import UNSET
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.dispatch import Signal
 
+    from django_distlock.backends.base import Backend
     from django_distlock.records import Grant
     from django_distlock.validation import Timeout
 
@@ -122,9 +123,9 @@ def acquire(lock: LockOptions, timeout: float | None, start: float, lease_of: Ca
         raise
 
 
-def acquire_flow(
+async def acquire_flow(
     request: LockRequest, lease_of: Callable[[Hold], H], arrival: Arrival[H] | None = None
-) -> Flow[H | None]:
+) -> H | None:
     """Acquire; None if the lock stays busy until the deadline. A failure is announced by a signal.
 
     ``lease_of`` makes the caller's handle of a hold. The hold counts its handles and gives the lock back with the last.
@@ -135,7 +136,7 @@ def acquire_flow(
         _refuse_unsupported(request, entry)
         if not entry.ready:
             patience = Deadline(request.timeout, request.start).answer_by - clock.now()
-            yield Step(site_key.load, site_key.aload, (min(max(patience, LEAST_COLD), PATIENCE),))
+            await site_key.aload(min(max(patience, LEAST_COLD), PATIENCE))
         key, owner = entry.key(*request.parts), current()
         while True:
             if arrival is None:
@@ -144,7 +145,7 @@ def acquire_flow(
                 arrival = Arrival(hold, lease_of(hold))
             hold, lease, _ = arrival
             try:
-                granted = yield from _attempt(request, entry, arrival, lease_of)
+                granted = await _attempt(request, entry, arrival, lease_of)
             except BaseException:
                 leave_behind(hold, lease)
                 raise
@@ -190,9 +191,9 @@ def _arrive(hold: Hold, entry: Entry, may_wait: bool, reenter: bool = True) -> H
     return mine
 
 
-def _attempt(
+async def _attempt(
     request: LockRequest, entry: Entry, arrival: Arrival[H], lease_of: Callable[[Hold], H]
-) -> Flow[H | Hold | None]:
+) -> H | Hold | None:
     """Acquire with ``hold``, or enter a hold again that its context has. Returns the handle; None: busy; ``hold``: the
     other hold has ended meanwhile, so that the caller begins again."""
     hold, lease, mine = arrival
@@ -200,9 +201,9 @@ def _attempt(
         if mine is UNSET:
             mine = _arrive(hold, entry, request.timeout != 0, request.reenter)
         if mine is not hold:
-            return None if mine is None else (yield from _enter_again(mine, hold, lease_of(mine)))
+            return None if mine is None else (await _enter_again(mine, hold, lease_of(mine)))
         deadline = Deadline(request.timeout, request.start)
-        if hold.parker is not None and not (yield Step(hold.parker.park, hold.parker.apark, (deadline.left(),))):
+        if hold.parker is not None and not await hold.parker.park(deadline.left()):
             lock_table.end(hold)
             return None
         hold.state = State.CLAIMING
@@ -210,7 +211,7 @@ def _attempt(
         hold.claim = claim = _claim(request, entry, hold, opened, deadline.answer_by)
         # who has waited on the fast path, or for another caller, has its answer when the time is over
         if not (deadline.over() and (asked or hold.parker is not None)):
-            yield from ask_engine(hold, claim, deadline)
+            await ask_engine(hold, claim, deadline)
         if hold.grant is None:
             lock_table.end(hold)
             return None
@@ -222,7 +223,7 @@ def _attempt(
             lock_table.end(hold)
         raise
     except (Exception, asyncio.CancelledError):
-        yield from _undo(hold)
+        await clean_up(_undo(hold))
         raise
 
 
@@ -240,24 +241,29 @@ def _establish(began: float, hold: Hold, grant: Grant, lease: Any, opened: list[
         events.send_held(signals.lock_acquired, hold, wait=clock.now() - began)
 
 
-def _undo(hold: Hold) -> Flow[None]:
+async def _undo(hold: Hold) -> None:
     """The attempt has failed: nothing stays behind."""
     try:
-        yield from take_back(hold)
+        await take_back(hold)
     finally:
         lock_table.end(hold)
 
 
-def _enter_again(mine: Hold, new: Hold, lease: H) -> Flow[H | Hold]:
+async def _enter_again(mine: Hold, new: Hold, lease: H) -> H | Hold:
     """Re-entry. Of a lock that is only kept for a transaction the engine is asked again (R11)."""
     try:
-        if mine.state is State.DEFERRED and not (yield Step(mine.backend.verify, mine.backend.averify, (mine.grant,))):
+        if mine.state is State.DEFERRED and not await _verify(mine):
             lose(mine, "stolen")
         entered = not notice_loss(mine) and lock_table.enter_again(mine, lease)
     except BaseException:
         interrupted_calls[lease] = mine
         raise
     return lease if entered else new
+
+
+async def _verify(hold: Hold) -> bool:
+    grant: Any = hold.grant
+    return await hold.backend.averify(grant) if in_task() else hold.backend.verify(grant)
 
 
 def _take_fast_path(
@@ -319,7 +325,7 @@ def _claim(
     )
 
 
-def ask_engine(hold: Hold, claim: Claim, deadline: Deadline) -> Flow[None]:
+async def ask_engine(hold: Hold, claim: Claim, deadline: Deadline) -> None:
     """Ask the engine until ``hold`` has a grant or the deadline passes.
 
     A grant that arrives after its own validity is given back. Unless it was granted, the engine learns that this waiter
@@ -328,22 +334,35 @@ def ask_engine(hold: Hold, claim: Claim, deadline: Deadline) -> Flow[None]:
     backend, attempt = hold.backend, 0
     try:
         while True:
-            grant: Grant | None = yield Step(hold.ask, hold.aask, (claim, deadline.left()))
+            grant = await hold.ask(claim, deadline.left())
             if grant is not None:
                 if grant.valid_until is None or grant.valid_until > clock.now():
                     return
                 hold.grant = None
-                yield Step(backend.release, backend.arelease, (grant,))
+                if in_task():
+                    await backend.arelease(grant)
+                else:
+                    backend.release(grant)
             left = deadline.left()
             if left <= 0:
                 break
-            yield Step(backend.wait, backend.await_, (claim, attempt, left))
+            if in_task():
+                await backend.await_(claim, attempt, left)
+            else:
+                backend.wait(claim, attempt, left)
             attempt += 1
     except GeneratorExit:
         raise
     except BaseException:
         if backend.queues_waiters:
-            yield Step(backend.withdraw, backend.awithdraw, (claim,))
+            await clean_up(_withdraw(backend, claim))
         raise
     if backend.queues_waiters:
-        yield Step(backend.withdraw, backend.awithdraw, (claim,))
+        await _withdraw(backend, claim)
+
+
+async def _withdraw(backend: Backend, claim: Claim) -> None:
+    if in_task():
+        await backend.awithdraw(claim)
+    else:
+        backend.withdraw(claim)

@@ -19,7 +19,7 @@ from types import AsyncGeneratorType
 from typing import TYPE_CHECKING, Any
 
 from django_distlock import signals
-from django_distlock.concurrency.flow import Flow, Step, run
+from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.text import one_line
 
 from . import events, owner
@@ -80,19 +80,19 @@ def _give_up(hold: Hold, lease: Any) -> None:
         run(_give_back(hold))
 
 
-def _give_back(hold: Hold) -> Flow[None]:
+async def _give_back(hold: Hold) -> None:
     """Give the engine back what it has granted, if it has. Its answer says nothing: the interrupted call may have done
     that."""
     backend = hold.backend
     try:
         if not hold.giving:
-            yield from take_back(hold)
+            await take_back(hold)
         elif hold.grant is not None and not hold.given:
             backend.release_again(hold.grant, lock_table.is_alone(hold))
         if hold.held_at:
             events.send_held(signals.lock_released, hold)
         elif hold.grant is None and hold.claim is not None and backend.queues_waiters:
-            yield Step(backend.withdraw, backend.awithdraw, (hold.claim,))
+            backend.withdraw(hold.claim)
     except Exception as error:
         logger.warning("The lock %r of an interrupted call could not be given back: %s", hold.key.name, one_line(error))
     finally:

@@ -18,6 +18,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 from django_distlock.concurrency import clock
+from django_distlock.concurrency.flow import in_task
 from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.concurrency.origin import address
 from django_distlock.concurrency.parking import Parker
@@ -164,33 +165,25 @@ class Hold:
         """Why the lock cannot be relied on."""
         return self.lost or self.backend.doubt
 
-    # The targets of the step that asks the engine. The grant is stored where the engine's method returns: Python looks
+    # What asks the engine. The grant is stored where the engine's method returns: Python looks
     # for signals neither when a Python function returns to one nor at an assignment, so no interrupt can lose it.
 
-    def ask(self, claim: Claim, wait: float) -> Grant | None:
-        self.grant = self.backend.try_acquire(claim, wait)
+    async def ask(self, claim: Claim, wait: float) -> Grant | None:
+        backend = self.backend
+        self.grant = await backend.atry_acquire(claim, wait) if in_task() else backend.try_acquire(claim, wait)
         return self.grant
 
-    async def aask(self, claim: Claim, wait: float) -> Grant | None:
-        self.grant = await self.backend.atry_acquire(claim, wait)
-        return self.grant
+    # The same for what releases it: a second release might take a lock from another reader of the session.
 
-    # The same for the step that releases it: a second release might take a lock from another reader of the session.
-
-    def give(self, grant: Grant) -> bool:
+    async def give(self, grant: Any) -> bool:
         self.giving = True
-        self.given = self.backend.release(grant)
+        self.given = await self.backend.arelease(grant) if in_task() else self.backend.release(grant)
         return self.given
 
     def give_fast(self, grant: Grant) -> bool:
         """The engine's fast path; False if it is to be asked by :meth:`give`."""
         self.giving = True
         self.given = self.backend.release_fast(grant)
-        return self.given
-
-    async def agive(self, grant: Grant) -> bool:
-        self.giving = True
-        self.given = await self.backend.arelease(grant)
         return self.given
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from django_distlock import signals
 from django_distlock.concurrency import clock
-from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.exceptions import DistlockError, LockLost
 
 from . import events
@@ -63,7 +62,7 @@ def notify_of_loss(hold: Hold, reason: str) -> None:
     events.send_held(signals.lock_lost, hold, reason=reason)
 
 
-def take_back(hold: Hold) -> Flow[None]:
+async def take_back(hold: Hold) -> None:
     """Give the engine back what it has granted to an acquire that has failed, if it has."""
     if hold.grant is None and hold.claim is not None:
         hold.grant = hold.backend.stray(hold.claim, lock_table.other_grants(hold))
@@ -71,7 +70,7 @@ def take_back(hold: Hold) -> Flow[None]:
             hold.backend.release_again(hold.grant, False)
             return
     if hold.grant is not None:
-        yield Step(hold.give, hold.agive, (hold.grant,))
+        await hold.give(hold.grant)
 
 
 def give_back_fast(hold: Hold) -> bool:
@@ -91,7 +90,7 @@ def give_back_fast(hold: Hold) -> bool:
     return True
 
 
-def give_back(hold: Hold) -> Flow[DistlockError | None]:
+async def give_back(hold: Hold) -> DistlockError | None:
     """Release at the engine, then let the next one of this process ask. Returns what went wrong with the release.
 
     After an interrupt (KeyboardInterrupt, a task's soft time limit, which is an Exception) it is left to the keepalive
@@ -99,7 +98,7 @@ def give_back(hold: Hold) -> Flow[DistlockError | None]:
     """
     grant = hold.grant
     try:
-        released = yield Step(hold.give, hold.agive, (grant,))
+        released = await hold.give(grant)
     except DistlockError as error:
         lose(hold, "unreachable", releasing=True)
         lock_table.end(hold)

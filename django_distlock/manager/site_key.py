@@ -19,7 +19,7 @@ from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
 from django_distlock.backends.side_connection import PATIENCE, Silent, ask
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.abandoned_calls import Background, CallTimeout, NotStarted
-from django_distlock.concurrency.flow import Flow, Step, arun
+from django_distlock.concurrency.flow import in_task
 from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.concurrency.parking import FairLock
 from django_distlock.conf import site_key_setting
@@ -63,23 +63,27 @@ class SiteKeyHolder:
         return self.pinned
 
     async def aload(self, patience: float = PATIENCE) -> str:
-        """:meth:`load` for a task; not in Django's thread for the ORM, which may be busy for long."""
+        """:meth:`load` for threads and tasks; not in Django's thread for the ORM, which may be busy for long."""
+        if not in_task():
+            return self.load(patience)
         if self.pinned is None:
             # pinned here and not in the thread: tasks that begin during the read would overtake those that wait for it
             if _in_memory():  # another thread would have another database, or wait for this one's transaction
                 self.pinned = await sync_to_async(self._find)(patience)
             else:
-                self.pinned = await arun(self._read(clock.now() + patience))
+                self.pinned = await self._read(clock.now() + patience)
         return self.pinned
 
-    def _read(self, until: float) -> Flow[str]:
+    async def _read(self, until: float) -> str:
         """Read the key in a thread, for one task at a time: those behind it find it."""
         turn = self._turns.turn()
         try:
-            if not (yield Step(turn.acquire, turn.aacquire, (until - clock.now(),))):
+            if not await turn.acquire(until - clock.now()):
                 raise CallTimeout
             patience = until - clock.now()
-            return self._found or (yield from self._reads.call(until, self._find_in_thread, patience))
+            if self._found is None:
+                return await self._reads.call(until, self._find_in_thread, patience)
+            return self._found
         except (CallTimeout, NotStarted) as error:
             raise BackendUnavailable("The site key of django-distlock was not read in time.") from error
         finally:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import connections
 
 from django_distlock import signals
+from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.fork import Order, at_fork
 
 from . import events
@@ -171,7 +172,7 @@ def give_back_after_transaction(hold: Hold) -> Sequence[Callable[[], object]]:
         return []
     lost = ""
     try:
-        if hold.grant is not None and not (hold.give_fast(hold.grant) or hold.give(hold.grant)):
+        if hold.grant is not None and not (hold.give_fast(hold.grant) or run(hold.give(hold.grant))):
             lost = "stolen"
     except Exception:
         logger.exception("The lock %r could not be released after its transaction.", hold.key.name)

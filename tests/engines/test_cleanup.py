@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
 
 import pytest
 
 from django_distlock.backends.cleanup import PendingCleanup
 from django_distlock.concurrency import clock
 from tests.conftest import eventually
-
-if TYPE_CHECKING:
-    from django_distlock.concurrency.flow import Flow
 
 NAME = "distlock-test-undo"
 
@@ -28,13 +24,12 @@ class Server:
         self.answers.set()
         self.pending = PendingCleanup(self.undo, NAME, window=2.0, patience=1.0)
 
-    def undo(self, what: str, until: float) -> Flow[None]:
+    async def undo(self, what: str, until: float) -> None:
         if what != "another server":
             self.answers.wait(25)
         if self.down:
             raise OSError
         self.undone.append(what)
-        yield from ()
 
     def later(self, seconds: float) -> bool:
         """What the keepalive thread does after that time; is anything pending?"""

@@ -125,7 +125,7 @@ def session_of(lease: Any) -> Any:
 def asked(session: Any, sql: bytes) -> Any:
     """The rows of a statement on a session of the library's. Its mutex keeps the keepalive thread away, which takes an
     answer that it did not ask for as the end of the session."""
-    return run(locked(session.mutex, 2, session.query(sql, monotonic() + 2)))
+    return run(locked(session.mutex, 2, session.query, sql, monotonic() + 2))
 
 
 def lock_sessions(using: str) -> set[int]:

@@ -33,8 +33,8 @@ DATABASES = (
         "sessions: an unreachable server counts as busy",
         "R6",
         "backends/sessions/backend.py",
-        "            raise unavailable(self.alias, error) from (error.__cause__ or error)\n\n    def _try(",
-        "            return None\n\n    def _try(",
+        "            raise unavailable(self.alias, error) from (error.__cause__ or error)\n\n    async def _try(",
+        "            return None\n\n    async def _try(",
         (
             "tests/contract/test_errors.py",
             "tests/unit/shared/test_waiting.py",

@@ -124,7 +124,7 @@ LEASES = (
         "ZooKeeper: the end of a waiter is taken for the release of the holder",
         "R1",
         "backends/zookeeper/queue.py",
-        "is_exclusive(behind) and (yield from watch.marked(until))",
+        "is_exclusive(behind) and await watch.marked(until)",
         "is_exclusive(behind)",
         ("tests/engines/zookeeper/test_hand_over.py",),
     ),

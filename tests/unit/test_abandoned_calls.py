@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock.concurrency.abandoned_calls import Background, CallTimeout, NotStarted
-from django_distlock.concurrency.flow import arun, run
+from django_distlock.concurrency.flow import run
 from tests.conftest import PATIENCE, eventually
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 NAME = "distlock-test-background"  # nothing_left looks for threads with such names
 FAR = float("inf")
 AT_ONCE = 0.0
-both = pytest.mark.parametrize("drive", [run, lambda flow: asyncio.run(arun(flow))], ids=["thread", "task"])
+both = pytest.mark.parametrize("drive", [run, asyncio.run], ids=["thread", "task"])
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_r7_it_is_abandoned_at_the_deadline(drive: Callable[..., Any], backgroun
 
 def test_r7_a_task_that_is_cancelled_abandons_it(background: Background, door: Door) -> None:
     async def main() -> None:
-        task = asyncio.create_task(arun(background.call(FAR, door.wait, dispose=door.disposed.append)))
+        task = asyncio.create_task(background.call(FAR, door.wait, dispose=door.disposed.append))
         await asyncio.sleep(0)  # it begins
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -16,17 +16,19 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from django_distlock.concurrency.flow import run
+from django_distlock.concurrency.parking import Parker
 from django_distlock.exceptions import DeadlockDetected, LockLost, LockNotHeld
 from django_distlock.locks.lock import Lock
-from django_distlock.manager.lock_table import State, lock_table
+from django_distlock.manager.lock_table import Hold, State, lock_table
 from django_distlock.manager.registry import registry
 from django_distlock.records import Claim, Grant
 from tests.support.clock import FakeClock
 
 if TYPE_CHECKING:
-    from django_distlock.concurrency.flow import Flow, Step
+    from collections.abc import Callable, Coroutine, Generator
+
     from django_distlock.locks.lease import Lease
-    from django_distlock.manager.lock_table import Hold
 
 TTL = 10.0
 
@@ -41,21 +43,31 @@ class Right:
     engine_until: float
 
 
+class Step:
+    """A wait, or a call of the engine, that is done when the test says so: to await it stops the acquire."""
+
+    def __init__(self, name: str, call: Callable[[], Any], about: Any) -> None:
+        self.name, self.call, self.about = name, call, about
+
+    def __await__(self) -> Generator[Step, Any, Any]:
+        return (yield self)
+
+
 class Actor:
-    """One execution context: its flow if it is in the middle of an acquire, and the step that flow waits for."""
+    """One execution context: its acquire if it is in the middle of one, and the step that this waits for."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.flow: Flow[Lease | None] | None = None
+        self.flow: Coroutine[Any, Any, Lease | None] | None = None
         self.step: Step | None = None
 
     def __repr__(self) -> str:
         return self.name
 
 
-# Flows that were begun. The garbage collector would close one at any allocation, also where this thread has the mutex
-# of the lock table.
-_flows: list[Flow[Any]] = []
+# Acquires that were begun. The garbage collector would close one at any allocation, also where this thread has the
+# mutex of the lock table.
+_flows: list[Coroutine[Any, Any, Any]] = []
 
 
 def close_flows() -> None:
@@ -71,9 +83,22 @@ class World:
         self.current: Actor | None = None
         self._patch.setattr("django_distlock.manager.acquire.current", lambda: self.current)
         self.backend: Any = registry.entry("memory").backend
+        self._stop_at_each_step()
         self.leases: list[Lease] = []
         self.rights: dict[str, Right] = {}
         self.fences: dict[str, int] = {}
+
+    def _stop_at_each_step(self) -> None:
+        ask, backend = Hold.ask, self.backend
+
+        def asking(hold: Hold, claim: Claim, wait: float) -> Step:
+            return Step("ask", lambda: run(ask(hold, claim, wait)), claim)
+
+        self._patch.setattr(Hold, "ask", asking)
+        self._patch.setattr(Parker, "park", lambda parker, timeout: Step("park", parker.leave, (parker, timeout)))
+        self._patch.setattr("django_distlock.manager.acquire.in_task", lambda: True)
+        self._patch.setattr(backend, "arelease", lambda grant: Step("release", lambda: backend.release(grant), grant))
+        self._patch.setattr(backend, "await_", lambda *args: Step("wait", lambda: None, args))
 
     def close(self) -> None:
         close_flows()
@@ -99,18 +124,14 @@ class World:
         """Do the step that ``actor`` waits for. One that is parked goes on if it was woken or its time is over."""
         step = actor.step
         assert step is not None
-        if step.method.__name__ == "park":
-            if not step.method.__self__.woken:
-                if not out_of_time or math.isinf(step.args[0]):
+        if step.name == "park":
+            parker, timeout = step.about
+            if not parker.woken:
+                if not out_of_time or math.isinf(timeout):
                     return None
-                self.clock.time += step.args[0]
-            result: Any = step.method(0)
-        elif step.method.__name__ == "sleep":
-            self.clock.time += step.args[0]
-            result = None
-        else:
-            result = step.method(*step.args)
-            self._observe(step, result)
+                self.clock.time += timeout
+        result = step.call()
+        self._observe(step, result)
         return self._resume(actor, lambda flow: flow.send(result))
 
     def cancel(self, actor: Actor) -> None:
@@ -118,7 +139,7 @@ class World:
         try:
             self._resume(actor, lambda flow: flow.throw(asyncio.CancelledError()))
             while actor.step is not None:
-                assert actor.step.method.__name__ in ("release", "withdraw"), "a cancelled acquire goes on"
+                assert actor.step.name in ("release", "withdraw"), "a cancelled acquire goes on"
                 self.advance(actor)
         except asyncio.CancelledError:
             return
@@ -141,10 +162,10 @@ class World:
     # what was granted
 
     def _observe(self, step: Step, result: Any) -> None:
-        if step.method.__name__ == "ask" and result is not None:
+        if step.name == "ask" and result is not None:
             self.granted(result)
-        elif step.method.__name__ == "release":
-            self.rights.pop(step.args[0].claim.token, None)
+        elif step.name == "release":
+            self.rights.pop(step.about.claim.token, None)
 
     def granted(self, grant: Grant) -> None:
         claim, now = grant.claim, self.clock.time
@@ -223,7 +244,7 @@ class Contexts(RuleBasedStateMachine):
             assert lease.fence == fence
             assert lease._hold is mine[0]._hold
         if timeout == 0 and actor.step is not None:
-            assert actor.step.method.__name__ == "ask", "R5: who does not wait asks the engine once, or nobody"
+            assert actor.step.name == "ask", "R5: who does not wait asks the engine once, or nobody"
 
     @rule(who=WHO, name=NAME, shared=SHARED, timeout=st.sampled_from([5, None, None]))
     def take(self, who: int, name: str, shared: bool, timeout: float | None) -> None:
@@ -232,7 +253,7 @@ class Contexts(RuleBasedStateMachine):
         if actor.step is not None:
             return
         self.begin(who, name, shared, timeout)
-        while actor.step is not None and actor.step.method.__name__ in ("ask", "release"):
+        while actor.step is not None and actor.step.name in ("ask", "release"):
             self.world.advance(actor)
 
     @rule(who=WHO, first=NAME, second=NAME)

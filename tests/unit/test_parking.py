@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock.concurrency import parking
+from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.parking import FairLock, Parker
 from tests.conftest import PATIENCE, eventually
 
@@ -44,10 +45,10 @@ class Crowd:
         return future
 
     def _thread(self, name: str) -> bool:
-        return self.lock.acquire(PATIENCE) and self._served(name)
+        return run(self.lock.acquire(PATIENCE)) and self._served(name)
 
     async def _task(self, name: str) -> bool:
-        return await self.lock.aacquire(PATIENCE) and self._served(name)
+        return await self.lock.acquire(PATIENCE) and self._served(name)
 
     def _served(self, name: str) -> bool:
         self.order.append(name)
@@ -68,9 +69,9 @@ def crowd() -> Iterator[Crowd]:
 
 
 def test_r4_threads_and_tasks_are_served_in_order_of_arrival(crowd: Crowd) -> None:
-    assert crowd.lock.acquire(0)
-    assert not crowd.lock.acquire(0)
-    assert not asyncio.run(crowd.lock.aacquire(0))
+    assert run(crowd.lock.acquire(0))
+    assert not run(crowd.lock.acquire(0))
+    assert not asyncio.run(crowd.lock.acquire(0))
     names = [f"{'task' if number % 2 else 'thread'}{number}" for number in range(8)]
     futures = [crowd.arrive(name) for name in names]
     futures.pop(3).cancel()  # R7: it is passed over
@@ -87,7 +88,7 @@ def test_r7_a_task_that_is_cancelled_and_gets_the_turn_in_one_step_passes_it_on(
     async def main() -> None:
         lock = FairLock()
         assert lock.try_acquire()
-        first, second = (asyncio.create_task(lock.aacquire(PATIENCE)) for _ in range(2))
+        first, second = (asyncio.create_task(lock.acquire(PATIENCE)) for _ in range(2))
         await asyncio.sleep(0)
         if cancel_first:
             first.cancel()
@@ -105,11 +106,11 @@ def test_r7_an_interrupted_thread_passes_the_turn_on(crowd: Crowd, monkeypatch: 
     """KeyboardInterrupt just after it was woken, and before."""
     go = threading.Event()
 
-    def interrupted(self: Parker, timeout: float) -> bool:
+    async def interrupted(self: Parker, timeout: float) -> bool:
         assert go.wait(PATIENCE)
         raise KeyboardInterrupt
 
-    crowd.lock.acquire(0)
+    run(crowd.lock.acquire(0))
     monkeypatch.setattr(Parker, "park", interrupted)
     future = crowd.arrive("thread")
     if woken:
@@ -130,7 +131,7 @@ def test_r1_r7_a_release_that_was_interrupted_before_it_woke_the_waiter(
     """Who comes then serves the waiter first; and a waiter whose time ended then is the only holder."""
     holder, waiter, wake, told = crowd.lock.turn(), crowd.lock.turn(), Parker.wake, threading.Event()
 
-    def until_told(parker: Parker, timeout: float) -> bool:
+    async def until_told(parker: Parker, timeout: float) -> bool:
         assert told.wait(PATIENCE)
         return parker.leave()
 
@@ -141,7 +142,7 @@ def test_r1_r7_a_release_that_was_interrupted_before_it_woke_the_waiter(
     assert holder.try_acquire()
     if over:
         monkeypatch.setattr(Parker, "park", until_told)
-    waiting = crowd.pool.submit(waiter.acquire, PATIENCE)
+    waiting = crowd.pool.submit(lambda: run(waiter.acquire(PATIENCE)))
     eventually(lambda: crowd.waiting() == 1, "nobody waits")
     monkeypatch.setattr(Parker, "wake", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -210,13 +211,13 @@ def test_r1_a_storm_of_threads_and_tasks_with_timeouts_and_cancellations(crowd: 
     def thread() -> None:
         for _ in range(200):
             timeout = dice.choice([0, 0.0001, PATIENCE])
-            if lock.acquire(timeout):
+            if run(lock.acquire(timeout)):
                 enter_and_leave()
             else:
                 assert timeout < PATIENCE
 
     async def task() -> None:
-        if await lock.aacquire(dice.choice([0, 0.0001, PATIENCE])):
+        if await lock.acquire(dice.choice([0, 0.0001, PATIENCE])):
             enter_and_leave()
 
     async def tasks() -> None:

@@ -26,7 +26,7 @@ class Pair:
         self.replies = Replies()
 
     async def answered(self, until: float = math.inf) -> bool:
-        return await self.replies.apoll(self.ours.fileno(), until)
+        return await self.replies.poll(self.ours.fileno(), until)
 
     async def exchange(self) -> None:
         self.theirs.send(b"reply")

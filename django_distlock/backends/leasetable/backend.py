@@ -16,7 +16,7 @@ from django_distlock.backends.base import IDLE, TICK, Backend
 from django_distlock.backends.cleanup import PendingCleanup
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.deadline import LEAST_ANSWER, LEAST_PATIENCE
-from django_distlock.concurrency.flow import Flow, arun, run
+from django_distlock.concurrency.flow import clean_up, run
 from django_distlock.records import Claim, Finding, Grant, LockInfo, drift
 
 from . import doctor
@@ -121,9 +121,9 @@ class LeaseTableBackend(Backend):
             raise
 
     async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        return await arun(self._acquire(claim, wait))
+        return await self._acquire(claim, wait)
 
-    def _acquire(self, claim: Claim, wait: float) -> Flow[Grant | None]:
+    async def _acquire(self, claim: Claim, wait: float) -> Grant | None:
         asked = clock.now()
         waiter = self._claims.get(claim.token)
         try:
@@ -135,11 +135,11 @@ class LeaseTableBackend(Backend):
                 socket = self._wake_socket(wait)
                 address = None if socket is None else socket.address
                 enter, who = self._sql.enter, self._holder.text()
-                entered = yield from self.store.run(until, enter, claim, who, wait > 0, address)
+                entered = await self.store.run(until, enter, claim, who, wait > 0, address)
                 return self._entered(claim, asked, wait, entered, socket)
             if wait < LAST_LOOK:
                 return None
-            fence = yield from waiter.look(self.store, claim, self._holder.text())
+            fence = await waiter.look(self.store, claim, self._holder.text())
             return None if fence is None else self._granted(claim, fence, asked)
         except StoreError as error:
             self._claims.pop(claim.token, None)
@@ -152,7 +152,7 @@ class LeaseTableBackend(Backend):
             self._leave_behind(claim, True)
             raise
         except BaseException:
-            yield from self._withdraw(claim)
+            await clean_up(self._withdraw(claim))
             raise
 
     def _entered(
@@ -204,9 +204,9 @@ class LeaseTableBackend(Backend):
         run(self._withdraw(claim))
 
     async def awithdraw(self, claim: Claim) -> None:
-        await arun(self._withdraw(claim))
+        await self._withdraw(claim)
 
-    def _withdraw(self, claim: Claim) -> Flow[None]:
+    async def _withdraw(self, claim: Claim) -> None:
         """Leave the queue, and free a lease whose caller was interrupted before it had it."""
         if claim.token not in self._claims:
             return
@@ -219,7 +219,7 @@ class LeaseTableBackend(Backend):
             until = min(until, waiter.until + LEAVE_TIMEOUT)
         asking = not isinstance(waiter, TicketHolder) or waiter.asking
         try:
-            yield from self._undo_claim(claim, until, asking)
+            await self._undo_claim(claim, until, asking)
         except StoreError as error:
             self._leave_behind(claim, error.uncertain)
 
@@ -229,10 +229,10 @@ class LeaseTableBackend(Backend):
         self._cleanup.add(claim.token, claim, claim.ttl or 0.0, uncertain)
         self.wake_at(clock.now())
 
-    def _undo_claim(self, claim: Claim, until: float, asking: bool = True) -> Flow[None]:
+    async def _undo_claim(self, claim: Claim, until: float, asking: bool = True) -> None:
         if asking:
-            yield from self.store.run(until, self._sql.give, claim)
-        yield from self.store.run(until, self._sql.leave, claim)
+            await self.store.run(until, self._sql.give, claim)
+        await self.store.run(until, self._sql.leave, claim)
 
     def release_fast(self, grant: Grant) -> bool:
         store = self._embedded
@@ -252,13 +252,13 @@ class LeaseTableBackend(Backend):
         return run(self._release(grant))
 
     async def arelease(self, grant: Grant) -> bool:
-        return await arun(self._release(grant))
+        return await self._release(grant)
 
-    def _release(self, grant: Grant) -> Flow[bool]:
+    async def _release(self, grant: Grant) -> bool:
         claim = grant.claim
         self._claims.pop(claim.token, None)
         try:
-            given = yield from self.store.run(clock.now() + PATIENCE, self._sql.release, grant)
+            given = await self.store.run(clock.now() + PATIENCE, self._sql.release, grant)
         except StoreError as error:
             self._leave_behind(claim, error.uncertain)
             raise
@@ -273,20 +273,20 @@ class LeaseTableBackend(Backend):
         return run(self._verify(grant))
 
     async def averify(self, grant: Grant) -> bool:
-        return await arun(self._verify(grant))
+        return await self._verify(grant)
 
-    def _verify(self, grant: Grant) -> Flow[bool]:
-        return bool((yield from self.store.run(clock.now() + PATIENCE, self._sql.holds, grant.claim)))
+    async def _verify(self, grant: Grant) -> bool:
+        return bool(await self.store.run(clock.now() + PATIENCE, self._sql.holds, grant.claim))
 
     def extend(self, grant: Grant, ttl: float) -> Grant | None:
         return run(self._extend(grant, ttl))
 
     async def aextend(self, grant: Grant, ttl: float) -> Grant | None:
-        return await arun(self._extend(grant, ttl))
+        return await self._extend(grant, ttl)
 
-    def _extend(self, grant: Grant, ttl: float) -> Flow[Grant | None]:
+    async def _extend(self, grant: Grant, ttl: float) -> Grant | None:
         asked = clock.now()
-        if not (yield from self.store.run(clock.now() + RENEWAL_PATIENCE, self._sql.extend, grant.claim, ttl)):
+        if not await self.store.run(clock.now() + RENEWAL_PATIENCE, self._sql.extend, grant.claim, ttl):
             return None
         valid_until = asked + ttl - drift(ttl)
         return Grant(claim=grant.claim, fence=grant.fence, acquired_at=grant.acquired_at, valid_until=valid_until)

@@ -14,8 +14,8 @@ from django.db import DEFAULT_DB_ALIAS, InterfaceError, InternalError, Operation
 from django_distlock.backends.side_connection import SideConnection
 from django_distlock.concurrency import clock, sockets
 from django_distlock.concurrency.abandoned_calls import Background, CallTimeout
-from django_distlock.concurrency.deadline import PAUSE
-from django_distlock.concurrency.flow import Flow, Step
+from django_distlock.concurrency.deadline import pause
+from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.parking import FairLock
 
 from .records import StoreError, StoreOverloaded
@@ -127,9 +127,9 @@ class ServerStore(Store):
         self._replied_at = 0.0
         self._wake_at = wake_at
 
-    def run(
+    async def run(
         self, until: float, operation: Callable[Concatenate[LeaseSession, P], object], *args: P.args, **kwargs: P.kwargs
-    ) -> Flow[Any]:
+    ) -> Any:
         """Repeats a statement whose session turns out to be dead. If the repetition returns False, the result is None:
         the first one may have done it."""
         lost = 0
@@ -137,10 +137,10 @@ class ServerStore(Store):
             left = until - clock.now()
             turn = self._turn.turn()
             try:
-                if left <= 0 or not (yield Step(turn.acquire, turn.aacquire, (left,))):
+                if left <= 0 or not await turn.acquire(left):
                     raise self._no_time(lost > 0)
-                session = self._usable() or (yield from self._open(until, lost > 0))
-                error, value = yield Step(self.attempt, self.aattempt, (session, operation, args, until))
+                session = self._usable() or await self._open(until, lost > 0)
+                error, value = await self.aattempt(session, operation, args, until)
                 if error is None:
                     return None if lost and value is False else value
                 retry = self._judge(error, session, lost)
@@ -148,7 +148,7 @@ class ServerStore(Store):
                 turn.release()
             lost += self.session is None
             if retry > 0:
-                yield Step(PAUSE.sleep, PAUSE.asleep, (retry,))
+                await pause(retry)
 
     def attempt(
         self, session: LeaseSession, operation: Callable[..., Any], args: tuple[Any, ...], until: float
@@ -180,11 +180,12 @@ class ServerStore(Store):
             return None
         return session
 
-    def _open(self, until: float, uncertain: bool) -> Flow[LeaseSession]:
+    async def _open(self, until: float, uncertain: bool) -> LeaseSession:
         try:
-            session = self.session = yield from self._opening.call(
+            session: LeaseSession = await self._opening.call(
                 until, LeaseSession.connect, self._database, dispose=LeaseSession.close
             )
+            self.session = session
         except CallTimeout:
             raise self._no_time(uncertain) from None
         except Exception as error:
@@ -240,7 +241,7 @@ class ServerStore(Store):
                 self._turn.release()
 
     def close(self) -> None:
-        if self._turn.acquire(STATEMENT_LIMIT):
+        if run(self._turn.acquire(STATEMENT_LIMIT)):
             self._drop()
             self._turn.release()
         elif (session := self.session) is not None:

@@ -16,7 +16,6 @@ import sqlite3
 import threading
 import time
 import weakref
-from asyncio import _get_running_loop
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -24,8 +23,7 @@ from urllib.parse import unquote, urlsplit
 from django.db import connections
 
 from django_distlock.concurrency import clock
-from django_distlock.concurrency.deadline import PAUSE
-from django_distlock.concurrency.flow import Flow, Step
+from django_distlock.concurrency.deadline import pause
 from django_distlock.concurrency.fork import Order, at_fork
 
 from .records import GRACE, NOWHERE, StoreError, StoreOverloaded, Ticket
@@ -409,19 +407,16 @@ class SqliteStore(Store):
         self._settings = connections.settings[database]
         self._name: object = None
 
-    def run(
+    async def run(
         self, until: float, operation: Callable[Concatenate[Any, P], object], *args: P.args, **kwargs: P.kwargs
-    ) -> Flow[Any]:
+    ) -> Any:
         retries = 0
         while True:
             begin_by = None if retries else until
-            if _get_running_loop() is None:  # a thread needs no step: the file answers at once
-                error, value = self.attempt(operation, args, begin_by)
-            else:
-                error, value = yield Step(self.attempt, self.aattempt, (operation, args, begin_by))
+            error, value = await self.aattempt(operation, args, begin_by)
             if error is None:
                 return value
-            yield Step(PAUSE.sleep, PAUSE.asleep, (self._pause(error, until, retries),))
+            await pause(self._pause(error, until, retries))
             retries += 1
 
     def attempt(

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
     from django_distlock.concurrency.executor import Threads
-    from django_distlock.concurrency.flow import Flow
     from django_distlock.records import Claim, Grant
 
     Prepared = tuple[str, Callable[[dict[str, Any]], Any]]
@@ -379,9 +378,9 @@ class Store(ABC):
         self._threads = threads
 
     @abstractmethod
-    def run(
+    async def run(
         self, until: float, operation: Callable[Concatenate[Any, P], object], *args: P.args, **kwargs: P.kwargs
-    ) -> Flow[Any]:
+    ) -> Any:
         """Execute one of the statements, again while it is worth while. StoreError at the monotonic time ``until``."""
 
     @abstractmethod
@@ -389,7 +388,7 @@ class Store(ABC):
         """The error or None, and the result. An error is not raised, since after that a task ignores cancellation."""
 
     async def aattempt(self, *args: Any) -> tuple[Exception | None, Any]:
-        """:meth:`attempt` for a task: in a thread, since no driver and no checkpoint of SQLite's has an async form."""
+        """:meth:`attempt`, for a task in a thread, since no driver and no checkpoint of SQLite's has an async form."""
         return await self._threads().short(self.attempt, *args)
 
     @property

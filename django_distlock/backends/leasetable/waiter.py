@@ -11,7 +11,6 @@ from .records import SIGN_OF_LIFE, StoreOverloaded, Ticket
 from .sqlite import FILE_ERRORS
 
 if TYPE_CHECKING:
-    from django_distlock.concurrency.flow import Flow
     from django_distlock.records import Claim
 
     from .sqlite import SqliteStore
@@ -70,11 +69,11 @@ class TicketHolder:
         steady = min((clock.now() - self._since) * SHARE_OF_HOLD, LONGEST_OF_NEXT)
         return min(max(next_one + per_place * self._ahead, steady), LONGEST_PAUSE)
 
-    def look(self, store: Store, claim: Claim, holder: str) -> Flow[int | None]:
+    async def look(self, store: Store, claim: Claim, holder: str) -> int | None:
         """:meth:`ask` the store; None as well if other callers of this process had its session."""
         asked = clock.now()
         try:
-            fence: int | None = yield from store.run(self.until, self.ask, store.statements, claim, holder)
+            fence: int | None = await store.run(self.until, self.ask, store.statements, claim, holder)
         except StoreOverloaded as error:
             if error.uncertain:
                 raise

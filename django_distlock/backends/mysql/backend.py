@@ -16,7 +16,7 @@ from django.db import connections
 from django_distlock.backends.sessions.backend import SessionLockBackend
 from django_distlock.backends.sessions.session import STATEMENT_LIMIT, ServerError, SessionDead, unavailable
 from django_distlock.concurrency import clock
-from django_distlock.concurrency.flow import Flow, run
+from django_distlock.concurrency.flow import run
 from django_distlock.exceptions import UnsupportedOperation
 
 from . import doctor, introspection
@@ -40,7 +40,7 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
 
     notes_sql = introspection.MySQLNotes()
 
-    def _open(self, waits: bool, until: float) -> Flow[MySQLSession]:
+    async def _open(self, waits: bool, until: float) -> MySQLSession:
         connection = connections[self.session_database]
         if connection.vendor != "mysql":
             raise ImproperlyConfigured(
@@ -48,7 +48,7 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
                 "or MariaDB."
             )
         try:
-            return (yield from open_session(self.alias, connection.get_connection_params(), waits, until))
+            return await open_session(self.alias, connection.get_connection_params(), waits, until)
         except SessionDead as error:
             raise unavailable(self.alias, error) from (error.__cause__ or error)
 
@@ -65,11 +65,11 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
     def diagnose(self) -> Iterable[Finding]:
         return doctor.findings(self._ask, int(self.options.get("wait_sessions", 8)))
 
-    def _listed(self, session: MySQLSession) -> Flow[list[Any]]:
+    async def _listed(self, session: MySQLSession) -> list[Any]:
         until = clock.now() + STATEMENT_LIMIT
         for named in (True, False):  # the names' table may not be there yet, or not be readable
             try:
-                rows: list[Any] = yield from session.query(introspection.listing(session.mariadb, named), until)
+                rows: list[Any] = await session.query(introspection.listing(session.mariadb, named), until)
             except ServerError as error:
                 if not named and error.code not in introspection.NOT_TO_BE_SEEN:
                     raise unavailable(self.alias, error) from error
@@ -77,37 +77,37 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
             if rows or session.mariadb:
                 return rows
             break  # MySQL's table is also empty if it is switched off
-        return (yield from self._asked_by_name(session, until))
+        return await self._asked_by_name(session, until)
 
-    def _asked_by_name(self, session: MySQLSession, until: float) -> Flow[list[Any]]:
+    async def _asked_by_name(self, session: MySQLSession, until: float) -> list[Any]:
         """Without a list of locks the server still names the holder of one: ask for the noted names, and for those
         that this process knows, so that an operator without the privilege to list locks sees these."""
         noted: list[Any] = []
         with contextlib.suppress(ServerError):
-            noted = yield from session.query(introspection.NOTED, until)
+            noted = await session.query(introspection.NOTED, until)
         names = sorted(self.known_names().keys() - {_text(row[0]) for row in noted})
         if not names:
             return noted
         columns = ", ".join(f"IS_USED_LOCK('{name}')" for name in names)
-        used = yield from session.query(f"SELECT {columns}".encode(), until)
+        used = await session.query(f"SELECT {columns}".encode(), until)
         found = zip(names, used[0], strict=True)
         return [*noted, *((name, None, connection) for name, connection in found if connection is not None)]
 
     def blocking(self) -> Iterable[LockInfo]:
         return introspection.blocking(self.alias, run(self._aside(self._blocking)))
 
-    def _blocking(self, session: MySQLSession) -> Flow[list[list[str]]]:
+    async def _blocking(self, session: MySQLSession) -> list[list[str]]:
         until = clock.now() + STATEMENT_LIMIT
-        rows = yield from self._rows(session, introspection.PERFORMANCE_SCHEMA, until)
+        rows = await self._rows(session, introspection.PERFORMANCE_SCHEMA, until)
         if not rows and session.mariadb:
-            rows = yield from self._rows(session, introspection.PLUGIN, until)
+            rows = await self._rows(session, introspection.PLUGIN, until)
         last = introspection.INNODB if session.mariadb else introspection.DATA_LOCKS
-        return rows + (yield from self._rows(session, last, until))
+        return rows + (await self._rows(session, last, until))
 
-    def _rows(self, session: MySQLSession, sql: bytes, until: float) -> Flow[list[list[str]]]:
+    async def _rows(self, session: MySQLSession, sql: bytes, until: float) -> list[list[str]]:
         """No rows if the server has no such table, or refuses us the privilege."""
         try:
-            rows = yield from session.query(sql, until)
+            rows = await session.query(sql, until)
         except ServerError:
             return []
         return [["" if value is None else value for value in row] for row in _texts(rows)]
@@ -116,7 +116,7 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
         found = introspection.ours(info)
         return found is not None and run(self._aside(lambda session: self._break(session, *found)))
 
-    def _break(self, session: MySQLSession, connection: int, holds: str, noted: str) -> Flow[bool]:
+    async def _break(self, session: MySQLSession, connection: int, holds: str, noted: str) -> bool:
         """End the connection in one statement. MySQL checks the note of the hold in a statement before, since its KILL
         may read no table."""
         until = clock.now() + STATEMENT_LIMIT
@@ -125,9 +125,9 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
                 sql = introspection.COMPARE_AND.format(ours=holds + noted, then=f"KILL CONNECTION {connection}")
             else:
                 sql = introspection.KILL_IF.format(ours=holds, connection=connection)
-                if noted and (yield from session.execute(f"SELECT {holds}{noted}".encode(), until)) != 1:
+                if noted and (await session.execute(f"SELECT {holds}{noted}".encode(), until)) != 1:
                     return False
-            yield from session.query(sql.encode(), until)
+            await session.query(sql.encode(), until)
         except ServerError as error:
             if error.code in (introspection.NOT_OURS, introspection.NO_SUCH_CONNECTION):
                 return False

@@ -27,7 +27,7 @@ from django_distlock.backends.sessions.session import (
 )
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.abandoned_calls import Background, CallTimeout, NotStarted
-from django_distlock.concurrency.flow import Flow, Step, run
+from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.sockets import Replies, keep_alive, readable
 from django_distlock.exceptions import DeadlockDetected, UnsupportedOperation
 
@@ -109,19 +109,19 @@ class MySQLSession(Session):
 
     # statements
 
-    def execute(self, sql: bytes, until: float, undo: bytes | None = None) -> Flow[Any]:
+    async def execute(self, sql: bytes, until: float, undo: bytes | None = None) -> Any:
         """The first column of the first row. ``undo`` takes back a grant whose reply comes after the caller gave up
         waiting. SessionDead, ServerError, StatementTimeout."""
-        rows = yield from self.query(sql, until, undo)
+        rows = await self.query(sql, until, undo)
         return rows[0][0] if rows else None
 
-    def query(self, sql: bytes, until: float, undo: bytes | None = None) -> Flow[Any]:
+    async def query(self, sql: bytes, until: float, undo: bytes | None = None) -> Any:
         """All rows."""
         if self.orphaned_at is not None:
-            yield from self.settle(until)
+            await self.settle(until)
         self._send(sql)
         try:
-            while not (yield Step(self._replies.poll, self._replies.apoll, (self._fd, self.look_at(until)))):
+            while not await self._replies.poll(self._fd, self.look_at(until)):
                 self.look(until)
         except BaseException:  # the caller gives up waiting
             self._orphan(undo)
@@ -174,9 +174,9 @@ class MySQLSession(Session):
             self._send(undo)
             self._orphan(None)
 
-    def settle(self, until: float) -> Flow[None]:
+    async def settle(self, until: float) -> None:
         while self.orphaned_at is not None:
-            if not (yield Step(self._replies.poll, self._replies.apoll, (self._fd, until))):
+            if not await self._replies.poll(self._fd, until):
                 raise StatementTimeout
             self._clean_up()
 
@@ -193,14 +193,12 @@ class MySQLSession(Session):
 
     # locks
 
-    def lock(self, key: LockKey, shared: bool, until: float) -> Flow[bool]:
+    async def lock(self, key: LockKey, shared: bool, until: float) -> bool:
         name = key.text_bytes
         nulls = 0
         while nulls < 3:
             try:
-                got = yield from self.execute(
-                    b"SELECT GET_LOCK('%s', 0)" % name, until, b"SELECT RELEASE_LOCK('%s')" % name
-                )
+                got = await self.execute(b"SELECT GET_LOCK('%s', 0)" % name, until, b"SELECT RELEASE_LOCK('%s')" % name)
                 nulls += got is None
             except ServerError as error:
                 if error.code not in INTERRUPTIONS or clock.now() >= until:
@@ -208,44 +206,42 @@ class MySQLSession(Session):
                 got = None
             if got is not None:
                 return bool(got == 1)
-            yield from self.unlock(key, shared)  # NULL is an error, and only 1 means acquired
+            await self.unlock(key, shared)  # NULL is an error, and only 1 means acquired
         raise ServerError(0, "GET_LOCK returned NULL three times.")
 
     lock_fast = _at_once(b"SELECT GET_LOCK('%s', 0)")
 
-    def unlock(self, key: LockKey, shared: bool) -> Flow[bool]:
-        return (yield from self._free(key.text_bytes, clock.now() + STATEMENT_LIMIT))
+    async def unlock(self, key: LockKey, shared: bool) -> bool:
+        return await self._free(key.text_bytes, clock.now() + STATEMENT_LIMIT)
 
     unlock_fast = _at_once(b"SELECT RELEASE_LOCK('%s')")
 
-    def _free(self, name: bytes, until: float) -> Flow[bool]:
+    async def _free(self, name: bytes, until: float) -> bool:
         """Release the lock. A KILL QUERY that is meant for a wait may hit this statement, before or after its
         effect."""
         interrupted = False
         while True:
             try:
-                freed = yield from self.execute(b"SELECT RELEASE_LOCK('%s')" % name, until)
+                freed = await self.execute(b"SELECT RELEASE_LOCK('%s')" % name, until)
                 return bool(freed == 1) or interrupted
             except ServerError as error:
                 if error.code not in INTERRUPTIONS or clock.now() >= until:
                     raise
                 interrupted = True
 
-    def wait(self, key: LockKey, shared: bool, until: float) -> Flow[bool]:
+    async def wait(self, key: LockKey, shared: bool, until: float) -> bool:
         name = key.text_bytes
         got = None
         until = min(until, clock.now() + LONGEST_WAIT)
         try:
-            got = yield from self.execute(
-                self._waiting(name, until), until + GRACE, b"SELECT RELEASE_LOCK('%s')" % name
-            )
+            got = await self.execute(self._waiting(name, until), until + GRACE, b"SELECT RELEASE_LOCK('%s')" % name)
         except ServerError as error:
             if error.code in DEADLOCKS:
                 raise DeadlockDetected from error
             if error.code not in INTERRUPTIONS:
                 raise
         if got is None:
-            yield from self._free(name, max(until, clock.now()) + GRACE)
+            await self._free(name, max(until, clock.now()) + GRACE)
         return bool(got == 1)
 
     def wait_fast(self, key: LockKey, shared: bool, until: float) -> bool:
@@ -280,14 +276,14 @@ class MySQLSession(Session):
         limit = math.ceil(seconds * 1000)
         return b"SELECT /*+ MAX_EXECUTION_TIME(%d) */ GET_LOCK('%s', %d)" % (limit, name, math.ceil(seconds))
 
-    def ping(self, until: float) -> Flow[None]:
-        yield from self.execute(b"SELECT 1", until)
+    async def ping(self, until: float) -> None:
+        await self.execute(b"SELECT 1", until)
 
-    def cancel(self, other: Session, until: float) -> Flow[None]:
-        yield from self.execute(b"KILL QUERY %d" % other.server_id, until)
+    async def cancel(self, other: Session, until: float) -> None:
+        await self.execute(b"KILL QUERY %d" % other.server_id, until)
 
-    def clear(self, until: float) -> Flow[None]:
-        yield from self.execute(b"SELECT RELEASE_ALL_LOCKS()", until)
+    async def clear(self, until: float) -> None:
+        await self.execute(b"SELECT RELEASE_ALL_LOCKS()", until)
 
 
 @functools.cache
@@ -295,7 +291,7 @@ def _connecting(alias: str) -> Background:
     return Background("distlock-connect")
 
 
-def open_session(alias: str, parameters: dict[str, Any], waits: bool, until: float) -> Flow[MySQLSession]:
+async def open_session(alias: str, parameters: dict[str, Any], waits: bool, until: float) -> MySQLSession:
     """Connect by the monotonic time ``until``. SessionDead with the server's message, StatementTimeout,
     UnsupportedOperation for servers on which GET_LOCK does not work."""
     ours = {key: value for key, value in parameters.items() if key not in ("read_timeout", "write_timeout")}
@@ -303,7 +299,7 @@ def open_session(alias: str, parameters: dict[str, Any], waits: bool, until: flo
     ours = {"connect_timeout": limit, **ours, "autocommit": True}
     try:
         # the client's connect has no deadline below a second, and no asyncio
-        conn = yield from _connecting(alias).call(until, lambda: MySQLdb.connect(**ours), dispose=_close)
+        conn = await _connecting(alias).call(until, lambda: MySQLdb.connect(**ours), dispose=_close)
     except CallTimeout as error:
         raise StatementTimeout from error
     except NotStarted as error:
@@ -312,7 +308,7 @@ def open_session(alias: str, parameters: dict[str, Any], waits: bool, until: flo
         raise SessionDead(str(error.args[-1])) from error
     session = MySQLSession(conn, waits)
     try:
-        yield from prepare(session, alias, until)
+        await prepare(session, alias, until)
     except BaseException:
         session.close()
         raise
@@ -323,7 +319,7 @@ def _close(conn: Any) -> None:
     conn.close()
 
 
-def prepare(session: MySQLSession, alias: str, until: float) -> Flow[None]:
+async def prepare(session: MySQLSession, alias: str, until: float) -> None:
     """Refuse servers on which GET_LOCK would silently lock nothing, and set our timeouts."""
     version = session.conn.get_server_info()
     # MySQL's own client library shows MariaDB before 11 as 5.5.5-10.x
@@ -334,19 +330,19 @@ def prepare(session: MySQLSession, alias: str, until: float) -> Flow[None]:
             "need MySQL 5.7.5 or MariaDB 10.0.2; use leasetable.LeaseTableBackend there."
         )
     limit = b"max_statement_time" if session.mariadb else b"max_execution_time"
-    yield from session.query(
+    await session.query(
         # of an unsigned and a signed number MySQL makes a decimal, which it does not accept here
         b"SET SESSION %s = 0, wait_timeout = CAST(GREATEST(@@session.wait_timeout, %d) AS SIGNED)"
         % (limit, LEAST_WAIT_TIMEOUT),
         until,
     )
-    if (yield from session.execute(b"SELECT CONNECTION_ID()", until)) != session.server_id:
+    if (await session.execute(b"SELECT CONNECTION_ID()", until)) != session.server_id:
         raise UnsupportedOperation(
             f"The lock sessions of alias {alias!r} go through a proxy that hands a server session to several "
             "clients. Set OPTIONS['session_database'] to a database alias that connects directly."
         )
     # not @@wsrep_on, which Oracle's MySQL does not know, and Percona XtraDB Cluster does
-    wsrep = yield from session.query(b"SHOW VARIABLES LIKE 'wsrep_on'", until)
+    wsrep = await session.query(b"SHOW VARIABLES LIKE 'wsrep_on'", until)
     if wsrep and wsrep[0][1] in ("ON", b"ON"):
         raise UnsupportedOperation(
             f"The server of alias {alias!r} is a Galera node (wsrep_on), which does not share GET_LOCK with its "

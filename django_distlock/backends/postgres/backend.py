@@ -16,7 +16,7 @@ from django_distlock.backends.query import LockQuery
 from django_distlock.backends.sessions.backend import SessionLockBackend
 from django_distlock.backends.sessions.session import STATEMENT_LIMIT, ServerError, SessionDead, unavailable
 from django_distlock.concurrency import clock
-from django_distlock.concurrency.flow import Flow, arun, run
+from django_distlock.concurrency.flow import run
 from django_distlock.exceptions import UnsupportedOperation
 
 from . import doctor, introspection
@@ -54,7 +54,7 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
         #: Acquire in the transaction of a connection of this thread: ``(connection, claim, wait)``.
         self.acquire_inside = self._transactions.acquire
 
-    def _open(self, waits: bool, until: float) -> Flow[PostgresSession]:
+    async def _open(self, waits: bool, until: float) -> PostgresSession:
         connection = connections[self.session_database]
         if connection.vendor != "postgresql":
             raise ImproperlyConfigured(
@@ -62,7 +62,7 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
                 "not PostgreSQL."
             )
         try:
-            return (yield from open_session(self.alias, connection.get_connection_params(), waits, until))
+            return await open_session(self.alias, connection.get_connection_params(), waits, until)
         except SessionDead as error:
             raise unavailable(self.alias, error) from error
 
@@ -74,7 +74,7 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
     async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         if claim.scope == "transaction":  # Django's connections are not for tasks
             claim = replace(claim, scope="session")
-        return await arun(self._acquire(claim, wait))
+        return await self._acquire(claim, wait)
 
     def release(self, grant: Grant) -> bool:
         # the end of its transaction frees it
@@ -93,7 +93,7 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
         return self.look(grant)  # asked by another thread, and the connection is its owner's
 
     async def averify(self, grant: Grant) -> bool:
-        return self.look(grant) if grant.claim.scope == "transaction" else await arun(self._verify(grant))
+        return self.look(grant) if grant.claim.scope == "transaction" else await self._verify(grant)
 
     def in_doubt(self, grant: Grant) -> bool:
         # the error has freed the locks of the transaction, except those from before a savepoint
@@ -119,14 +119,14 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
         return self.select(LockQuery(kind="named")).locks
 
     def select(self, query: LockQuery, mine: Sequence[Mine] = (), known: Sequence[str] = ()) -> Chosen:
-        def rows(session: PostgresSession) -> Flow[list[Any]]:
+        async def rows(session: PostgresSession) -> list[Any]:
             until = clock.now() + STATEMENT_LIMIT
             try:
-                return (yield from session.query(introspection.listing(query, mine, known), until))
+                return await session.query(introspection.listing(query, mine, known), until)
             except ServerError as error:
                 if error.code not in (introspection.UNDEFINED_TABLE, introspection.INSUFFICIENT_PRIVILEGE):
                     raise unavailable(self.alias, error) from error
-            return (yield from session.query(introspection.listing(query, mine, known, notes=False), until))
+            return await session.query(introspection.listing(query, mine, known, notes=False), until)
 
         return introspection.chosen(self.alias, run(self._aside(rows))[0])
 
@@ -145,9 +145,9 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
         statement = introspection.breaking(info)
         return statement is not None and run(self._aside(lambda session: self._break(session, statement)))
 
-    def _break(self, session: PostgresSession, statement: bytes) -> Flow[bool]:
+    async def _break(self, session: PostgresSession, statement: bytes) -> bool:
         try:
-            rows = yield from session.query(statement, clock.now() + STATEMENT_LIMIT)
+            rows = await session.query(statement, clock.now() + STATEMENT_LIMIT)
         except ServerError as error:
             if error.code != introspection.INSUFFICIENT_PRIVILEGE:
                 raise unavailable(self.alias, error) from error

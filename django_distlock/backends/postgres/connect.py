@@ -15,8 +15,7 @@ from psycopg.conninfo import make_conninfo
 
 from django_distlock.backends.sessions.session import ServerError, SessionDead, StatementTimeout
 from django_distlock.concurrency.abandoned_calls import Background, CallTimeout, NotStarted
-from django_distlock.concurrency.flow import Flow, Step
-from django_distlock.concurrency.sockets import READY
+from django_distlock.concurrency.sockets import ready
 from django_distlock.exceptions import UnsupportedOperation
 
 from .session import PostgresSession
@@ -63,21 +62,21 @@ def conninfo(parameters: dict[str, Any]) -> str:
     return make_conninfo("", **{**ours, **given})
 
 
-def open_session(alias: str, parameters: dict[str, Any], waits: bool, until: float) -> Flow[PostgresSession]:
+async def open_session(alias: str, parameters: dict[str, Any], waits: bool, until: float) -> PostgresSession:
     """Connect by the monotonic time ``until``. SessionDead with the server's message, StatementTimeout,
     UnsupportedOperation for a server that is no PostgreSQL."""
-    session = PostgresSession((yield from connect(alias, parameters, until)), waits)
+    session = PostgresSession(await connect(alias, parameters, until), waits)
     try:
-        yield from _prepare(session, alias, until)
+        await _prepare(session, alias, until)
     except BaseException:
         session.close()
         raise
     return session
 
 
-def connect(alias: str, parameters: dict[str, Any], until: float) -> Flow[Any]:
+async def connect(alias: str, parameters: dict[str, Any], until: float) -> Any:
     """A bare connection of libpq."""
-    parameters = yield from with_addresses(alias, parameters, until)
+    parameters = await with_addresses(alias, parameters, until)
     conn = pq.PGconn.connect_start(conninfo(parameters).encode())
     try:
         while True:
@@ -87,14 +86,14 @@ def connect(alias: str, parameters: dict[str, Any], until: float) -> Flow[Any]:
             if status == pq.PollingStatus.FAILED:
                 raise SessionDead(conn.get_error_message())
             writing = status == pq.PollingStatus.WRITING
-            if not (yield Step(READY.poll, READY.apoll, (conn.socket, writing, until))):
+            if not await ready(conn.socket, writing, until):
                 raise StatementTimeout
     except BaseException:
         conn.finish()
         raise
 
 
-def _prepare(session: PostgresSession, alias: str, until: float) -> Flow[None]:
+async def _prepare(session: PostgresSession, alias: str, until: float) -> None:
     version = session.conn.server_version
     wanted = SETTINGS | (SETTINGS_12 if version >= 120000 else {}) | (SETTINGS_14 if version >= 140000 else {})
     if session.conn.parameter_status(b"server_encoding") == b"SQL_ASCII":
@@ -102,11 +101,11 @@ def _prepare(session: PostgresSession, alias: str, until: float) -> Flow[None]:
         wanted = wanted | {"client_encoding": "SQL_ASCII"}
     columns = ["pg_backend_pid()", *(f"set_config('{name}', '{value}', false)" for name, value in wanted.items())]
     try:
-        facts = yield from session.query(f"SELECT {', '.join(columns)}".encode(), until)
+        facts = await session.query(f"SELECT {', '.join(columns)}".encode(), until)
     except ServerError as error:
         if str(error.code)[:2] not in REFUSALS:
             raise
-        rows = yield from session.query(b"SELECT version()", until)
+        rows = await session.query(b"SELECT version()", until)
         raise UnsupportedOperation(
             f"The server of alias {alias!r} ({rows[0][0]}) refuses what a lock session of PostgreSQL needs: "
             f"{str(error).strip()} Take another backend there, such as leasetable.LeaseTableBackend or "
@@ -116,10 +115,10 @@ def _prepare(session: PostgresSession, alias: str, until: float) -> Flow[None]:
     if session.waits and version >= 140000:
         # not on every platform; elsewhere a dead waiter leaves the queue when its turn comes
         with contextlib.suppress(ServerError):
-            yield from session.query(f"SET client_connection_check_interval = {CHECK_INTERVAL}".encode(), until)
+            await session.query(f"SET client_connection_check_interval = {CHECK_INTERVAL}".encode(), until)
 
 
-def with_addresses(alias: str, parameters: dict[str, Any], until: float) -> Flow[dict[str, Any]]:
+async def with_addresses(alias: str, parameters: dict[str, Any], until: float) -> dict[str, Any]:
     """``parameters`` with the addresses of their hosts. StatementTimeout at the monotonic time ``until``, SessionDead
     if a host has none.
 
@@ -131,7 +130,7 @@ def with_addresses(alias: str, parameters: dict[str, Any], until: float) -> Flow
     if parameters.get("hostaddr") or not any(map(_is_name, hosts)) or len(ports) not in (1, len(hosts)):
         return parameters
     try:
-        resolved = yield from _lookups(alias).call(until, _addresses, hosts)
+        resolved = await _lookups(alias).call(until, _addresses, hosts)
     except CallTimeout as error:
         raise StatementTimeout from error
     except (NotStarted, OSError, UnicodeError) as error:  # not found, or not a name

@@ -22,8 +22,8 @@ from django_distlock.backends.sessions.session import (
     StatementTimeout,
 )
 from django_distlock.concurrency import clock
-from django_distlock.concurrency.flow import Flow, Step, run
-from django_distlock.concurrency.sockets import READY, readable
+from django_distlock.concurrency.flow import run
+from django_distlock.concurrency.sockets import poll, readable, ready
 from django_distlock.exceptions import DeadlockDetected, UnsupportedOperation
 
 if TYPE_CHECKING:
@@ -100,16 +100,16 @@ class PostgresSession(Session):
 
     # statements
 
-    def execute(
+    async def execute(
         self, statement: bytes, value: bytes, until: float, undo: tuple[bytes, bytes] | None = None
-    ) -> Flow[bytes]:
+    ) -> bytes:
         """Run one of STATEMENTS; the only column of its only row.
 
         ``undo`` is the statement that takes back a grant whose reply comes after the caller gave up waiting. Raises
         SessionDead, ServerError, StatementTimeout.
         """
         if self.orphaned_at is not None:
-            yield from self.settle(until)
+            await self.settle(until)
         try:
             if statement in self._prepared:
                 self.conn.send_query_prepared(statement, (value,) if value else None)
@@ -117,7 +117,7 @@ class PostgresSession(Session):
                 self.conn.send_query_params(STATEMENTS[statement], (value,) if value else None)
         except OperationalError as error:
             raise self._died(error) from error
-        return self._read((yield from self._reply(until, undo)))
+        return self._read(await self._reply(until, undo))
 
     def _execute_fast(self, statement: bytes, value: bytes) -> bytes:
         """:meth:`execute` by one blocking call of libpq; the watchdog ends it if it hangs."""
@@ -136,16 +136,16 @@ class PostgresSession(Session):
         finally:
             self.started = None
 
-    def query(self, sql: bytes, until: float) -> Flow[list[list[str | None]]]:
+    async def query(self, sql: bytes, until: float) -> list[list[str | None]]:
         """Run any statement without parameters, also after settings; all rows, as text. Bytes that are no UTF-8 are
         replaced: a role may have got its name in a database with another encoding."""
         if self.orphaned_at is not None:
-            yield from self.settle(until)
+            await self.settle(until)
         try:
             self.conn.send_query(sql)
         except OperationalError as error:
             raise self._died(error) from error
-        result = yield from self._reply(until, None)
+        result = await self._reply(until, None)
         self._read(result)
         return [
             [
@@ -155,10 +155,10 @@ class PostgresSession(Session):
             for row in range(result.ntuples)
         ]
 
-    def _reply(self, until: float, undo: tuple[bytes, bytes] | None) -> Flow[Any]:
+    async def _reply(self, until: float, undo: tuple[bytes, bytes] | None) -> Any:
         try:
             while not self._complete():
-                if not (yield Step(READY.poll, READY.apoll, (self.fd, False, self.look_at(until)))):
+                if not await ready(self.fd, False, self.look_at(until)):
                     self.look(until)
             return self._result()
         except SessionDead:
@@ -222,11 +222,11 @@ class PostgresSession(Session):
             self.conn.send_query_params(STATEMENTS[undo[0]], (undo[1],))
             self._orphan(None)
 
-    def settle(self, until: float) -> Flow[None]:
+    async def settle(self, until: float) -> None:
         while self.orphaned_at is not None:
             if self._complete():
                 self._clean_up()
-            elif not (yield Step(READY.poll, READY.apoll, (self.fd, False, until))):
+            elif not await ready(self.fd, False, until):
                 raise StatementTimeout
 
     def collect(self) -> None:
@@ -251,34 +251,34 @@ class PostgresSession(Session):
             return b"try_x", value, (b"free_x", value)
         return b"join_s" if key.digest in self.held else b"try_s", value, (b"free_s", value)
 
-    def lock(self, key: LockKey, shared: bool, until: float) -> Flow[bool]:
+    async def lock(self, key: LockKey, shared: bool, until: float) -> bool:
         statement, value, undo = self._lock(key, shared)
-        return (yield from self.execute(statement, value, until, undo)) == b"t"
+        return (await self.execute(statement, value, until, undo)) == b"t"
 
     def lock_fast(self, key: LockKey, shared: bool) -> bool:
         statement = self._lock(key, shared)[0] if shared else b"try_x"
         return self._execute_fast(statement, key.number_bytes) == b"t"
 
-    def unlock(self, key: LockKey, shared: bool) -> Flow[bool]:
+    async def unlock(self, key: LockKey, shared: bool) -> bool:
         name = b"free_s" if shared else b"free_x"
-        return (yield from self.execute(name, key.number_bytes, clock.now() + STATEMENT_LIMIT)) == b"t"
+        return (await self.execute(name, key.number_bytes, clock.now() + STATEMENT_LIMIT)) == b"t"
 
     def unlock_fast(self, key: LockKey, shared: bool) -> bool:
         return self._execute_fast(b"free_s" if shared else b"free_x", key.number_bytes) == b"t"
 
-    def wait(self, key: LockKey, shared: bool, until: float) -> Flow[bool]:
+    async def wait(self, key: LockKey, shared: bool, until: float) -> bool:
         value = key.number_bytes
         name, undo = (b"wait_s", (b"free_s", value)) if shared else (b"wait_x", (b"free_x", value))
         if not self._timeout_fits(until):
             wanted = lock_timeout(until)
-            yield from self.query(b"SET lock_timeout = %d" % wanted, until + GRACE)
+            await self.query(b"SET lock_timeout = %d" % wanted, until + GRACE)
             self._timeout = wanted
-        yield from self._prepare_wait(name, until)
+        await self._prepare_wait(name, until)
         try:
-            yield from self.execute(name, value, until + GRACE, undo)
+            await self.execute(name, value, until + GRACE, undo)
         except ServerError as error:
             # lock_timeout can fire after the grant (826 of 30,298 in a race with it): release it in any case
-            yield from self.clear(max(until, clock.now()) + GRACE)
+            await self.clear(max(until, clock.now()) + GRACE)
             if error.code == DEADLOCK_DETECTED:
                 raise DeadlockDetected from error
             if error.code not in (LOCK_NOT_AVAILABLE, QUERY_CANCELED):
@@ -298,7 +298,7 @@ class PostgresSession(Session):
                 conn.send_query_params(STATEMENTS[statement], (key.number_bytes,))
             self._orphan(None)  # until the reply is here, an exception leaves it behind
             while not self._complete():
-                if not READY.poll(conn.socket, False, self.look_at(until + GRACE)):
+                if not poll(conn.socket, False, self.look_at(until + GRACE)):
                     self.look(until + GRACE)
             self.orphaned_at = None
             self._read(self._result())
@@ -314,29 +314,29 @@ class PostgresSession(Session):
         wanted = lock_timeout(until)
         return wanted == self._timeout or 0 < 0.8 * wanted < self._timeout <= wanted + 5
 
-    def _prepare_wait(self, name: bytes, until: float) -> Flow[None]:
+    async def _prepare_wait(self, name: bytes, until: float) -> None:
         if name in self._prepared:
             return
         if self._preparing:  # an interrupted caller did not see the reply, so it may be prepared or not
             self._prepared.clear()
-            yield from self.query(b"DEALLOCATE ALL", until + GRACE)
+            await self.query(b"DEALLOCATE ALL", until + GRACE)
         self._preparing = True
-        yield from self.query(b"PREPARE %s (bigint) AS %s" % (name, STATEMENTS[name]), until + GRACE)
+        await self.query(b"PREPARE %s (bigint) AS %s" % (name, STATEMENTS[name]), until + GRACE)
         self._preparing = False
         self._prepared.add(name)
 
-    def ping(self, until: float) -> Flow[None]:
-        yield from self.execute(b"ping", b"", until)
+    async def ping(self, until: float) -> None:
+        await self.execute(b"ping", b"", until)
 
-    def cancel(self, other: Session, until: float) -> Flow[None]:
-        yield from self.execute(b"cancel", b"%d" % other.server_id, until)
+    async def cancel(self, other: Session, until: float) -> None:
+        await self.execute(b"cancel", b"%d" % other.server_id, until)
 
-    def clear(self, until: float) -> Flow[None]:
-        yield from self.execute(b"free_all", b"", until)
+    async def clear(self, until: float) -> None:
+        await self.execute(b"free_all", b"", until)
 
     # poolers
 
-    def ensure_bound(self, alias: str, second: Any, until: float) -> Flow[None]:
+    async def ensure_bound(self, alias: str, second: Any, until: float) -> None:
         """Raise UnsupportedOperation if a pooler gives this connection changing server sessions.
 
         Neither the process id in the greeting nor ``pg_backend_pid()`` can tell: the first is the pooler's in every
@@ -344,7 +344,7 @@ class PostgresSession(Session):
         can: it reaches a silent client only if the server session that listens is bound to that client
         (https://www.pgbouncer.org/features.html: LISTEN works in session mode, and never in transaction mode).
         """
-        if self.pooled and (self.server_id == second.server_id or not (yield from self._hears(second, until))):
+        if self.pooled and (self.server_id == second.server_id or not await self._hears(second, until)):
             raise UnsupportedOperation(
                 f"The lock sessions of alias {alias!r} go through a pooler that gives each transaction another server "
                 "session (pgbouncer in transaction mode), where session locks leak and exclude nobody. Set "
@@ -352,16 +352,16 @@ class PostgresSession(Session):
                 "mode, or take the lock inside atomic(), where it belongs to the transaction."
             )
 
-    def _hears(self, second: PostgresSession, until: float) -> Flow[bool]:
+    async def _hears(self, second: PostgresSession, until: float) -> bool:
         """Does this session, while it asks for nothing, get the notification that ``second`` sends?"""
         payload = secrets.token_hex(16).encode()
-        yield from self.query(b"LISTEN " + CHANNEL, until)
-        yield from second.query(b"SELECT pg_notify('%s', '%s')" % (CHANNEL, payload), until)
+        await self.query(b"LISTEN " + CHANNEL, until)
+        await second.query(b"SELECT pg_notify('%s', '%s')" % (CHANNEL, payload), until)
         until = min(until, clock.now() + COMES_WITHIN)
         heard = False
-        while not heard and (yield Step(READY.poll, READY.apoll, (self.fd, False, until))):
+        while not heard and await ready(self.fd, False, until):
             heard = self._was_notified(payload)
-        yield from self.query(b"UNLISTEN " + CHANNEL, until + COMES_WITHIN)
+        await self.query(b"UNLISTEN " + CHANNEL, until + COMES_WITHIN)
         return heard
 
     def _was_notified(self, payload: bytes) -> bool:

@@ -19,7 +19,6 @@ from psycopg.generators import execute
 from psycopg.waiting import WAIT_R, wait
 
 from django_distlock.concurrency import clock, sockets
-from django_distlock.concurrency.sockets import READY
 
 # The connection is ended when its socket stays silent for SILENT after the deadline and this thread notices it not more
 # than LATE afterwards. A thread that comes later says that the process or the host is busy, and nothing about the
@@ -150,7 +149,7 @@ class Bounded:
         results: list[Any] = []
         while True:
             if pgconn.is_busy():
-                if not READY.poll(fd, False, self.until):
+                if not sockets.poll(fd, False, self.until):
                     self._insist(fd, False)
                 pgconn.consume_input()
                 continue
@@ -180,7 +179,7 @@ class Bounded:
     def _answered(self, wanted: Any) -> Any:
         """Wait until the socket is ready for what psycopg wants, or end the connection."""
         fd, write = self._raw.pgconn.socket, wanted != WAIT_R
-        if not READY.poll(fd, write, self.until):
+        if not sockets.poll(fd, write, self.until):
             self._insist(fd, write)
         return wanted
 
@@ -189,7 +188,7 @@ class Bounded:
         late = math.inf
         while late > LATE and clock.now() < self.until + PATIENCE:
             limit = clock.now() + SILENT
-            if READY.poll(fd, write, limit):
+            if sockets.poll(fd, write, limit):
                 return
             late = clock.now() - limit
         self.ended = True

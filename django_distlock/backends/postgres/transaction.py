@@ -24,7 +24,7 @@ from django_distlock.backends.sessions.session import (
 )
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.deadline import LEAST_PATIENCE
-from django_distlock.concurrency.flow import Flow, run
+from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.parking import FairLock
 from django_distlock.exceptions import BackendUnavailable, DeadlockDetected
 from django_distlock.records import Claim, Grant, grant_of
@@ -166,7 +166,7 @@ class TransactionLocks:
                 raise
             return None
 
-    def _prove(self, claim: Claim, until: float) -> Flow[None]:
+    async def _prove(self, claim: Claim, until: float) -> None:
         """The server must refuse another session the lock that the caller's transaction has just got (R22b). One
         statement without a transaction: behind a pooler it needs a server session for no longer than that.
 
@@ -175,19 +175,19 @@ class TransactionLocks:
         others for ever.
         """
         with contextlib.suppress(StatementTimeout):  # another thread proves it, for all
-            yield from locked(self._proving, until - clock.now(), self._proof(claim, until))
+            await locked(self._proving, until - clock.now(), self._proof, claim, until)
 
-    def _proof(self, claim: Claim, until: float) -> Flow[None]:
+    async def _proof(self, claim: Claim, until: float) -> None:
         if self._proven:
             return
         parameters = connections[self.session_database].get_connection_params()
         try:
-            opened = yield from connect(self.alias, parameters, exclusion.limit(until))
+            opened = await connect(self.alias, parameters, exclusion.limit(until))
             second = PostgresSession(opened, False)
             try:
                 sql = b"SELECT pg_try_advisory_xact_lock(%s)" % claim.key.number_bytes
-                if (yield from second.query(sql, exclusion.limit(until))) != [["f"]]:
-                    yield from exclusion.refuse(self.alias, second, exclusion.limit(until))
+                if (await second.query(sql, exclusion.limit(until))) != [["f"]]:
+                    await exclusion.refuse(self.alias, second, exclusion.limit(until))
             finally:
                 second.close()
             self._proven = True

@@ -16,7 +16,7 @@ from django_distlock.backends.cleanup import UNDO_WINDOW, PendingCleanup
 from django_distlock.backends.query import Chosen, LockQuery, Mine, chosen
 from django_distlock.concurrency import clock, finalizers
 from django_distlock.concurrency.deadline import LEAST_ANSWER
-from django_distlock.concurrency.flow import Flow, both, run
+from django_distlock.concurrency.flow import finished, run
 from django_distlock.concurrency.places import LOOK_EVERY, TURN, Place, Places
 from django_distlock.exceptions import BackendUnavailable, DistlockError, UnsupportedOperation
 from django_distlock.records import Claim, Finding, Grant, LockInfo, drift
@@ -96,14 +96,14 @@ class RedisBackend(Backend):
     def listed_as(self, key: LockKey) -> str:
         return key.text
 
-    def _acquire(self, claim: Claim, wait: float = 0) -> Flow[Grant | None]:
+    async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         if self._cleanup.requests and not self._cleanup.discard(claim.token):
             return None
         deadline = clock.now() + wait
         attempt = RedisAttempt(self.pool, claim, self._holder_info.facts(claim.key), deadline)
         self._claims[claim.token] = None
         try:
-            grant = yield from self._queued(attempt, deadline) if wait > 0 else self._asked(attempt)
+            grant = await (self._queued(attempt, deadline) if wait > 0 else self._asked(attempt))
         except ConnectionFailed as error:
             self._forsake(attempt, claim, error.uncertain)
             raise self._refused(error) from (error.__cause__ or error)
@@ -111,7 +111,7 @@ class RedisBackend(Backend):
             try:
                 if attempt.sent and isinstance(error, asyncio.CancelledError):
                     with contextlib.suppress(ConnectionFailed):
-                        yield from attempt.leave(clock.now() + LEAST_PATIENCE)
+                        await finished(attempt.leave(clock.now() + LEAST_PATIENCE))
             finally:  # the end of asyncio.run cancels what cleans up, too
                 self._forsake(attempt, claim, True)
             raise
@@ -123,7 +123,8 @@ class RedisBackend(Backend):
                 self._echoes[claim.token] = grant.acquired_at
         return grant
 
-    try_acquire, atry_acquire = both(_acquire)
+    def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
+        return run(self.atry_acquire(claim, wait))
 
     def acquire_fast(self, claim: Claim, wait: float) -> Grant | None:
         """:meth:`try_acquire` for a caller that waits. It waits at the server as any other does: None means that its
@@ -131,32 +132,32 @@ class RedisBackend(Backend):
         if wait <= LEAST_ANSWER:
             return None
         try:
-            return run(self._acquire(claim, wait))
+            return run(self.atry_acquire(claim, wait))
         except BaseException:
             self.withdraw(claim)
             raise
 
     @staticmethod
-    def _asked(attempt: RedisAttempt) -> Flow[Grant | None]:
+    async def _asked(attempt: RedisAttempt) -> Grant | None:
         """Ask once, without queueing."""
-        grant, _ = yield from attempt.ask(queue=False)
+        grant, _ = await attempt.ask(queue=False)
         attempt.give_back()
         return grant
 
-    def _queued(self, attempt: RedisAttempt, deadline: float) -> Flow[Grant | None]:
+    async def _queued(self, attempt: RedisAttempt, deadline: float) -> Grant | None:
         """Queue at the server until the deadline; before that, in this process for a place to do so."""
         place, seconds = Place(), TURN
         try:
             taken, grant = self._places.take(place), None
             while True:
                 if not taken:
-                    grant = yield from self._asked(attempt)
+                    grant = await self._asked(attempt)
                     left = deadline - clock.now()
                     if grant is not None or left <= 0:
                         break
-                    taken = yield from self._places.enter(place, min(left, ASK_EVERY))
+                    taken = await self._places.enter(place, min(left, ASK_EVERY))
                 if taken:
-                    grant = yield from self._waited(attempt, deadline, clock.now() + seconds)
+                    grant = await self._waited(attempt, deadline, clock.now() + seconds)
                     self._places.leave(place)
                     if grant is not None or attempt.sent or clock.now() >= deadline:
                         break  # also if it could not leave the queue: then that is undone later
@@ -167,20 +168,20 @@ class RedisBackend(Backend):
             raise
         return grant
 
-    def _waited(self, attempt: RedisAttempt, deadline: float, turn_ends: float) -> Flow[Grant | None]:
+    async def _waited(self, attempt: RedisAttempt, deadline: float, turn_ends: float) -> Grant | None:
         """Wait in the server's queue. None at the deadline, or when its turn is over and others want its place."""
         while True:
-            grant, again_at = yield from attempt.ask(queue=True)
+            grant, again_at = await attempt.ask(queue=True)
             until, look_at = min(again_at, deadline), 0.0
             while grant is None and look_at <= (now := clock.now()) < until and not self._over(turn_ends, now):
                 look_at = min(until, now + LOOK_EVERY)
-                grant = yield from attempt.hear(look_at)  # before that time: None says that it must ask again
+                grant = await attempt.hear(look_at)  # before that time: None says that it must ask again
             if grant is not None:
                 return grant
             now = clock.now()
             if now >= deadline or self._over(turn_ends, now):
                 with contextlib.suppress(ConnectionFailed):  # then it is undone later
-                    yield from attempt.leave(now + LEAVE_TIMEOUT)
+                    await attempt.leave(now + LEAVE_TIMEOUT)
                 return None
 
     def _over(self, turn_ends: float, now: float) -> bool:
@@ -197,22 +198,23 @@ class RedisBackend(Backend):
         self._cleanup.add(claim.token, claim, claim.ttl or 0.0, uncertain)
         self.wake_at(clock.now())
 
-    def _undo_claim(self, claim: Claim, until: float) -> Flow[None]:
-        yield from evaluate(self.pool, until, LEAVE, claim)
+    async def _undo_claim(self, claim: Claim, until: float) -> None:
+        await evaluate(self.pool, until, LEAVE, claim)
 
-    def _withdraw(self, claim: Claim) -> Flow[None]:
+    async def awithdraw(self, claim: Claim) -> None:
         """Release a grant that an interrupt has kept from its caller. A waiter has left the queue already."""
         if claim.token not in self._claims:
             return
         del self._claims[claim.token]
         try:
-            yield from evaluate(self.pool, clock.now() + LEAST_PATIENCE, LEAVE, claim)
+            await evaluate(self.pool, clock.now() + LEAST_PATIENCE, LEAVE, claim)
         except BaseException as error:
             self._leave_behind(claim, True)
             if not isinstance(error, ConnectionFailed):
                 raise
 
-    withdraw, awithdraw = both(_withdraw)
+    def withdraw(self, claim: Claim) -> None:
+        run(self.awithdraw(claim))
 
     def release_fast(self, grant: Grant) -> bool:
         """Release with one command on a connection at hand. It waits for no task, so an event loop may call it."""
@@ -237,12 +239,12 @@ class RedisBackend(Backend):
             self._claims.pop(claim.token, None)
         return bool(given == 1)
 
-    def _release(self, grant: Grant) -> Flow[bool]:
+    async def arelease(self, grant: Grant) -> bool:
         claim = grant.claim
         self._claims.pop(claim.token, None)
         try:
             with self._wrapped():
-                given, again = yield from evaluate(self.pool, clock.now() + PATIENCE, RELEASE, claim)
+                given, again = await evaluate(self.pool, clock.now() + PATIENCE, RELEASE, claim)
         except BaseException:
             self._leave_behind(claim, False)  # a late release does no harm
             raise
@@ -254,24 +256,27 @@ class RedisBackend(Backend):
             return grant.valid_until is not None and clock.now() < grant.valid_until
         return bool(given)
 
-    release, arelease = both(_release)
+    def release(self, grant: Grant) -> bool:
+        return run(self.arelease(grant))
 
-    def _verify(self, grant: Grant) -> Flow[bool]:
-        return bool((yield from self._tried(PATIENCE, HOLDS, grant.claim)))
+    async def averify(self, grant: Grant) -> bool:
+        return bool(await self._tried(PATIENCE, HOLDS, grant.claim))
 
-    verify, averify = both(_verify)
+    def verify(self, grant: Grant) -> bool:
+        return run(self.averify(grant))
 
-    def _extend(self, grant: Grant, ttl: float) -> Flow[Grant | None]:
+    async def aextend(self, grant: Grant, ttl: float) -> Grant | None:
         asked = clock.now()
-        if not (yield from self._tried(RENEWAL_PATIENCE, EXTEND, grant.claim, milliseconds(ttl), int(asked * 1e6))):
+        if not await self._tried(RENEWAL_PATIENCE, EXTEND, grant.claim, milliseconds(ttl), int(asked * 1e6)):
             return None
         return grant._replace(valid_until=asked + ttl - drift(ttl))
 
-    extend, aextend = both(_extend)
+    def extend(self, grant: Grant, ttl: float) -> Grant | None:
+        return run(self.aextend(grant, ttl))
 
-    def _tried(self, patience: float, script: Script, claim: Claim, *args: Any) -> Flow[Any]:
+    async def _tried(self, patience: float, script: Script, claim: Claim, *args: Any) -> Any:
         with self._wrapped():
-            reply, _ = yield from evaluate(self.pool, clock.now() + patience, script, claim, *args)
+            reply, _ = await evaluate(self.pool, clock.now() + patience, script, claim, *args)
         return reply
 
     def check(self) -> list[CheckMessage]:

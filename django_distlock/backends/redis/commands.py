@@ -27,7 +27,7 @@ from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING, Any, Final
 
 from django_distlock.concurrency import clock
-from django_distlock.concurrency.flow import Step
+from django_distlock.concurrency.flow import finished
 from django_distlock.concurrency.origin import describe_caller
 from django_distlock.records import Claim, Grant, drift
 
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from importlib.resources.abc import Traversable
 
-    from django_distlock.concurrency.flow import Flow
     from django_distlock.keys import LockKey
 
     from .connection import Pool, Push
@@ -155,16 +154,16 @@ def milliseconds(ttl: float | None) -> int:
     return max(1, int(min(ttl or 0.0, 3.2e9) * 1000))
 
 
-def converse(
+async def converse(
     connection: Connection, script: Script, keys: tuple[bytes, ...], args: tuple[Any, ...], until: float
-) -> Flow[Any]:
+) -> Any:
     """Run one script on one connection; send the whole of it if the server does not know it. Refused if the reply is an
     error."""
     connection.send(script.by_hash(keys, *args))
-    reply = yield Step(connection.receive, connection.areceive, (until,))
+    reply = await connection.areceive(until)
     if unknown_script(reply):
         connection.send(script.whole(keys, *args))
-        reply = yield Step(connection.receive, connection.areceive, (until,))
+        reply = await connection.areceive(until)
     if code := reply_code(reply):
         if code == "READONLY" or "READONLY" in str(reply):  # not always the first word, before Redis 7
             raise Demoted(f"Redis refused: {reply}") from reply
@@ -187,19 +186,17 @@ class Exchange:
         self._asked = 0.0  # monotonic, before the request was sent
         self.sent = self.echo = False
 
-    def request(self, script: Script, until: float, args: Callable[[Connection], tuple[Any, ...]]) -> Flow[Any]:
+    async def request(self, script: Script, until: float, args: Callable[[Connection], tuple[Any, ...]]) -> Any:
         """Run ``script`` and return its reply. ``args`` follow the name of the holder. ConnectionFailed if the server
         refuses it, loses too many connections, or has not answered at the monotonic time ``until``."""
         lost = 0
         while True:
             try:
-                connection = self._connection = (
-                    self._connection or self._pool.take() or (yield from self._pool.get(until))
-                )
+                connection = self._connection = self._connection or self._pool.take() or await self._pool.get(until)
                 self._asked = clock.now()
                 self.sent = True
                 call = (self._who, *args(connection))
-                return (yield from converse(connection, script, self._keys, call, min(until, self._asked + REPLY)))
+                return await converse(connection, script, self._keys, call, min(until, self._asked + REPLY))
             except Refused:
                 self.give_back()
                 raise
@@ -214,11 +211,11 @@ class Exchange:
                     error.uncertain = self.sent
                     raise
 
-    def settle(self, until: float) -> Flow[None]:
+    async def settle(self, until: float) -> None:
         """Wait for the replies that are due. ConnectionFailed at the monotonic time ``until``."""
         connection = self._connection
         while connection is not None and connection.owed:
-            yield Step(connection.receive, connection.areceive, (until,))
+            await connection.areceive(until)
 
     def give_back(self) -> None:
         """Return the connection to the pool."""
@@ -233,15 +230,15 @@ class Exchange:
             self._pool.discard(connection)
 
 
-def evaluate(pool: Pool, until: float, script: Script, claim: Claim, *args: Any) -> Flow[tuple[Any, bool]]:
+async def evaluate(pool: Pool, until: float, script: Script, claim: Claim, *args: Any) -> tuple[Any, bool]:
     """The reply, and whether it had been sent before: each of the scripts may be."""
     exchange = Exchange(pool, claim)
     try:
-        reply = yield from exchange.request(script, until, lambda _: args)
+        reply = await exchange.request(script, until, lambda _: args)
         exchange.give_back()
     except asyncio.CancelledError:
         with contextlib.suppress(ConnectionFailed):
-            yield from exchange.settle(clock.now() + LAST_REPLY)
+            await finished(exchange.settle(clock.now() + LAST_REPLY))
         exchange.give_back()
         raise
     finally:
@@ -274,14 +271,14 @@ class RedisAttempt(Exchange):
         self._deadline = deadline
         self._server = 0  # the server's clock when it answered, µs
 
-    def ask(self, queue: bool) -> Flow[tuple[Grant | None, float]]:
+    async def ask(self, queue: bool) -> tuple[Grant | None, float]:
         """Return the grant, or None and the monotonic time at which to ask again. ``queue``: join the queue if busy."""
         claim = self._claim
         answer_by = max(
             claim.answer_by, self._deadline, self._pool.ready_at + LEAST_PATIENCE, clock.now() + LEAVE_TIMEOUT
         )
         about = (min(claim.limit, MAX_LIMIT), milliseconds(claim.ttl))
-        reply = yield from self.request(
+        reply = await self.request(
             ACQUIRE,
             answer_by,
             lambda connection: (*about, connection.subscribe() if queue else b"", self._info),
@@ -303,7 +300,7 @@ class RedisAttempt(Exchange):
         valid_until = start + ttl - drift(ttl) - waited * 0.01
         return Grant(claim=self._claim, fence=fence, acquired_at=start, valid_until=valid_until)
 
-    def hear(self, until: float) -> Flow[Grant | None]:
+    async def hear(self, until: float) -> Grant | None:
         """Wait until the lock is handed over. Returns None if the caller must ask again, or at the deadline.
 
         A message is accepted only if it is certainly a grant to this claim; in doubt the caller asks again.
@@ -313,7 +310,7 @@ class RedisAttempt(Exchange):
             return None
         try:
             while True:
-                push: Push | None = yield Step(connection.listen, connection.alisten, (min(until, self._deadline),))
+                push: Push | None = await connection.alisten(min(until, self._deadline))
                 if push is None:
                     return None
                 if (message := self._addressed(push)) is None:
@@ -356,7 +353,7 @@ class RedisAttempt(Exchange):
         ttl = self._claim.ttl or 0.0
         return (grant.valid_until or 0.0) < grant.acquired_at + ttl - 2 * drift(ttl)
 
-    def leave(self, until: float) -> Flow[None]:
+    async def leave(self, until: float) -> None:
         """Leave the queue and release the lock. ConnectionFailed without an answer by the monotonic time ``until``.
 
         The server executes the commands of one connection in order, so a request whose reply has not arrived yet is
@@ -365,8 +362,8 @@ class RedisAttempt(Exchange):
         connection = self._connection
         if connection is None:
             raise ConnectionFailed("The connection was lost.", uncertain=True)
-        yield from self.settle(until)
-        yield from converse(connection, LEAVE, self._keys, (self._who,), until)
+        await self.settle(until)
+        await converse(connection, LEAVE, self._keys, (self._who,), until)
         self.sent = False
         self.give_back()
 

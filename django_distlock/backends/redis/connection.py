@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any, Final
 from django_distlock.backends.base import IDLE
 from django_distlock.concurrency import clock, finalizers
 from django_distlock.concurrency.abandoned_calls import Background, CallTimeout, NotStarted
-from django_distlock.concurrency.flow import Flow, Step
+from django_distlock.concurrency.flow import in_task
 from django_distlock.concurrency.parking import Parker
-from django_distlock.concurrency.sockets import LONGEST_POLL, READY, shut
+from django_distlock.concurrency.sockets import LONGEST_POLL, ready, shut
 
 if TYPE_CHECKING:
     from .target import Target
@@ -197,9 +197,11 @@ class Connection:
         return value
 
     async def areceive(self, until: float) -> Any:
-        """:meth:`receive` for a task. Cancelled, the connection can be used on: the reply is still owed."""
+        """:meth:`receive` for threads and tasks. Cancelled, the connection can be used on: the reply is still owed."""
+        if not in_task():
+            return self.receive(until)
         while (value := self.take()) is PENDING:  # at once: a turn of the event loop costs more than a read in vain
-            if not await READY.apoll(self.fd, False, until):
+            if not await ready(self.fd, False, until):
                 raise self._silent()
         return value
 
@@ -211,9 +213,11 @@ class Connection:
         return self.pushes.popleft()
 
     async def alisten(self, until: float) -> Push | None:
-        """:meth:`listen` for a task."""
+        """:meth:`listen` for threads and tasks."""
+        if not in_task():
+            return self.listen(until)
         while not self._heard():
-            if not await READY.apoll(self.fd, False, until):
+            if not await ready(self.fd, False, until):
                 return None
         return self.pushes.popleft()
 
@@ -309,7 +313,7 @@ class Pool:
             self._connections.add(connection)
         self.give(connection)
 
-    def get(self, until: float) -> Flow[Connection]:
+    async def get(self, until: float) -> Connection:
         """An idle connection, a new one, or the next that is returned, in order of arrival. ConnectionFailed at the
         monotonic time ``until``."""
         connection = self.take()
@@ -317,14 +321,14 @@ class Pool:
             return connection
         waiter = self._arrive()
         if waiter is None:
-            return (yield from self._opened(until))
+            return await self._opened(until)
         try:
-            if not (yield Step(waiter.parker.park, waiter.parker.apark, (until - clock.now(),))):
+            if not await waiter.parker.park(until - clock.now()):
                 raise ConnectionFailed("All connections to Redis are in use.", timed_out=True)
         except BaseException:
             finalizers.now_or_later(self._desert, waiter)
             raise
-        return waiter.connection or (yield from self._opened(until))
+        return waiter.connection or await self._opened(until)
 
     def _arrive(self) -> ConnectionWaiter | None:
         """Reserve a place for a new connection, and return None; or else queue for one."""
@@ -347,12 +351,12 @@ class Pool:
         else:
             self._unreserve()
 
-    def _opened(self, until: float) -> Flow[Connection]:
+    async def _opened(self, until: float) -> Connection:
         """A new connection, in the place that the caller has reserved."""
         left = max(0.01, min(until - clock.now(), IDLE))
         try:
             try:
-                connection = yield from self._background.call(until, self._connect, left, dispose=Connection.close)
+                connection = await self._background.call(until, self._connect, left, dispose=Connection.close)
             except NotStarted as error:
                 if error.__cause__ is None:  # too many attempts are under way
                     raise

@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from django_distlock.concurrency import clock
-from django_distlock.concurrency.flow import Step
 from django_distlock.records import MOST_WAITING, LockInfo
 
 from .commands import BREAK, HELD, LOOK, PREFIX, Refused, converse, keys_named, unknown_script
@@ -15,8 +14,6 @@ from .connection import pack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from django_distlock.concurrency.flow import Flow
 
     from .connection import Connection, Pool
 
@@ -89,19 +86,19 @@ def moment_of(microseconds: object) -> datetime | None:
         return None
 
 
-def listed(pool: Pool, alias: str, patience: float, wanted: Iterable[str] | None = None) -> Flow[list[LockInfo]]:
+async def listed(pool: Pool, alias: str, patience: float, wanted: Iterable[str] | None = None) -> list[LockInfo]:
     """The locks that are held on the server of ``pool``, or those of the ``wanted`` keys. ConnectionFailed if a reply
     takes ``patience`` seconds."""
-    connection = yield from pool.get(clock.now() + patience)
+    connection = await pool.get(clock.now() + patience)
     found: list[LockInfo] = []
     try:
         if wanted is None:
-            texts = yield from _scanned(connection, patience)
+            texts = await _scanned(connection, patience)
         else:
             texts = {key.encode("latin-1", "replace") for key in wanted}
         names = sorted(texts)
         for at in range(0, len(names), _AT_ONCE):
-            found += yield from _looked(alias, connection, names[at : at + _AT_ONCE], patience)
+            found += await _looked(alias, connection, names[at : at + _AT_ONCE], patience)
     except BaseException:
         pool.discard(connection)
         raise
@@ -109,11 +106,11 @@ def listed(pool: Pool, alias: str, patience: float, wanted: Iterable[str] | None
     return found
 
 
-def _scanned(connection: Connection, patience: float) -> Flow[set[bytes]]:
+async def _scanned(connection: Connection, patience: float) -> set[bytes]:
     cursor, texts = b"0", set[bytes]()
     while True:
         connection.send(pack("SCAN", cursor, "MATCH", PREFIX + b"*" + HELD, "COUNT", _SCANNED))
-        reply = yield Step(connection.receive, connection.areceive, (clock.now() + patience,))
+        reply = await connection.areceive(clock.now() + patience)
         if isinstance(reply, Exception):
             raise Refused(f"Redis refused: {reply}") from reply
         cursor = reply[0]
@@ -122,17 +119,17 @@ def _scanned(connection: Connection, patience: float) -> Flow[set[bytes]]:
             return texts
 
 
-def _looked(alias: str, connection: Connection, texts: list[bytes], patience: float) -> Flow[list[LockInfo]]:
+async def _looked(alias: str, connection: Connection, texts: list[bytes], patience: float) -> list[LockInfo]:
     """Ask for all ``texts`` before the first reply is read."""
     connection.send(*(LOOK.by_hash(keys_named(text), *_LOOKED_FOR) for text in texts))
     replies = []
     for _ in texts:
-        replies.append((yield Step(connection.receive, connection.areceive, (clock.now() + patience,))))
+        replies.append(await connection.areceive(clock.now() + patience))
     found: list[LockInfo] = []
     for text, reply in zip(texts, replies, strict=True):
         try:
             if unknown_script(reply):
-                reply = yield from converse(connection, LOOK, keys_named(text), _LOOKED_FOR, clock.now() + patience)
+                reply = await converse(connection, LOOK, keys_named(text), _LOOKED_FOR, clock.now() + patience)
             if isinstance(reply, Exception):
                 raise Refused(str(reply))
         except Refused:  # the key is of another type
@@ -142,12 +139,12 @@ def _looked(alias: str, connection: Connection, texts: list[bytes], patience: fl
     return found
 
 
-def broken(pool: Pool, info: LockInfo, until: float) -> Flow[bool]:
+async def broken(pool: Pool, info: LockInfo, until: float) -> bool:
     """Take the lock away from the holder that ``info`` shows; False if that holder has gone."""
-    connection = yield from pool.get(until)
+    connection = await pool.get(until)
     try:
         keys = keys_named(info.key.encode("latin-1"))
         known = (info.fence or 0, info.details.get("token", "").encode("latin-1", "replace"))
-        return bool((yield from converse(connection, BREAK, keys, known, until)))
+        return bool(await converse(connection, BREAK, keys, known, until))
     finally:
         pool.give(connection)

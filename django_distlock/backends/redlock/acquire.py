@@ -18,7 +18,6 @@ from .rounds import NodeAnswer, RedlockBackendUnavailable, Round, Verdict, decid
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from django_distlock.concurrency.flow import Flow
     from django_distlock.records import Claim
 
     from .nodes import Nodes, Pipeline, Sent
@@ -71,22 +70,22 @@ class RedlockAttempt:
         now = clock.now()
         return min(self.claim.answer_by or now + max(wait, LEAST_PATIENCE), now + LONGEST)
 
-    def once(self, until: float) -> Flow[Grant | None]:
+    async def once(self, until: float) -> Grant | None:
         """Ask all nodes; and again if connections turn out to be lost, as after a restart."""
         lead = self.lead()
         try:
-            return (yield from self.vote(lead, until))
+            return await self.vote(lead, until)
         except RedlockBackendUnavailable as error:
             if not error.lost:
                 raise
-        return (yield from self.vote(lead, until))
+        return await self.vote(lead, until)
 
     def lead(self, shift: int = 0) -> int:
         """The node that keeps the queue: the same one in all processes while it is healthy and knows the holder."""
         healthy = self.nodes.healthy(self.claim.key.digest[0] % len(self.nodes.all))
         return healthy[shift % len(healthy)]
 
-    def vote(
+    async def vote(
         self,
         lead: int,
         until: float,
@@ -96,7 +95,7 @@ class RedlockAttempt:
         own: Pipeline | None = None,
         member: str = "",
         since: str = "",
-    ) -> Flow[Grant | None]:
+    ) -> Grant | None:
         """Ask the nodes for their votes: all at once, or first the node ``lead`` alone and the others if it grants.
 
         ``own``: the connection to ``lead``, for a caller that waits in its queue. BackendUnavailable if too few nodes
@@ -113,14 +112,14 @@ class RedlockAttempt:
         verdict = Verdict.GRANTED
         try:
             if not everyone:
-                verdict = yield from ballot.ask(_by_lead(lead), self.patience, until)
+                verdict = await ballot.ask(_by_lead(lead), self.patience, until)
             if verdict is Verdict.GRANTED:
                 others = vote_request(undo, holder)
                 ballot.requests = [first if index == lead else others for index in range(len(requests))]
                 judge, least = _by_majority(ballot, lead, self.ttl), majority(len(requests))
-                verdict = yield from ballot.ask(judge, self.patience, until, least=least)
+                verdict = await ballot.ask(judge, self.patience, until, least=least)
                 if mode == JOIN and verdict is Verdict.GRANTED:
-                    yield from ballot.settle(min(until, clock.now() + LEAD), lead)
+                    await ballot.settle(min(until, clock.now() + LEAD), lead)
             if verdict is Verdict.UNAVAILABLE:
                 raise ballot.error()
             grant = self._grant(ballot, vote, holder) if verdict is Verdict.GRANTED else None

@@ -12,7 +12,7 @@ from django_distlock.backends.cleanup import PendingCleanup
 from django_distlock.backends.redis.commands import HolderInfo, milliseconds
 from django_distlock.backends.redis.connection import PENDING
 from django_distlock.concurrency import clock, finalizers
-from django_distlock.concurrency.flow import Flow, both, run
+from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.places import Places
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import Claim, Finding, Grant, LockInfo, drift
@@ -83,7 +83,7 @@ class RedlockBackend(Backend):
 
     # acquire
 
-    def _acquire(self, claim: Claim, wait: float = 0) -> Flow[Grant | None]:
+    async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         now = clock.now()
         attempt = RedlockAttempt(self._nodes, claim, self._holder.facts(claim.key), self._patience(claim.ttl or 0.0))
         self._claims[claim.token] = (attempt,)
@@ -92,7 +92,7 @@ class RedlockBackend(Backend):
             failed: BackendUnavailable | None = None
             if wait <= 0 or now - self._busy.get(claim.key.digest, -BUSY) >= BUSY:
                 try:
-                    grant = yield from attempt.once(attempt.until(wait))
+                    grant = await attempt.once(attempt.until(wait))
                 except BackendUnavailable as error:
                     if clock.now() >= now + wait:
                         raise
@@ -100,7 +100,7 @@ class RedlockBackend(Backend):
             if grant is None and wait > 0:
                 waiter = RedlockWaiter(attempt, self._waiters, now + wait)
                 self._claims[claim.token] = (waiter, attempt)
-                grant = yield from waiter.wait(failed)
+                grant = await waiter.wait(failed)
         except (Exception, GeneratorExit):  # also one of a task queue, which may come anywhere
             finalizers.now_or_later(self.withdraw, claim)
             raise
@@ -113,7 +113,8 @@ class RedlockBackend(Backend):
             attempt.keep()
         return grant
 
-    try_acquire, atry_acquire = both(_acquire)
+    def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
+        return run(self.atry_acquire(claim, wait))
 
     def _note_busy(self, key: LockKey) -> None:
         if len(self._busy) >= CACHED_NAMES:
@@ -140,14 +141,14 @@ class RedlockBackend(Backend):
 
     # while it is held
 
-    def _release(self, grant: Grant) -> Flow[bool]:
+    async def arelease(self, grant: Grant) -> bool:
         self._claims.pop(grant.claim.token, None)
         grant.session.ended.append(True)  # before the votes are read: a renewal under way may add one
         votes, undo = grant.session.votes, _undo_of(grant)
         request = undo_request(undo)
         try:
             ballot = self._round(grant, [None if vote is None else request for vote in votes])
-            verdict = yield from self._confirmed(ballot, grant, grant.claim.ttl or 0.0, PATIENCE)
+            verdict = await self._confirmed(ballot, grant, grant.claim.ttl or 0.0, PATIENCE)
         except BaseException:
             self._take_back(grant)
             raise
@@ -162,17 +163,18 @@ class RedlockBackend(Backend):
             raise ballot.error()
         return verdict is Verdict.GRANTED
 
-    release, arelease = both(_release)
+    def release(self, grant: Grant) -> bool:
+        return run(self.arelease(grant))
 
-    def _extend(self, grant: Grant, ttl: float) -> Flow[Grant | None]:
+    async def aextend(self, grant: Grant, ttl: float) -> Grant | None:
         asked = clock.now()
         requests = [self._extension(grant, ttl)] * len(self._targets)
         ballot = self._round(grant, requests)
-        verdict = yield from self._confirmed(ballot, grant, ttl, RENEWAL_PATIENCE)
+        verdict = await self._confirmed(ballot, grant, ttl, RENEWAL_PATIENCE)
         if verdict is Verdict.GRANTED and NodeAnswer.REFUSED in ballot.answers:
             # Nodes have forgotten it, or an operator breaks the lock at this moment: a second look tells
             ballot = self._round(grant, requests)
-            verdict = yield from self._confirmed(ballot, grant, ttl, RENEWAL_PATIENCE, revote=True)
+            verdict = await self._confirmed(ballot, grant, ttl, RENEWAL_PATIENCE, revote=True)
         if verdict is Verdict.UNAVAILABLE:
             raise ballot.error()
         if verdict is Verdict.REFUSED:
@@ -181,17 +183,19 @@ class RedlockBackend(Backend):
         self._count(ballot, grant)
         return grant._replace(acquired_at=asked, valid_until=asked + ttl - drift(ttl))
 
-    extend, aextend = both(_extend)
+    def extend(self, grant: Grant, ttl: float) -> Grant | None:
+        return run(self.aextend(grant, ttl))
 
-    def _verify(self, grant: Grant) -> Flow[bool]:
+    async def averify(self, grant: Grant) -> bool:
         request = self._extension(grant, None)
         ballot = self._round(grant, [None if vote is None else request for vote in grant.session.votes])
-        verdict = yield from self._confirmed(ballot, grant, grant.claim.ttl or 0.0, PATIENCE)
+        verdict = await self._confirmed(ballot, grant, grant.claim.ttl or 0.0, PATIENCE)
         if verdict is Verdict.UNAVAILABLE:
             raise ballot.error()
         return verdict is Verdict.GRANTED
 
-    verify, averify = both(_verify)
+    def verify(self, grant: Grant) -> bool:
+        return run(self.averify(grant))
 
     @staticmethod
     def _extension(grant: Grant, ttl: float | None) -> NodeRequest:
@@ -205,9 +209,9 @@ class RedlockBackend(Backend):
         waited_for = [vote.pipeline if vote is not None and vote.reply is PENDING else None for vote in votes]
         return Round(self._nodes, requests, prefer=waited_for)
 
-    def _confirmed(
+    async def _confirmed(
         self, ballot: Round, grant: Grant, ttl: float, longest: float, *, revote: bool = False
-    ) -> Flow[Verdict]:
+    ) -> Verdict:
         """Do the nodes still know ``grant``? ``revote``: those that do not are asked for their vote again.
 
         That vote counts from the next renewal on: counted at once it would hide that another holder had a majority
@@ -222,9 +226,9 @@ class RedlockBackend(Backend):
 
         try:
             patience, until = self._patience(ttl), clock.now() + longest
-            verdict = yield from ballot.ask(judge, patience, until, settle=SETTLE)
+            verdict = await ballot.ask(judge, patience, until, settle=SETTLE)
             if verdict is Verdict.UNAVAILABLE and not ballot.complete:
-                verdict = yield from ballot.ask(judge, patience, until, rest=True)
+                verdict = await ballot.ask(judge, patience, until, rest=True)
             if revote and verdict is Verdict.GRANTED:
                 self._vote_again(ballot, grant, ttl)
             ballot.close()
@@ -256,11 +260,11 @@ class RedlockBackend(Backend):
             return False
         return not vote.lost or self._nodes.undoing(index, session.vote)
 
-    def _undo_at(self, what: tuple[int, Undo], until: float) -> Flow[None]:
+    async def _undo_at(self, what: tuple[int, Undo], until: float) -> None:
         """For the clean-up: undo what may be left at one node."""
         index, undo = what
         request = NodeRequest(RELEASE, undo.keys, undo.vote, undo.member)
-        ballot = yield from ask_all(self._nodes, {index: request}, until)
+        ballot = await ask_all(self._nodes, {index: request}, until)
         if ballot.answers[index] not in (NodeAnswer.GRANTED, NodeAnswer.REFUSED):
             raise ballot.error()
 

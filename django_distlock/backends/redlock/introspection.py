@@ -15,8 +15,6 @@ from .nodes import BREAK, DESCRIBE, PREFIX, NodeRequest, keys_of
 from .rounds import ask_all, majority
 
 if TYPE_CHECKING:
-    from django_distlock.concurrency.flow import Flow
-
     from .nodes import Nodes
     from .rounds import Round
 
@@ -31,14 +29,14 @@ def _replies(ballot: Round) -> dict[int, Any]:
     return {index: reply for index, reply in sent.items() if reply is not PENDING and not isinstance(reply, Exception)}
 
 
-def listing(alias: str, nodes: Nodes, patience: float) -> Flow[list[LockInfo]]:
+async def listing(alias: str, nodes: Nodes, patience: float) -> list[LockInfo]:
     """Every lock that any node knows. BackendUnavailable if too few nodes answer."""
     until, count = clock.now() + patience, len(nodes.all)
     cursors: dict[int, bytes] = dict.fromkeys(range(count), b"0")
     keys: dict[int, set[bytes]] = {index: set() for index in cursors}
     while cursors:
         scans = {index: _scan(cursor) for index, cursor in cursors.items()}
-        ballot = yield from ask_all(nodes, scans, until)
+        ballot = await ask_all(nodes, scans, until)
         replies = _replies(ballot)
         for index in list(cursors):
             if index not in replies:
@@ -54,7 +52,7 @@ def listing(alias: str, nodes: Nodes, patience: float) -> Flow[list[LockInfo]]:
     left = {index: sorted(found) for index, found in keys.items() if found}
     while left:
         parts = {index: found[:DESCRIBED] for index, found in left.items()}
-        ballot = yield from ask_all(nodes, {index: _describe(part) for index, part in parts.items()}, until)
+        ballot = await ask_all(nodes, {index: _describe(part) for index, part in parts.items()}, until)
         for index, rows in _replies(ballot).items():
             for key, row in zip(parts[index], rows, strict=True):
                 copy = seen(key, row)
@@ -74,19 +72,19 @@ def _describe(keys: list[bytes]) -> NodeRequest:
     )
 
 
-def break_everywhere(nodes: Nodes, info: LockInfo, patience: float) -> Flow[bool]:
+async def break_everywhere(nodes: Nodes, info: LockInfo, patience: float) -> bool:
     """Delete the lock that ``info`` shows on all nodes. False if none has it. BackendUnavailable if too few answer."""
     token = info.details.get("token", "")
     if len(token) != DIGEST:  # a part of it could mean other votes as well
         return False
     request = NodeRequest(BREAK, keys_of(info.key), token, repeat=True)
     until, requests = clock.now() + patience, dict.fromkeys(range(len(nodes.all)), request)
-    ballot = yield from ask_all(nodes, requests, until)
+    ballot = await ask_all(nodes, requests, until)
     replies = _replies(ballot)
     if len(replies) < majority(len(nodes.all)):
         raise ballot.error()
     if late := {index: request for index in requests if index not in replies}:  # not connected as fast as the others
-        replies |= _replies((yield from ask_all(nodes, late, until)))
+        replies |= _replies(await ask_all(nodes, late, until))
     return any(reply == 1 for reply in replies.values())
 
 

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from django_distlock.backends.redis.commands import milliseconds, scripts, unknown_script
 from django_distlock.backends.redis.connection import PENDING, Connection, ConnectionFailed, Pool, pack
 from django_distlock.concurrency import clock
-from django_distlock.concurrency.deadline import PAUSE
-from django_distlock.concurrency.flow import Flow, Step
+from django_distlock.concurrency.deadline import pause
 from django_distlock.concurrency.places import Places
-from django_distlock.concurrency.sockets import READY
+from django_distlock.concurrency.sockets import ready
 from django_distlock.records import MOST_WAITING
 
 if TYPE_CHECKING:
@@ -179,15 +178,15 @@ class Pipeline:
     def _due_by(self, now: float) -> bool:
         return bool(self.due) and (self.due[0].until <= now or len(self.due) >= MAX_DUE)
 
-    def called(self, member: bytes, until: float) -> Flow[bool]:
+    async def called(self, member: bytes, until: float) -> bool:
         """Sleep until a message for ``member`` arrives. False at ``until``, or if the connection is lost."""
         while self.due:
-            if self.link is None or not (yield Step(READY.poll, READY.apoll, (self.link.fd, False, until))):
+            if self.link is None or not await ready(self.link.fd, False, until):
                 return False
             self.hear()
         while (link := self.link) is not None:
             try:
-                push = yield Step(link.listen, link.alisten, (until,))
+                push = await link.alisten(until)
             except ConnectionFailed as error:
                 self.node.lose(self, error)
                 return False
@@ -387,12 +386,12 @@ class Nodes:
             node.open()
         self._moved_at = -inf
 
-    def connected(self, node: Node, until: float) -> Flow[Pipeline | None]:
+    async def connected(self, node: Node, until: float) -> Pipeline | None:
         """A connection without replies due, None if there is none by the monotonic time ``until``."""
         while (pipeline := node.take(clean=True)) is None:
             if not self.connect([node]) or clock.now() >= until:
                 return None
-            yield Step(PAUSE.sleep, PAUSE.asleep, (CONNECT_PAUSE,))
+            await pause(CONNECT_PAUSE)
         return pipeline
 
     def undo_later(self, index: int, undo: Undo, *, uncertain: bool = True) -> None:

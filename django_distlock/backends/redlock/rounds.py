@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from django_distlock.backends.redis.connection import PENDING
 from django_distlock.backends.redis.target import ClusterNode, timed_out
 from django_distlock.concurrency import clock
-from django_distlock.concurrency.deadline import PAUSE
-from django_distlock.concurrency.flow import Flow, Step
+from django_distlock.concurrency.deadline import pause
+from django_distlock.concurrency.flow import in_task
 from django_distlock.concurrency.places import Place
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import drift
@@ -146,7 +146,7 @@ class Round:
         if own is not None:
             self.pipelines[own.node.number - 1] = own
 
-    def ask(
+    async def ask(
         self,
         judge: Judge,
         patience: float,
@@ -155,7 +155,7 @@ class Round:
         *,
         least: int = 0,
         rest: bool = False,
-    ) -> Flow[Verdict]:
+    ) -> Verdict:
         """Send the requests that have not been sent, and listen until ``judge`` has a verdict.
 
         Each node has ``patience`` seconds for its reply; all of it ends at the monotonic time ``until``. ``settle``:
@@ -163,7 +163,7 @@ class Round:
         what these could answer would decide nothing. ``rest``: the answers of an earlier call were not enough, so wait
         ``patience`` seconds for the connections to the other nodes.
         """
-        yield from self._connect(until, patience if rest else HELD_UP, rest)
+        await self._connect(until, patience if rest else HELD_UP, rest)
         if sum(self._connected(index) for index in range(len(self.pipelines))) < least:
             return Verdict.UNAVAILABLE
         now = clock.now()
@@ -181,26 +181,26 @@ class Round:
                 if not settle or NodeAnswer.PENDING not in self.answers or now >= end:
                     return verdict
                 end, settle = min(end, now + settle), 0.0
-                yield from self.settle(end)
+                await self.settle(end)
                 return judge(self.answers, clock.now() - self.asked_at, end - self.asked_at)
             if not self._lost:
-                yield Step(self._listen, self._alisten, (end,))
+                await self._alisten(end)
             if self._lost:
-                yield from self._repeat(until, patience)
+                await self._repeat(until, patience)
                 end = min(until, clock.now() + patience)
 
-    def settle(self, end: float, index: int | None = None) -> Flow[None]:
+    async def settle(self, end: float, index: int | None = None) -> None:
         """Listen until all nodes have answered, or the one with that index. At most until ``end`` (monotonic)."""
         while clock.now() < end:
             if NodeAnswer.PENDING not in (self.answers if index is None else self.answers[index : index + 1]):
                 return
-            yield Step(self._listen, self._alisten, (end,))
+            await self._alisten(end)
 
-    def _repeat(self, until: float, patience: float) -> Flow[None]:
+    async def _repeat(self, until: float, patience: float) -> None:
         """Send again, on new connections, what was lost with the old ones."""
         lost, self._lost = self._lost, []
         self._repeated.update(lost)
-        yield from self._connect(until, max(2 * HELD_UP, patience))
+        await self._connect(until, max(2 * HELD_UP, patience))
         for index in lost:
             request = self.requests[index]
             if request is not None:
@@ -208,14 +208,14 @@ class Round:
 
     # connections
 
-    def _connect(self, until: float, longer: float, also_troubled: bool = False) -> Flow[None]:
+    async def _connect(self, until: float, longer: float, also_troubled: bool = False) -> None:
         """Take a connection to each node that has none. If the others are enough, wait ``longer`` seconds for the rest,
         and not for nodes in trouble, unless ``also_troubled``.
 
         Crowded if other callers use all connections.
         """
         places = self.nodes.places
-        if not places.take(self._place) and not (yield from places.enter(self._place, until - clock.now())):
+        if not places.take(self._place) and not await places.enter(self._place, until - clock.now()):
             raise Crowded("The connections to the Redis nodes are busy.")
         missing = self._take()
         if not missing:
@@ -228,7 +228,7 @@ class Round:
             enough = wanted - len(missing) >= min(wanted, majority(len(self.requests)))
             if clock.now() >= (min(until, soon) if enough else until):
                 return
-            yield Step(PAUSE.sleep, PAUSE.asleep, (CONNECT_PAUSE,))
+            await pause(CONNECT_PAUSE)
             missing = self._take()
 
     def _connected(self, index: int) -> bool:
@@ -274,6 +274,9 @@ class Round:
             self._hear(fd)
 
     async def _alisten(self, until: float) -> None:
+        if not in_task():
+            self._listen(until)
+            return
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         timer = loop.call_later(max(0.0, until - clock.now()), _settle, future)
@@ -412,11 +415,11 @@ def _settle(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def ask_all(nodes: Nodes, requests: Mapping[int, NodeRequest], until: float) -> Flow[Round]:
+async def ask_all(nodes: Nodes, requests: Mapping[int, NodeRequest], until: float) -> Round:
     """One request to each of some nodes, by index. Those that do not answer soon do not count."""
     ballot = Round(nodes, [requests.get(index) for index in range(len(nodes.all))])
     try:
-        yield from ballot.ask(heard, until - clock.now(), until)
+        await ballot.ask(heard, until - clock.now(), until)
     finally:
         ballot.close()
     return ballot

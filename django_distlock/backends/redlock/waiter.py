@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from django_distlock.backends.redis.connection import PENDING, ConnectionFailed, pack
 from django_distlock.concurrency import clock, finalizers
-from django_distlock.concurrency.deadline import PAUSE
-from django_distlock.concurrency.flow import Step
+from django_distlock.concurrency.deadline import pause
 from django_distlock.concurrency.places import TURN, Place
 from django_distlock.exceptions import BackendUnavailable
 
@@ -17,7 +16,6 @@ from .nodes import CONNECT_TIMEOUT, GRACE, JOIN, KEPT, PLACES, RESPECT, Undo, un
 from .rounds import LATE_REPLY, Crowded, RedlockBackendUnavailable
 
 if TYPE_CHECKING:
-    from django_distlock.concurrency.flow import Flow
     from django_distlock.concurrency.places import Places
     from django_distlock.records import Grant
 
@@ -118,7 +116,7 @@ class RedlockWaiter:
         self._error: BackendUnavailable | None = None
         self._disturbed_at = 0.0
 
-    def wait(self, failed: BackendUnavailable | None) -> Flow[Grant | None]:
+    async def wait(self, failed: BackendUnavailable | None) -> Grant | None:
         """The grant, or None at the deadline. ``failed``: how an attempt before has ended, if too few nodes answered.
 
         After that all nodes are asked at once, not first the one with the queue. BackendUnavailable if too few nodes
@@ -130,17 +128,17 @@ class RedlockWaiter:
         try:
             queued = self._places.take(self._place)
             while True:
-                grant = yield from self._ask(queued, everyone)
+                grant = await self._ask(queued, everyone)
                 if grant is not None:
                     return grant
                 if clock.now() < self._deadline:
                     had = queued and not self._gave_up()
-                    queued, everyone = yield from self._rest(had)
+                    queued, everyone = await self._rest(had)
                     if queued and not had:
                         self._turn_ends = clock.now() + self._turn
                 if (left := self._deadline - clock.now()) <= LAST_LOOK:
                     # a caller whose time is not over would ask once more, at the same time as all the others
-                    yield Step(PAUSE.sleep, PAUSE.asleep, (max(left, 0.0),))
+                    await pause(max(left, 0.0))
                     break
         finally:
             finalizers.now_or_later(self.end)
@@ -158,7 +156,7 @@ class RedlockWaiter:
         self._turn *= 2
         return True
 
-    def _ask(self, queued: bool, everyone: bool) -> Flow[Grant | None]:
+    async def _ask(self, queued: bool, everyone: bool) -> Grant | None:
         now = clock.now()
         until = self._attempt.until(self._deadline - now)
         try:
@@ -169,9 +167,9 @@ class RedlockWaiter:
                 self._leave()
                 self._lead = lead
             if queued:
-                yield from self._listen(until)
+                await self._listen(until)
                 self._joined = True
-            grant = yield from self._attempt.vote(
+            grant = await self._attempt.vote(
                 lead,
                 until,
                 JOIN if queued else RESPECT,
@@ -191,7 +189,7 @@ class RedlockWaiter:
         self._note(self._attempt.at_lead)
         return grant
 
-    def _listen(self, until: float) -> Flow[None]:
+    async def _listen(self, until: float) -> None:
         """Have a connection to the node that keeps the queue, which can call on it."""
         own, node = self._own, self._nodes.all[self._lead]
         if own is not None and own.link is not None:
@@ -200,13 +198,13 @@ class RedlockWaiter:
         now = clock.now()
         if now < node.deaf_until:
             return
-        own = self._own = yield from self._nodes.connected(node, min(until, now + CONNECT_TIMEOUT))
+        own = self._own = await self._nodes.connected(node, min(until, now + CONNECT_TIMEOUT))
         if own is None or own.link is None or own.link.subscribed:
             return
         try:
             own.link.subscribe()
             own.link.send(_PING)
-            yield Step(own.link.receive, own.link.areceive, (until,))
+            await own.link.areceive(until)
         except ConnectionFailed as error:
             node.deaf_until = now + DEAF
             node.lose(own, error)
@@ -253,22 +251,22 @@ class RedlockWaiter:
         if now >= until or now - self._disturbed_at >= (LONG_DISTURBANCE if lost else DISTURBANCE):
             raise error
 
-    def _rest(self, queued: bool) -> Flow[tuple[bool, bool]]:
+    async def _rest(self, queued: bool) -> tuple[bool, bool]:
         """Sleep until it is called, or should ask. Is it in the queue, and should it ask all nodes at once?"""
         left = self._deadline - clock.now()
         if delay := self._pace.delay():
-            yield Step(PAUSE.sleep, PAUSE.asleep, (min(delay, left),))
+            await pause(min(delay, left))
             return queued or self._places.take(self._place), self._error is not None
         if not queued:
             queued = self._places.take(self._place)
             if not queued:
-                queued = yield from self._places.enter(self._place, min(LOOK_EVERY, left))
+                queued = await self._places.enter(self._place, min(LOOK_EVERY, left))
             return queued, False
         own, now = self._own, clock.now()
         if own is None or own.link is None:
-            yield Step(PAUSE.sleep, PAUSE.asleep, (min(self._pace.pause(), left),))
+            await pause(min(self._pace.pause(), left))
             return True, self._pace.ahead == 0
-        called = yield from own.called(self._member.encode(), min(self._pace.look_at(now), self._deadline))
+        called = await own.called(self._member.encode(), min(self._pace.look_at(now), self._deadline))
         if called:
             self._pace.called()
         return True, called or self._pace.ahead == 0

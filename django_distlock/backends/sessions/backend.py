@@ -18,7 +18,7 @@ from django.db import DEFAULT_DB_ALIAS, connections
 from django_distlock.backends.base import TICK, Backend
 from django_distlock.concurrency import clock, finalizers
 from django_distlock.concurrency.deadline import LEAST_PATIENCE
-from django_distlock.concurrency.flow import Flow, Step, arun, finished, run
+from django_distlock.concurrency.flow import clean_up, finished, run
 from django_distlock.concurrency.parking import Turn
 from django_distlock.concurrency.places import TURN, Place, Places
 from django_distlock.exceptions import BackendUnavailable
@@ -41,7 +41,7 @@ from .session import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from django_distlock.keys import LockKey
     from django_distlock.records import Claim, Note, Noted
@@ -120,17 +120,17 @@ class SessionLockBackend(Backend, Generic[S]):
     # sessions
 
     @abstractmethod
-    def _open(self, waits: bool, until: float) -> Flow[S]:
+    async def _open(self, waits: bool, until: float) -> S:
         """Open a session by the monotonic time ``until``. BackendUnavailable, StatementTimeout."""
 
-    def _connect(self, waits: bool, until: float) -> Flow[S]:
+    async def _connect(self, waits: bool, until: float) -> S:
         """:meth:`_open`; the first session of a process proves that the server excludes (R22b):
         UnsupportedOperation."""
         until = min(until, clock.now() + CONNECT_LIMIT)
-        session = yield from self._open(waits, until)
+        session = await self._open(waits, until)
         if not self._proven_at:
             try:
-                yield from exclusion.prove(
+                await exclusion.prove(
                     self.alias, session, lambda until: self._open(False, until), self.supports_shared, until
                 )
             except BaseException:
@@ -243,19 +243,19 @@ class SessionLockBackend(Backend, Generic[S]):
         return run(self._acquire(claim, wait))
 
     async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        return await arun(self._acquire(claim, wait))
+        return await self._acquire(claim, wait)
 
-    def _acquire(self, claim: Claim, wait: float) -> Flow[Grant | None]:
+    async def _acquire(self, claim: Claim, wait: float) -> Grant | None:
         now = clock.now()
         until = max(claim.answer_by or now + max(wait, LEAST_PATIENCE), now + GRACE)
         digest = claim.key.digest
         try:
             if wait <= 0 or not self._busy.lately(digest, now):
-                grant = yield from self._try(claim, until)
+                grant = await self._try(claim, until)
                 if grant is not None or wait <= 0:
                     return grant
                 self._busy.add(digest, now)
-            return (yield from self._queue(claim, now + wait, until))
+            return await self._queue(claim, now + wait, until)
         except StatementTimeout as error:
             if self.sessions.heard_since(clock.now() - SILENCE):
                 return None  # the server is well: all the time was spent behind others of this process
@@ -266,27 +266,27 @@ class SessionLockBackend(Backend, Generic[S]):
         except (SessionDead, ServerError) as error:
             raise unavailable(self.alias, error) from (error.__cause__ or error)
 
-    def _try(self, claim: Claim, until: float) -> Flow[Grant | None]:
+    async def _try(self, claim: Claim, until: float) -> Grant | None:
         """Take the lock on the shared session if it is free. If that session is dead, another is opened, twice."""
         attempts = 3
         while True:
             attempts -= 1
             proven_at = self._proven_at
-            session = self.sessions.usable() or (yield from self.sessions.shared(until))
+            session = self.sessions.usable() or await self.sessions.shared(until)
             if self._proven_at != proven_at:  # the proof may have taken the caller's time
                 until = max(until, clock.now() + LEAST_PATIENCE)
             try:
-                return (yield from locked(session.mutex, until - clock.now(), self._try_on(session, claim, until)))
+                return await locked(session.mutex, until - clock.now(), self._try_on, session, claim, until)
             except SessionDead:
                 if not attempts:
                     raise
 
-    def _try_on(self, session: S, claim: Claim, until: float) -> Flow[Grant | None]:
+    async def _try_on(self, session: S, claim: Claim, until: float) -> Grant | None:
         if session.dead is not None:
             raise SessionDead(session.dead)
         asked = clock.now()
         try:
-            granted = yield from session.lock(claim.key, claim.shared, min(until, asked + STATEMENT_LIMIT))
+            granted = await session.lock(claim.key, claim.shared, min(until, asked + STATEMENT_LIMIT))
             if not granted:
                 return None
             session.held[claim.key.digest] += 1
@@ -294,32 +294,32 @@ class SessionLockBackend(Backend, Generic[S]):
         except (SessionDead, ServerError, StatementTimeout, GeneratorExit):
             raise  # nothing was granted, or the session cleans up when the reply comes
         except BaseException:
-            yield from self._undo_try(session, claim)
+            await clean_up(self._undo_try(session, claim))
             raise
 
-    def _undo_try(self, session: S, claim: Claim) -> Flow[None]:
+    async def _undo_try(self, session: S, claim: Claim) -> None:
         """Release what an interrupted attempt may have been granted (R7)."""
         if claim.shared and session.held.get(claim.key.digest):
             self.sessions.retire(session)  # perhaps one reader too many: the server does not tell the count
             return
         session.held.pop(claim.key.digest, None)
         try:
-            yield from session.unlock(claim.key, claim.shared)
+            await session.unlock(claim.key, claim.shared)
         except (SessionDead, ServerError, StatementTimeout):
             session.kill("an interrupted statement could not be undone")
 
-    def _queue(self, claim: Claim, until: float, answer_by: float) -> Flow[Grant | None]:
+    async def _queue(self, claim: Claim, until: float, answer_by: float) -> Grant | None:
         """Wait in the engine's queue; before that, in this process for a place to do so. None at the deadline."""
         place, seconds = Place(), TURN
         try:
             grant, taken = None, self._places.take(place)
             while grant is None and (taken or clock.now() < until):
                 if not taken:
-                    taken = yield from self._places.enter(place, min(until - clock.now(), ASK_EVERY))
-                    grant = yield from self._try(claim, answer_by)
+                    taken = await self._places.enter(place, min(until - clock.now(), ASK_EVERY))
+                    grant = await self._try(claim, answer_by)
                 if taken and grant is None:
                     try:
-                        grant = yield from self._wait(claim, until, clock.now() + seconds)
+                        grant = await self._wait(claim, until, clock.now() + seconds)
                         break
                     except TurnOver:
                         self._places.leave(place)
@@ -330,18 +330,18 @@ class SessionLockBackend(Backend, Generic[S]):
             raise
         return grant
 
-    def _wait(self, claim: Claim, until: float, turn_ends: float) -> Flow[Grant | None]:
+    async def _wait(self, claim: Claim, until: float, turn_ends: float) -> Grant | None:
         """Wait on a session that is lent for it; None at the deadline. TurnOver: others want the place."""
         try:
             # a wait of a millisecond is too short to connect in: let the session come for the next one
-            session = yield from self.sessions.lend(max(until, clock.now() + GRACE))
+            session = await self.sessions.lend(max(until, clock.now() + GRACE))
         except StatementTimeout:
             return None
         session.wanted, session.turn_ends = self._places.wanted, turn_ends
         grant: Grant | None = None
         try:
             if clock.now() < until:
-                grant = yield from locked(session.mutex, math.inf, self._wait_on(session, claim, until))
+                grant = await locked(session.mutex, math.inf, self._wait_on, session, claim, until)
             return grant
         finally:
             session.turn_ends = math.inf
@@ -350,10 +350,10 @@ class SessionLockBackend(Backend, Generic[S]):
                     session.kill("a wait was interrupted")
                 self.sessions.give_back(session)
 
-    def _wait_on(self, session: S, claim: Claim, until: float) -> Flow[Grant | None]:
+    async def _wait_on(self, session: S, claim: Claim, until: float) -> Grant | None:
         asked = clock.now()
         try:
-            if not (yield from session.wait(claim.key, claim.shared, until)):
+            if not await session.wait(claim.key, claim.shared, until):
                 return None
             session.held[claim.key.digest] += 1
             return Grant(claim=claim, acquired_at=asked, session=session)
@@ -367,27 +367,25 @@ class SessionLockBackend(Backend, Generic[S]):
             raise
         except BaseException:
             session.held.clear()
-            yield from self._stop_waiting(session)
+            await clean_up(self._stop_waiting(session))
             raise
 
-    def _stop_waiting(self, session: S) -> Flow[None]:
+    async def _stop_waiting(self, session: S) -> None:
         """Have the server end an interrupted wait. If the socket were closed instead, the waiter would stay in the
         queue for a while, and might get the lock."""
         session.turn_ends = math.inf
         until = clock.now() + STATEMENT_LIMIT / 2
         try:
             while True:
-                other = yield from self.sessions.shared(clock.now() + STATEMENT_LIMIT / 2)
-                yield from locked(
-                    other.mutex, STATEMENT_LIMIT / 2, other.cancel(session, clock.now() + STATEMENT_LIMIT / 2)
-                )
+                other = await self.sessions.shared(clock.now() + STATEMENT_LIMIT / 2)
+                await locked(other.mutex, STATEMENT_LIMIT / 2, other.cancel, session, clock.now() + STATEMENT_LIMIT / 2)
                 try:
-                    yield from session.settle(min(until, clock.now() + CANCEL_AGAIN))
+                    await session.settle(min(until, clock.now() + CANCEL_AGAIN))
                     break
                 except StatementTimeout:  # the server had not begun to wait when it was cancelled
                     if clock.now() >= until:
                         raise
-            yield from session.clear(until)
+            await session.clear(until)
         except BaseException as error:
             session.kill("a wait was cancelled")
             if not isinstance(error, Exception):
@@ -430,18 +428,18 @@ class SessionLockBackend(Backend, Generic[S]):
         turn = grant.session.mutex.try_turn()
         if turn is not None:
             if grant.session.orphaned_at is None:
-                return await arun(self._release(grant, turn))  # sent at once: cancelled, it is a release
+                return await self._release(grant, turn)  # sent at once: cancelled, it is a release
             turn.release()
-        return bool(await finished(arun(self._release(grant))))
+        return bool(await finished(self._release(grant)))
 
-    def _release(self, grant: Grant, turn: Turn | None = None) -> Flow[bool]:
+    async def _release(self, grant: Grant, turn: Turn | None = None) -> bool:
         """``turn``: the one that has the session's mutex already."""
         session: S = grant.session
         key = grant.claim.key
         entered = turn is not None
         turn = turn or session.mutex.turn()
         try:
-            entered = entered or (yield Step(turn.acquire, turn.aacquire, (2 * STATEMENT_LIMIT,)))
+            entered = entered or await turn.acquire(2 * STATEMENT_LIMIT)
         except GeneratorExit:  # the event loop is closed, and does not go on here
             threading.Thread(
                 target=self._release_in_thread, args=(grant,), name="distlock-release", daemon=True
@@ -453,7 +451,7 @@ class SessionLockBackend(Backend, Generic[S]):
         try:
             if session.dead is not None:
                 return False
-            return (yield from session.unlock(key, grant.claim.shared))
+            return await session.unlock(key, grant.claim.shared)
         except SessionDead:
             return False
         except (ServerError, StatementTimeout) as error:
@@ -490,20 +488,20 @@ class SessionLockBackend(Backend, Generic[S]):
         return run(self._verify(grant))
 
     async def averify(self, grant: Grant) -> bool:
-        return await arun(self._verify(grant))
+        return await self._verify(grant)
 
-    def _verify(self, grant: Grant) -> Flow[bool]:
+    async def _verify(self, grant: Grant) -> bool:
         session: S = grant.session
         try:
-            yield from locked(session.mutex, STATEMENT_LIMIT, self._ping(session, clock.now() + STATEMENT_LIMIT))
+            await locked(session.mutex, STATEMENT_LIMIT, self._ping, session, clock.now() + STATEMENT_LIMIT)
         except StatementTimeout as error:
             raise BackendUnavailable(f"The server of alias {self.alias!r} did not answer.") from error
         return session.dead is None
 
-    def _ping(self, session: S, until: float) -> Flow[None]:
+    async def _ping(self, session: S, until: float) -> None:
         if session.dead is None:
             with contextlib.suppress(ServerError, SessionDead):  # a server that refuses a statement lives
-                yield from session.ping(until)
+                await session.ping(until)
 
     # for operators
 
@@ -558,10 +556,10 @@ class SessionLockBackend(Backend, Generic[S]):
             )
         ]
 
-    def _aside(self, work: Callable[[S], Flow[T]]) -> Flow[T]:
+    async def _aside(self, work: Callable[[S], Awaitable[T]]) -> T:
         """Do ``work`` for an operator, on a session without locks. ServerError if the server refuses."""
         try:
-            return (yield from self.sessions.aside(work, clock.now() + STATEMENT_LIMIT))
+            return await self.sessions.aside(work, clock.now() + STATEMENT_LIMIT)
         except (SessionDead, StatementTimeout) as error:
             raise unavailable(self.alias, error) from error
 

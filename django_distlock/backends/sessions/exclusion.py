@@ -18,9 +18,7 @@ from django_distlock.keys import LockKey
 from .session import STATEMENT_LIMIT, ServerError, Session, SessionDead, StatementTimeout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from django_distlock.concurrency.flow import Flow
+    from collections.abc import Awaitable, Callable
 
 S = TypeVar("S", bound=Session)
 
@@ -38,38 +36,38 @@ def limit(until: float, most: float = STATEMENT_LIMIT) -> float:
     return max(min(until, now + most), now + LEAST_PATIENCE)
 
 
-def prove(alias: str, first: S, connect: Callable[[float], Flow[S]], shared: bool, until: float) -> Flow[None]:
+async def prove(alias: str, first: S, connect: Callable[[float], Awaitable[S]], shared: bool, until: float) -> None:
     """Return if the server refuses a second session the lock that ``first`` holds, in every mode. ``shared``: the
     engine has shared locks.
 
     UnsupportedOperation if the server grants it, BackendUnavailable if there is no proof by ``until``.
     """
     try:
-        second = yield from connect(limit(until, CONNECT_LIMIT))
+        second = await connect(limit(until, CONNECT_LIMIT))
         try:
-            yield from first.ensure_bound(alias, second, limit(until))
-            yield from _refused(alias, first, second, shared, until)
+            await first.ensure_bound(alias, second, limit(until))
+            await _refused(alias, first, second, shared, until)
         finally:
             second.close()
     except (BackendUnavailable, ServerError, SessionDead, StatementTimeout) as error:
         raise unproven(alias, error) from error
 
 
-def _refused(alias: str, first: S, second: S, shared: bool, until: float) -> Flow[None]:
+async def _refused(alias: str, first: S, second: S, shared: bool, until: float) -> None:
     """Ask with a random key: those of the application may be busy."""
     key = LockKey(alias, "distlock-probe", secrets.token_bytes(32))
     for mode, asked in ((False, (False, True)), (True, (False,))) if shared else ((False, (False,)),):
-        if not (yield from first.lock(key, mode, limit(until))):
+        if not await first.lock(key, mode, limit(until)):
             raise ServerError(0, "a key that no other session knows is busy")
         for other in asked:
-            if (yield from second.lock(key, other, limit(until))):
-                yield from refuse(alias, second, limit(until))
-        yield from first.clear(limit(until))
+            if await second.lock(key, other, limit(until)):
+                await refuse(alias, second, limit(until))
+        await first.clear(limit(until))
 
 
-def refuse(alias: str, session: Session, until: float) -> Flow[NoReturn]:
+async def refuse(alias: str, session: Session, until: float) -> NoReturn:
     try:
-        rows = yield from session.query(b"SELECT version()", until)
+        rows = await session.query(b"SELECT version()", until)
         version = rows[0][0].decode() if isinstance(rows[0][0], bytes) else rows[0][0]
     except (ServerError, SessionDead, StatementTimeout):  # that it does not exclude is certain without it
         version = "of an unknown version"

@@ -24,7 +24,6 @@ from .session import STATEMENT_LIMIT, ServerError, Session, SessionDead, Stateme
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from django_distlock.concurrency.flow import Flow
     from django_distlock.keys import LockKey
     from django_distlock.records import Note
 
@@ -168,10 +167,10 @@ class Notes(Generic[S]):
         """Run ``statements``, made once there is a session; the rows of the last one."""
         until = clock.now() + STATEMENT_LIMIT
 
-        def ask(session: S) -> Flow[list[Any]]:
+        async def ask(session: S) -> list[Any]:
             rows: list[Any] = []
             for statement in statements():
-                rows = yield from session.query(statement, until)
+                rows = await session.query(statement, until)
             return rows
 
         return run(self._sessions.aside(ask, until))

@@ -20,9 +20,8 @@ from django_distlock.concurrency.parking import FairLock
 from .session import STATEMENT_LIMIT, Session, StatementTimeout, locked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
-    from django_distlock.concurrency.flow import Flow
     from django_distlock.concurrency.parking import Turn
 
 # The locks that one shared session holds before another is opened. PostgreSQL walks all locks of a session at the end
@@ -34,10 +33,10 @@ T = TypeVar("T")
 
 
 class Sessions(Generic[S]):
-    """The sessions of one alias. ``connect(waits, until)`` is a flow that opens one; ``opened()`` is called after it,
+    """The sessions of one alias. ``connect(waits, until)`` opens one; ``opened()`` is called after it,
     so that the keepalive thread ticks."""
 
-    def __init__(self, connect: Callable[[bool, float], Flow[S]], opened: Callable[[], object]) -> None:
+    def __init__(self, connect: Callable[[bool, float], Awaitable[S]], opened: Callable[[], object]) -> None:
         self._connect = connect
         self._opened = opened
         self._mutex = threading.Lock()
@@ -76,7 +75,7 @@ class Sessions(Generic[S]):
             return None
         return session
 
-    def shared(self, until: float) -> Flow[S]:
+    async def shared(self, until: float) -> S:
         """The shared session, opened if need be. StatementTimeout if the deadline passes first."""
         full = self.open_shared
         session = self.usable()
@@ -84,21 +83,21 @@ class Sessions(Generic[S]):
             return session
         if full is not None and full.dead is None:
             self.retire(full)
-        return (yield from locked(self._opening, until - clock.now(), self._open_shared(until)))
+        return await locked(self._opening, until - clock.now(), self._open_shared, until)
 
-    def _open_shared(self, until: float) -> Flow[S]:
+    async def _open_shared(self, until: float) -> S:
         session = self.open_shared
         if session is not None and session.dead is None:
             return session
         if session is not None:
             self.drop(session)
-        session = yield from self._connect(False, until)
+        session = await self._connect(False, until)
         with self._mutex:
             self.open_shared = session
         self._opened()
         return session
 
-    def lend(self, until: float) -> Flow[S]:
+    async def lend(self, until: float) -> S:
         """A session to wait on, for the caller alone."""
         with self._mutex:
             while self._idle:
@@ -109,7 +108,7 @@ class Sessions(Generic[S]):
                     return session
                 self._forget(session)
                 self._closing.add(session)
-        session = yield from self._connect(True, until)
+        session = await self._connect(True, until)
         with self._mutex:
             self._lend(session)
         self._opened()
@@ -125,11 +124,11 @@ class Sessions(Generic[S]):
                 return
         self.drop(session)
 
-    def aside(self, work: Callable[[S], Flow[T]], until: float) -> Flow[T]:
+    async def aside(self, work: Callable[[S], Awaitable[T]], until: float) -> T:
         """Do ``work`` on a session that holds nothing: a statement that takes long, or hangs, costs no lock."""
-        session = yield from self.lend(until)
+        session = await self.lend(until)
         try:
-            return (yield from locked(session.mutex, until - clock.now(), work(session)))
+            return await locked(session.mutex, until - clock.now(), work, session)
         except StatementTimeout:
             session.kill("a statement hung")
             raise

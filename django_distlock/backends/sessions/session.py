@@ -8,11 +8,10 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 
 from django_distlock.concurrency import clock, sockets
-from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.concurrency.parking import FairLock
 from django_distlock.concurrency.places import LOOK_EVERY
 from django_distlock.exceptions import BackendUnavailable
@@ -28,6 +27,7 @@ HEARTBEAT = 3.9
 # A reply may come this much after the deadline of its statement; seconds.
 GRACE = 0.03
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 # Returns the rows of a statement.
@@ -61,14 +61,16 @@ def unavailable(alias: str, error: BaseException) -> BackendUnavailable:
     return BackendUnavailable(f"The lock session of alias {alias!r} failed: {reason}")
 
 
-def locked(mutex: FairLock, timeout: float, work: Flow[T]) -> Flow[T]:
-    """Run ``work`` while holding ``mutex``. StatementTimeout if it is not free within ``timeout`` seconds."""
+async def locked(
+    mutex: FairLock, timeout: float, work: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+) -> T:
+    """``work(*args)`` while holding ``mutex``. StatementTimeout if it is not free within ``timeout`` seconds."""
     turn = mutex.turn()
     try:
         try:
-            if not (turn.try_acquire() or (yield Step(turn.acquire, turn.aacquire, (max(0.0, timeout),)))):
+            if not (turn.try_acquire() or await turn.acquire(max(0.0, timeout))):
                 raise StatementTimeout
-            return (yield from work)
+            return await work(*args, **kwargs)
         finally:
             turn.release()
     except BaseException:
@@ -116,7 +118,7 @@ class Session(ABC):
         """Close the connection, with a goodbye if it lives."""
 
     @abstractmethod
-    def query(self, sql: bytes, until: float) -> Flow[Any]:
+    async def query(self, sql: bytes, until: float) -> Any:
         """The rows of ``sql`` by the monotonic time ``until``. Errors: ServerError, SessionDead, StatementTimeout."""
 
     @abstractmethod
@@ -132,7 +134,7 @@ class Session(ABC):
         """Read what the server sent unasked: a notice, or the end of the session."""
 
     @abstractmethod
-    def lock(self, key: LockKey, shared: bool, until: float) -> Flow[bool]:
+    async def lock(self, key: LockKey, shared: bool, until: float) -> bool:
         """Take the lock if it is free."""
 
     @abstractmethod
@@ -149,27 +151,27 @@ class Session(ABC):
         the lock stayed busy. StatementTimeout: the session is dead."""
 
     @abstractmethod
-    def wait(self, key: LockKey, shared: bool, until: float) -> Flow[bool]:
+    async def wait(self, key: LockKey, shared: bool, until: float) -> bool:
         """Wait for the lock until the monotonic time ``until``. The session must hold nothing."""
 
     @abstractmethod
-    def unlock(self, key: LockKey, shared: bool) -> Flow[bool]:
+    async def unlock(self, key: LockKey, shared: bool) -> bool:
         """Release the lock. False if this session did not hold it."""
 
     @abstractmethod
-    def settle(self, until: float) -> Flow[None]:
+    async def settle(self, until: float) -> None:
         """Wait for the reply of an orphaned statement, if there is one, and clean up."""
 
     @abstractmethod
-    def cancel(self, other: Session, until: float) -> Flow[None]:
+    async def cancel(self, other: Session, until: float) -> None:
         """Have the server end the statement that runs on ``other``."""
 
     @abstractmethod
-    def clear(self, until: float) -> Flow[None]:
+    async def clear(self, until: float) -> None:
         """Release every lock of this session."""
 
     @abstractmethod
-    def ping(self, until: float) -> Flow[None]:
+    async def ping(self, until: float) -> None:
         """Prove that the session lives."""
 
     def look_at(self, until: float) -> float:
@@ -184,10 +186,9 @@ class Session(ABC):
         if now >= self.turn_ends and self.wanted():
             raise TurnOver
 
-    def ensure_bound(self, alias: str, second: Session, until: float) -> Flow[None]:
+    async def ensure_bound(self, alias: str, second: Session, until: float) -> None:  # noqa: B027 - only poolers
         """Raise UnsupportedOperation if a pooler gives this connection changing server sessions. ``second`` is another
         connection to the same address."""
-        yield from ()
 
     def kill(self, reason: str) -> None:
         """Declare the session dead and end the statement that hangs on it; from any thread."""

@@ -13,7 +13,7 @@ from kazoo.exceptions import ZookeeperError
 from django_distlock.backends.base import Backend
 from django_distlock.backends.query import Chosen, LockQuery, Mine, chosen
 from django_distlock.concurrency import clock
-from django_distlock.concurrency.flow import Flow, arun, run
+from django_distlock.concurrency.flow import run
 from django_distlock.records import Claim, Finding, Grant, LockInfo
 
 from . import doctor
@@ -24,7 +24,7 @@ from .queue import Contender
 from .session import ConnectionBroken, NoAnswer, SessionEnded, ZooKeeperSession
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
 T = TypeVar("T")
 
@@ -108,9 +108,9 @@ class ZooKeeperBackend(Backend):
         return run(self._acquire(claim, wait))
 
     async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        return await arun(self._acquire(claim, wait))
+        return await self._acquire(claim, wait)
 
-    def _acquire(self, claim: Claim, wait: float) -> Flow[Grant | None]:
+    async def _acquire(self, claim: Claim, wait: float) -> Grant | None:
         if claim.limit and not self._settings.writable:
             raise self.unsupported("have a semaphore whose nodes nobody may write to: OPTIONS['acl'] must allow it")
         asked = clock.now()
@@ -118,11 +118,11 @@ class ZooKeeperBackend(Backend):
         answer_by = max(until, claim.answer_by or asked + MIN_ANSWER_TIMEOUT)
         contender: Contender | None = None
 
-        def contend(session: ZooKeeperSession) -> Flow[Grant | None]:
+        async def contend(session: ZooKeeperSession) -> Grant | None:
             nonlocal contender
             contender = Contender(session, claim, self._node_data.of(claim, time.time()), self._settings.acl)
             try:
-                if not (yield from contender.acquire(until, answer_by)):
+                if not await contender.acquire(until, answer_by):
                     return None
             except NoAnswer:
                 if wait > 0 and answer_by - asked < MIN_TIME_TO_JUDGE and not session.in_doubt():
@@ -132,13 +132,13 @@ class ZooKeeperBackend(Backend):
             return Grant(claim=claim, acquired_at=asked, fence=contender.czxid, session=contender)
 
         try:
-            return (yield from self._on_session(contend, answer_by))
+            return await self._on_session(contend, answer_by)
         except BaseException:
             if contender is not None:  # it may have been interrupted after the grant
                 contender.abandon()
             raise
 
-    def _on_session(self, work: Callable[[ZooKeeperSession], Flow[T]], until: float) -> Flow[T]:
+    async def _on_session(self, work: Callable[[ZooKeeperSession], Coroutine[Any, Any, T]], until: float) -> T:
         """Run ``work`` on the session. If the session ends during that, repeat it on a new one, until ``until``.
 
         A session may end after an idle time, a pause of this process or a restart of the server.
@@ -146,7 +146,7 @@ class ZooKeeperBackend(Backend):
         while True:
             session = self._enter(work)
             try:
-                return (yield from work(session))
+                return await work(session)
             except ConnectionBroken:
                 continue
             except SessionEnded:
@@ -159,9 +159,9 @@ class ZooKeeperBackend(Backend):
         return run(self._release(grant))
 
     async def arelease(self, grant: Grant) -> bool:
-        return await arun(self._release(grant))
+        return await self._release(grant)
 
-    def _release(self, grant: Grant) -> Flow[bool]:
+    async def _release(self, grant: Grant) -> bool:
         contender: Contender = grant.session
         session, path = contender.session, contender.path
         until, sent_before = clock.now() + REQUEST_TIMEOUT, False
@@ -172,7 +172,7 @@ class ZooKeeperBackend(Backend):
                 return False
             while True:
                 try:
-                    deleted = yield from self._delete(session, path, contender.marks, until)
+                    deleted = await self._delete(session, path, contender.marks, until)
                     break
                 except ConnectionBroken:
                     sent_before = True  # and perhaps executed
@@ -185,14 +185,14 @@ class ZooKeeperBackend(Backend):
                 contender.abandon()
 
     @staticmethod
-    def _delete(session: ZooKeeperSession, path: str, marked: bool, until: float) -> Flow[bool]:
+    async def _delete(session: ZooKeeperSession, path: str, marked: bool, until: float) -> bool:
         """Delete the node of a held lock. Returns False if it no longer exists."""
         if marked:
-            (results,) = yield from session.ask(until, lambda kazoo: session.release_node(path))
+            (results,) = await session.ask(until, lambda kazoo: session.release_node(path))
             if results is not None and not any(isinstance(each, ZookeeperError) for each in results):
                 return True
             # the node has gone, or the ``acl`` gives no right to write to it: the deletion alone tells
-        (deleted,) = yield from session.ask(until, lambda kazoo: kazoo.delete_async(path))
+        (deleted,) = await session.ask(until, lambda kazoo: kazoo.delete_async(path))
         return deleted is not None
 
     # whether it is held
@@ -209,14 +209,14 @@ class ZooKeeperBackend(Backend):
         return run(self._verify(grant))
 
     async def averify(self, grant: Grant) -> bool:
-        return await arun(self._verify(grant))
+        return await self._verify(grant)
 
-    def _verify(self, grant: Grant) -> Flow[bool]:
+    async def _verify(self, grant: Grant) -> bool:
         contender: Contender = grant.session
         path, until = contender.path, clock.now() + REQUEST_TIMEOUT
         while path is not None and self.alive(grant):
             try:
-                (stat,) = yield from contender.session.ask(until, lambda kazoo: kazoo.exists_async(path))
+                (stat,) = await contender.session.ask(until, lambda kazoo: kazoo.exists_async(path))
             except ConnectionBroken:
                 continue
             except SessionEnded:
@@ -243,7 +243,7 @@ class ZooKeeperBackend(Backend):
     def break_lock(self, info: LockInfo) -> bool:
         return self._look(lambda session, until: delete_holder(session, until, info.key, info.fence))
 
-    def _look(self, work: Callable[[ZooKeeperSession, float], Flow[T]]) -> T:
+    def _look(self, work: Callable[[ZooKeeperSession, float], Coroutine[Any, Any, T]]) -> T:
         until = clock.now() + REQUEST_TIMEOUT
         return run(self._on_session(lambda session: work(session, until), until))
 

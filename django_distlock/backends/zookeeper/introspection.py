@@ -12,7 +12,6 @@ from .nodes import LockNode, described, holder_of, holders, queue
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from django_distlock.concurrency.flow import Flow
     from django_distlock.records import LockInfo
 
     from .session import ZooKeeperSession
@@ -21,19 +20,19 @@ if TYPE_CHECKING:
 BATCH = 500
 
 
-def listed(
+async def listed(
     session: ZooKeeperSession, until: float, alias: str, wanted: Collection[str] | None = None
-) -> Flow[list[LockInfo]]:
+) -> list[LockInfo]:
     """Every holder, or those of the ``wanted`` keys.
 
     Takes three round trips, or two, for up to BATCH locks.
     """
     if wanted is None:
-        (found,) = yield from _answers(session, until, [_children(session.path)])
+        (found,) = await _answers(session, until, [_children(session.path)])
         keys = found or []
     else:
         keys = sorted(filter(str.isalnum, wanted))  # other text must not become part of a path
-    queues = yield from _answers(session, until, [_children(f"{session.path}/{key}") for key in keys])
+    queues = await _answers(session, until, [_children(f"{session.path}/{key}") for key in keys])
     held: list[tuple[str, LockNode, int]] = []
     shown: list[str] = []
     for key, names in zip(keys, queues, strict=True):
@@ -41,7 +40,7 @@ def listed(
         inside = holders(nodes)
         held += [(key, node, len(nodes) - inside) for node in nodes[:inside]]
         shown += [f"{key}/{node.name}" for node in nodes[: inside + MOST_WAITING]]
-    answers = yield from _answers(session, until, [_data(f"{session.path}/{path}") for path in shown])
+    answers = await _answers(session, until, [_data(f"{session.path}/{path}") for path in shown])
     found = dict(zip(shown, answers, strict=True))
     waiting: dict[str, list[str]] = {}
     inside_now = {f"{key}/{node.name}" for key, node, _ in held}
@@ -55,18 +54,18 @@ def listed(
     ]
 
 
-def delete_holder(session: ZooKeeperSession, until: float, key: str, fence: int | None) -> Flow[bool]:
+async def delete_holder(session: ZooKeeperSession, until: float, key: str, fence: int | None) -> bool:
     """Delete the node with this fence. Returns False if it no longer exists."""
     if not key.isalnum():
         return False
     parent = f"{session.path}/{key}"
-    (names,) = yield from _answers(session, until, [_children(parent)])
+    (names,) = await _answers(session, until, [_children(parent)])
     paths = [f"{parent}/{node.name}" for node in queue(names or ())]
-    answers = yield from _answers(session, until, [_data(path) for path in paths])
+    answers = await _answers(session, until, [_data(path) for path in paths])
     for path, answer in zip(paths, answers, strict=True):
         if answer is not None and answer[1].czxid == fence:
             # the token in the name is unique: no other node was ever called so
-            (deleted,) = yield from session.ask(until, partial(deletion, path))
+            (deleted,) = await session.ask(until, partial(deletion, path))
             return deleted is not None
     return False
 
@@ -84,9 +83,9 @@ def _data(path: str) -> Callable[[Any], Any]:
     return lambda kazoo: kazoo.get_async(path)
 
 
-def _answers(session: ZooKeeperSession, until: float, requests: Sequence[Callable[[Any], Any]]) -> Flow[list[Any]]:
+async def _answers(session: ZooKeeperSession, until: float, requests: Sequence[Callable[[Any], Any]]) -> list[Any]:
     """The answers, with None for a node that does not exist."""
     found: list[Any] = []
     for start in range(0, len(requests), BATCH):
-        found += yield from session.ask(until, *requests[start : start + BATCH])
+        found += await session.ask(until, *requests[start : start + BATCH])
     return found

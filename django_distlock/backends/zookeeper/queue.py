@@ -13,7 +13,7 @@ from kazoo.exceptions import NoNodeError
 from kazoo.protocol.states import EventType
 
 from django_distlock.concurrency import clock
-from django_distlock.concurrency.flow import Flow, Step
+from django_distlock.concurrency.flow import clean_up
 from django_distlock.concurrency.parking import Parker
 from django_distlock.concurrency.tokens import new_token
 from django_distlock.exceptions import BackendUnavailable
@@ -57,7 +57,7 @@ class Contender:
         # more often than not where this contender had to wait
         self.marks = False
 
-    def acquire(self, until: float, answer_by: float) -> Flow[bool]:
+    async def acquire(self, until: float, answer_by: float) -> bool:
         """Wait for the turn until the monotonic time ``until``. Returns False if it did not come.
 
         The first answer has time until ``answer_by``. Raises BackendUnavailable. A node that is not granted is deleted
@@ -65,17 +65,17 @@ class Contender:
         """
         waits = until > clock.now()
         try:
-            nodes = yield from self._join(answer_by)
-            while not (yield from self._in_turn(nodes, until)):
+            nodes = await self._join(answer_by)
+            while not await self._in_turn(nodes, until):
                 now = clock.now()
                 if now >= until:
                     if waits and self.session.in_doubt():
                         raise NoAnswer(self.session.failure(None))
                     # contenders that time out together each take the time that their deadline allows, and no more
-                    yield from self.leave(until + LEAVE_TIMEOUT if waits else max(answer_by, now + LEAVE_TIMEOUT))
+                    await self.leave(until + LEAVE_TIMEOUT if waits else max(answer_by, now + LEAVE_TIMEOUT))
                     return False
                 with contextlib.suppress(NoAnswer):  # the time is over, and the last answer said that it is busy
-                    nodes = yield from self._join(max(until, now + LEAVE_TIMEOUT))
+                    nodes = await self._join(max(until, now + LEAVE_TIMEOUT))
             if not self.session.lives():  # the answer was read late, and others may hold the lock by now
                 raise SessionEnded(self.session.failure(None))
             self.since = clock.now()
@@ -86,11 +86,11 @@ class Contender:
         except BaseException:
             now = clock.now()
             deadline = max(until if waits else answer_by, now + LEAVE_TIMEOUT)
-            yield from self.leave(min(now + INTERRUPTED_LEAVE_TIMEOUT, deadline))
+            await clean_up(self.leave(min(now + INTERRUPTED_LEAVE_TIMEOUT, deadline)))
             raise
         return True
 
-    def _in_turn(self, nodes: list[LockNode], until: float) -> Flow[bool]:
+    async def _in_turn(self, nodes: list[LockNode], until: float) -> bool:
         """Return True if it is this contender's turn, else False after a change of the node ahead.
 
         The holder of an exclusive lock marks its release (see :meth:`ZooKeeperSession.release_node`). No node is left
@@ -111,11 +111,11 @@ class Contender:
         if clock.now() < until:
             self.marks = self._exclusive
             with contextlib.suppress(ConnectionBroken):  # the queue is read again on the next connection
-                released = yield from self._changed(behind, until)
+                released = await self._changed(behind, until)
                 return released and clock.now() - listed_at < TRUST and not self.session.in_doubt()
         return False
 
-    def _changed(self, behind: str | None, until: float) -> Flow[bool]:
+    async def _changed(self, behind: str | None, until: float) -> bool:
         """Wait for a change of the node ``behind`` which this one stands, or of the whole queue if it is None.
 
         Returns True if it was the release of an exclusive lock."""
@@ -126,7 +126,7 @@ class Contender:
         there = False
         try:
             if behind is None:
-                (names,) = yield from session.ask(until, lambda kazoo: kazoo.get_children_async(path, watch=watch))
+                (names,) = await session.ask(until, lambda kazoo: kazoo.get_children_async(path, watch=watch))
                 there, nodes = names is not None, queue(names or ())
                 place = place_of(nodes, self._token)
                 waits = place is not None and turn(nodes, place) == (False, None)
@@ -135,12 +135,12 @@ class Contender:
                 requests = [lambda kazoo: kazoo.get_async(path, watch=watch)]
                 if is_exclusive(behind):  # its release may be marked
                     requests.append(lambda kazoo: kazoo.get_children_async(path, watch=watch))
-                answers = yield from session.ask(until, *requests)
+                answers = await session.ask(until, *requests)
                 there = None not in answers
                 waits = there and not (self._limit and answers[0][1].version)  # else it was granted already
             if waits:
-                yield Step(parker.park, parker.apark, (until - clock.now(),))
-                return behind is not None and is_exclusive(behind) and (yield from watch.marked(until))
+                await parker.park(until - clock.now())
+                return behind is not None and is_exclusive(behind) and await watch.marked(until)
         except NoAnswer:
             pass  # the caller's time is over
         finally:
@@ -152,19 +152,19 @@ class Contender:
 
     # creation
 
-    def _join(self, until: float) -> Flow[list[LockNode]]:
+    async def _join(self, until: float) -> list[LockNode]:
         """Return the queue with this contender's node in it, which is created if it does not exist."""
         while True:
             try:
                 if self.path is None:
-                    names = yield from self._create(until)
+                    names = await self._create(until)
                 else:
-                    (names,) = yield from self.session.ask(until, self._children)
+                    (names,) = await self.session.ask(until, self._children)
                     if names is None:
                         self.path = None  # another client has deleted the whole queue
             except ConnectionBroken:
                 # without a second node while the first one may be there: this contender would wait behind itself
-                if self._creating and not (yield from self.leave(until)):
+                if self._creating and not await self.leave(until):
                     raise NoAnswer(self.session.failure(None)) from None
             else:
                 if names is not None:
@@ -173,13 +173,13 @@ class Contender:
     def _children(self, kazoo: Any) -> Any:
         return kazoo.get_children_async(self.parent)
 
-    def _create(self, until: float) -> Flow[list[str] | None]:
+    async def _create(self, until: float) -> list[str] | None:
         session = self.session
-        created, names = yield from session.answered(until, self._send_creation, self._children)
+        created, names = await session.answered(until, self._send_creation, self._children)
         node = session.value(created)
         if node is None:
             self._creating = False
-            yield from self._create_parents(until)
+            await self._create_parents(until)
             return None
         self.czxid, self.path = node[1].czxid, str(session.kazoo.unchroot(node[0]))
         self._creating = False
@@ -190,11 +190,11 @@ class Contender:
         self._creating = True
         return self.session.create_contender(self._prefix, self._data, self._acl)
 
-    def _create_parents(self, until: float) -> Flow[None]:
+    async def _create_parents(self, until: float) -> None:
         session = self.session
-        (made,) = yield from session.ask(until, lambda kazoo: session.create_container(self.parent, self._acl))
+        (made,) = await session.ask(until, lambda kazoo: session.create_container(self.parent, self._acl))
         if made is None:  # it exists by now, or the nodes above it do not
-            (made,) = yield from session.answered(until, lambda kazoo: kazoo.ensure_path_async(session.path, self._acl))
+            (made,) = await session.answered(until, lambda kazoo: kazoo.ensure_path_async(session.path, self._acl))
             if made.exception is not None:
                 raise BackendUnavailable(session.failure(made.exception)) from made.exception
 
@@ -205,11 +205,11 @@ class Contender:
 
     # deletion
 
-    def leave(self, until: float) -> Flow[bool]:
+    async def leave(self, until: float) -> bool:
         """Delete the node. Returns True if the server has confirmed it by the monotonic time ``until``."""
         parker = Parker()
         self.abandon(parker.wake)
-        return bool((yield Step(parker.park, parker.apark, (until - clock.now(),))))
+        return bool(await parker.park(until - clock.now()))
 
     def abandon(self, gone: Callable[[], object] = bool) -> None:
         """Delete the node without waiting, even if its creation was not answered yet. Calls ``gone`` once it

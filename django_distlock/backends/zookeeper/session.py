@@ -34,7 +34,6 @@ from kazoo.protocol.states import EventType
 from kazoo.retry import KazooRetry
 
 from django_distlock.concurrency import clock
-from django_distlock.concurrency.flow import Flow, Step
 from django_distlock.concurrency.parking import Parker
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import drift
@@ -141,7 +140,7 @@ class NodeWatch(Waiters):
             self.released = clock.now() - self._changed_at < MARK_TIMEOUT
         self.wake_all()
 
-    def marked(self, until: float) -> Flow[bool]:
+    async def marked(self, until: float) -> bool:
         """After a change: wait for the deletion directly behind it. True if this was a marked release.
 
         A program that writes to the node changes it too. The wait ends at the monotonic time ``until`` at the latest.
@@ -150,7 +149,7 @@ class NodeWatch(Waiters):
         self.add(parker)
         try:
             if self._changed_at is not None and not self.released:
-                yield Step(parker.park, parker.apark, (min(MARK_TIMEOUT, until - clock.now()),))
+                await parker.park(min(MARK_TIMEOUT, until - clock.now()))
         finally:
             self.remove(parker)
         return self.released
@@ -354,7 +353,7 @@ class ZooKeeperSession:
         result.rawlink(hear)
         return result
 
-    def answered(self, until: float, *requests: Request) -> Flow[list[Any]]:
+    async def answered(self, until: float, *requests: Request) -> list[Any]:
         """Send the requests back to back and wait for the answers until the monotonic time ``until``.
 
         Returns kazoo's results, for :meth:`value`. Raises ConnectionBroken, SessionEnded or NoAnswer.
@@ -363,11 +362,11 @@ class ZooKeeperSession:
         self.asking.add(parker)
         try:
             if self.state is not self.CONNECTED:
-                yield from self.connected(until)
+                await self.connected(until)
             results = [self.send(request) for request in requests]
             # the server answers in order, so that the last answer is the last
             results[-1].rawlink(lambda result: parker.wake())
-            if not (yield Step(parker.park, parker.apark, (until - clock.now(),))):
+            if not await parker.park(until - clock.now()):
                 raise NoAnswer(self.failure(None))
         finally:
             self.asking.remove(parker)
@@ -387,9 +386,9 @@ class ZooKeeperSession:
             return result.value
         raise BackendUnavailable(self.failure(error)) from error
 
-    def ask(self, until: float, *requests: Request) -> Flow[list[Any]]:
+    async def ask(self, until: float, *requests: Request) -> list[Any]:
         """:meth:`answered` with the values in the place of the results."""
-        results = yield from self.answered(until, *requests)
+        results = await self.answered(until, *requests)
         return [self.value(result) for result in results]
 
     def failure(self, error: BaseException | None) -> str:
@@ -397,7 +396,7 @@ class ZooKeeperSession:
         what = f"failed: {type(error).__name__} {error}".rstrip() if error is not None else "did not answer in time"
         return f"ZooKeeper (alias {self._alias!r}) {what}."
 
-    def connected(self, until: float) -> Flow[None]:
+    async def connected(self, until: float) -> None:
         """Wait for the connection until the monotonic time ``until``. Raises SessionEnded or NoAnswer."""
         while True:
             parker = Parker()
@@ -408,7 +407,7 @@ class ZooKeeperSession:
                 if not self.lives():
                     raise SessionEnded(self.failure(self._error)) from self._error
                 left = min(until, self.lost_at if self.state is self.SUSPENDED else until) - clock.now()
-                woken = yield Step(parker.park, parker.apark, (left,))
+                woken = await parker.park(left)
             finally:
                 self.waiters.remove(parker)
             if not woken and clock.now() >= until:

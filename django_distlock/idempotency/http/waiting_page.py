@@ -19,8 +19,6 @@ from .requests import address_of, principal_of, query_of
 if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
 
-    from django_distlock.concurrency.flow import Flow
-
 
 def is_outcome_request(request: HttpRequest) -> bool:
     """Does the request ask for an outcome? Its token is not checked yet."""
@@ -32,7 +30,7 @@ def is_answered_by_view(view: Any, method: str) -> bool:
     return options_of(view, method) is not None or getattr(view_class(view), "idempotency_in_view", False)
 
 
-def outcome(request: HttpRequest, view: Any = None, *, bare: bool = False) -> Flow[HttpResponse | None]:
+async def outcome(request: HttpRequest, view: Any = None, *, bare: bool = False) -> HttpResponse | None:
     """The outcome that the waiting page asks for; None if this is no such request.
 
     Nothing of the stored answer is shown if ``bare``, or if the request does not pass the decorators of ``view``.
@@ -42,21 +40,21 @@ def outcome(request: HttpRequest, view: Any = None, *, bare: bool = False) -> Fl
         return None
     try:
         facts = signing.loads(token, salt=responses.wait_salt(request), max_age=86400)
-        secret = yield from load_site_key()
-        principal = yield from blocking(principal_of, request)
+        secret = await load_site_key()
+        principal = await blocking(principal_of, request)
         if facts["mark"] != mark_of(request, secret, principal):
             return None
         bare = bare or (view is not None and is_answered_by_view(view, facts["method"]))
         bare = bare or (principal.kind == "credential" and not facts.get("replays"))
         storage = storage_of(facts["alias"] or None)
-        record = yield from blocking(storage.read, facts["scope"])
-        if record is None and facts["alias"] and (yield from blocking(storage.is_claimed_elsewhere, facts["scope"])):  # type: ignore[attr-defined]
-            return (yield from blocking(responses.working, request, address_of(request)))
+        record = await blocking(storage.read, facts["scope"])
+        if record is None and facts["alias"] and await blocking(storage.is_claimed_elsewhere, facts["scope"]):  # type: ignore[attr-defined]
+            return await blocking(responses.working, request, address_of(request))
     except signing.BadSignature:
         return None
     except (BackendUnavailable, LockNotAcquired):
-        return (yield from blocking(responses.working, request, address_of(request)))
-    return (yield from blocking(_seen, request, record, facts["fingerprint"], bare))
+        return await blocking(responses.working, request, address_of(request))
+    return await blocking(_seen, request, record, facts["fingerprint"], bare)
 
 
 def _seen(request: HttpRequest, record: Record | None, fingerprint: str, bare: bool) -> HttpResponse:

@@ -57,7 +57,7 @@ def test_r7_an_error_that_came_after_the_grant_leaves_nothing_held(name: str, mo
     session = run(sessions.lend(monotonic() + 5))
     monkeypatch.setitem(STATEMENTS, b"wait_x", b"SELECT pg_advisory_lock($1), 1 / (random() * 0)::int")
     turn = session.mutex.turn()
-    assert turn.acquire(5)  # else the keepalive thread may take the reply
+    assert run(turn.acquire(5))  # else the keepalive thread may take the reply
     try:
         with pytest.raises(ServerError, match="division by zero"):
             run(session.wait(key, False, monotonic() + 5))
