@@ -1,6 +1,6 @@
 """One request with a key: from the claim to the view, and from the view's answer to the stored one.
 
-The flows are run by a thread (``run``) or by a task (``arun``); :func:`blocking` makes their steps.
+Threads :func:`~django_distlock.concurrency.flow.run` these functions, tasks await them.
 """
 
 from __future__ import annotations

@@ -325,10 +325,10 @@ def test_r7_a_cancel_of_a_wait_is_heard(using: str, name: str, monkeypatch: pyte
         kind = type(backend.sessions.all()[0])
         cancel = kind.cancel
 
-        def late(self: Any, other: Any, until: float) -> Any:
+        async def late(self: Any, other: Any, until: float) -> None:
             cancels.append(other)
             if len(cancels) > 1:
-                yield from cancel(self, other, until)
+                await cancel(self, other, until)
 
         monkeypatch.setattr(kind, "cancel", late)
         task.cancel()

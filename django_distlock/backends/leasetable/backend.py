@@ -63,7 +63,7 @@ class LeaseTableBackend(Backend):
                 f"DISTLOCK[{alias!r}]: OPTIONS['database'] is {self.database!r}, which is not in DATABASES."
             )
         self.store: Store
-        # SQLite answers at once: a thread needs neither a flow nor a watch.
+        # SQLite answers at once: a thread needs no watch.
         self._embedded: SqliteStore | None = None
         if connections[self.database].vendor == "sqlite":
             self.store = self._embedded = SqliteStore(alias, self.database, lambda: self.threads)

@@ -385,7 +385,7 @@ class Store(ABC):
 
     @abstractmethod
     def attempt(self, *args: Any) -> tuple[Exception | None, Any]:
-        """The error or None, and the result. An error is not raised, since after that a task ignores cancellation."""
+        """The error or None, and the result."""
 
     async def aattempt(self, *args: Any) -> tuple[Exception | None, Any]:
         """:meth:`attempt`, for a task in a thread, since no driver and no checkpoint of SQLite's has an async form."""

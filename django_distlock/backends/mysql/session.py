@@ -73,8 +73,7 @@ def _at_once(statement: bytes) -> Callable[[MySQLSession, LockKey, bool], bool]:
 
 
 class MySQLSession(Session):
-    """``conn`` is a connection of mysqlclient. The methods that end in ``_fast`` block this thread; the others are
-    flows."""
+    """``conn`` is a connection of mysqlclient. The methods that end in ``_fast`` block this thread."""
 
     def __init__(self, conn: Any, waits: bool) -> None:
         super().__init__(waits)

@@ -65,7 +65,7 @@ def lock_timeout(until: float) -> int:
 
 
 class PostgresSession(Session):
-    """``conn`` is a connection of libpq. The methods that end in ``_fast`` block this thread; the others are flows."""
+    """``conn`` is a connection of libpq. The methods that end in ``_fast`` block this thread."""
 
     def __init__(self, conn: Any, waits: bool) -> None:
         super().__init__(waits)

@@ -8,7 +8,7 @@ the lock holds it, with the fence of the message.
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
+from types import SimpleNamespace, coroutine
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,7 +20,7 @@ from django_distlock.records import Claim
 from tests.engines.redis.lua_redis import World, texts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from django_distlock.backends.redis.connection import Push
     from django_distlock.records import Grant
@@ -36,7 +36,6 @@ class Waiter:
     owner."""
 
     ready_at = 0.0
-    areceive = alisten = None  # every flow is run in this thread
 
     def __init__(self, world: World, name: str, node: int) -> None:
         self.world, self.node = world, node
@@ -61,24 +60,23 @@ class Waiter:
     def send(self, command: bytes) -> None:
         self._replies.append(self.world.run(command))
 
-    def receive(self, until: float) -> Any:
+    async def areceive(self, until: float) -> Any:
         return self._replies.pop(0)
 
-    def listen(self, until: float) -> Any:
-        raise AssertionError("the test sends what is heard")
+    @coroutine
+    def alisten(self, until: float) -> Generator[None, Push | None, Push | None]:
+        return (yield)  # the test sends what is heard
 
     def begin(self) -> None:
         attempt: Any = RedisAttempt(self, self.claim, b"{}", math.inf)  # type: ignore[arg-type]
         backend: Any = SimpleNamespace(_over=lambda turn_ends, now: False)
-        self._flow = RedisBackend._waited(backend, attempt, math.inf, math.inf)
+        self._waited = RedisBackend._waited(backend, attempt, math.inf, math.inf)
         self.go_on(None)
 
     def go_on(self, heard: Push | None) -> None:
         """Until it listens, or has been granted the lock."""
         try:
-            step = self._flow.send(heard)
-            while step.method.__name__ != "listen":
-                step = self._flow.send(step.method(*step.args))
+            self._waited.send(heard)
         except StopIteration as end:
             self.grant = end.value
 
