@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -123,6 +124,11 @@ class Finding:
     text: str
     hint: str = ""
     alias: str = ""
+
+
+def new_token() -> str:
+    """A random text that proves ownership: 128 bits, 32 hexadecimal digits."""
+    return secrets.token_hex(16)
 
 
 @lru_cache(maxsize=64)  # it is asked at each acquire, and TTLs are few

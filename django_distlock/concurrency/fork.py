@@ -6,76 +6,52 @@ that of :class:`Order`, and within one value that of registration. In the child:
     at_fork(Order.SESSIONS, child=registry.after_fork)
 
 ``before`` is called in the opposite order, as locks are taken that ``parent`` and ``child`` release. A function that
-fails does not keep the others from being called; the first error is raised at the end, and Python prints it.
+fails does not keep the others from being called; Python prints the error.
 """
 
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 
 class Order(IntEnum):
-    """In the child nothing may use what has a higher value: it is still the parent's."""
+    """Handlers run in this order. A handler may use only what an earlier one has reset: the rest is the parent's."""
 
     #: Mutexes that another thread of the parent may have had, random numbers, queues: what all others use.
     PRIMITIVES = 1
     #: Threads, which did not come along, and what waited for them. They start again when they are next needed.
     THREADS = 2
-    #: Files and connections, which are the parent's: they are left without a word.
+    #: Files and connections, which are the parent's: closed without sending anything to the server.
     SESSIONS = 3
     #: What the parent holds: the child has lost it.
     HOLDS = 4
 
 
-class _Handlers(NamedTuple):
-    order: Order
-    before: Callable[[], object] | None
-    parent: Callable[[], object] | None
-    child: Callable[[], object] | None
+# What is called "before" a fork, in the "parent" and in the "child": the order and the function.
+_handlers: dict[str, list[tuple[Order, Callable[[], object]]]] = {"before": [], "parent": [], "child": []}
 
 
-_handlers: list[_Handlers] = []
-
-
-def at_fork(
-    order: Order,
-    *,
-    before: Callable[[], object] | None = None,
-    parent: Callable[[], object] | None = None,
-    child: Callable[[], object] | None = None,
-) -> None:
+def at_fork(order: Order, **functions: Callable[[], object]) -> None:
     """Call ``before`` a fork, and after it ``parent`` in the parent and ``child`` in the child."""
-    _handlers.append(_Handlers(order, before, parent, child))
-    _handlers.sort(key=lambda handlers: handlers.order)
+    for when, function in functions.items():
+        _handlers[when].append((order, function))
+        _handlers[when].sort(key=lambda handler: handler[0])
 
 
-def _call(functions: Iterable[Callable[[], object] | None]) -> None:
-    failure: Exception | None = None
-    for function in functions:
-        if function is not None:
-            try:
-                function()
-            except Exception as error:
-                failure = failure or error
-    if failure is not None:
-        raise failure
+def _call(handlers: Iterable[tuple[Order, Callable[[], object]]]) -> None:
+    with ExitStack() as stack:  # which calls the last one first, and each of them although another one fails
+        for _, function in handlers:
+            stack.callback(function)
 
 
-def _before() -> None:
-    _call(handlers.before for handlers in reversed(_handlers))
-
-
-def _parent() -> None:
-    _call(handlers.parent for handlers in _handlers)
-
-
-def _child() -> None:
-    _call(handlers.child for handlers in _handlers)
-
-
-os.register_at_fork(before=_before, after_in_parent=_parent, after_in_child=_child)
+os.register_at_fork(
+    before=lambda: _call(_handlers["before"]),
+    after_in_parent=lambda: _call(reversed(_handlers["parent"])),
+    after_in_child=lambda: _call(reversed(_handlers["child"])),
+)

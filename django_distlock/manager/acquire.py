@@ -11,8 +11,7 @@ from django_distlock.backends.side_connection import PATIENCE
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.deadline import Deadline
 from django_distlock.concurrency.flow import clean_up, in_task, run
-from django_distlock.concurrency.tokens import new_token
-from django_distlock.records import Claim
+from django_distlock.records import Claim, new_token
 from django_distlock.validation import UNSET
 
 from . import events

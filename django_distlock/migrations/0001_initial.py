@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from django.db import migrations, models
 
 from django_distlock.models import AsciiField
-from django_distlock.schema import CreateKeptTable
+from django_distlock.schema import CreateKeptModel
 
 if TYPE_CHECKING:
     from django.apps.registry import Apps
@@ -33,7 +33,7 @@ class Migration(migrations.Migration):
     dependencies = []
 
     operations = [
-        migrations.CreateModel(
+        CreateKeptModel(
             name="SiteKey",
             fields=[
                 ("id", models.SmallIntegerField(primary_key=True, serialize=False)),
@@ -45,7 +45,8 @@ class Migration(migrations.Migration):
                 "managed": False,
             },
         ),
-        migrations.CreateModel(
+        # On SQLite the leases live in a file beside the database, and no backend hashes names.
+        CreateKeptModel(
             name="LeaseRow",
             fields=[
                 ("digest", AsciiField(max_length=64, primary_key=True, serialize=False)),
@@ -62,8 +63,9 @@ class Migration(migrations.Migration):
                 "default_permissions": (),
                 "managed": False,
             },
+            unless_vendor=["sqlite"],
         ),
-        migrations.CreateModel(
+        CreateKeptModel(
             name="LeaseTicket",
             fields=[
                 ("token", AsciiField(max_length=64, primary_key=True, serialize=False)),
@@ -78,8 +80,9 @@ class Migration(migrations.Migration):
                 "managed": False,
                 "indexes": [models.Index(fields=["digest", "arrived"], name="distlock_ticket_queue")],
             },
+            unless_vendor=["sqlite"],
         ),
-        migrations.CreateModel(
+        CreateKeptModel(
             name="LockName",
             fields=[
                 ("key", AsciiField(db_column="lock_key", max_length=64, primary_key=True, serialize=False)),
@@ -96,6 +99,7 @@ class Migration(migrations.Migration):
                 "default_permissions": (),
                 "managed": False,
             },
+            unless_vendor=["sqlite"],
         ),
         migrations.CreateModel(
             name="HeldLock",
@@ -108,158 +112,141 @@ class Migration(migrations.Migration):
                 "default_permissions": ("view",),
             },
         ),
-        # Managed models: CreateModel would make their tables, and fail if another `migrate` has just made them.
-        migrations.SeparateDatabaseAndState(
-            state_operations=[
-                migrations.CreateModel(
-                    name="LockEvent",
-                    fields=[
-                        (
-                            "id",
-                            models.BigAutoField(
-                                auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                            ),
-                        ),
-                        ("alias", AsciiField(max_length=255)),
-                        ("digest", AsciiField(max_length=32)),
-                        ("name", models.CharField(max_length=512)),
-                        ("kind", AsciiField(max_length=16)),
-                        ("at", models.DateTimeField()),
-                        ("wait", models.FloatField(null=True)),
-                        ("hold", models.FloatField(null=True)),
-                        ("fence", models.BigIntegerField(null=True)),
-                        ("reason", models.CharField(max_length=255)),
-                        ("holder", models.CharField(max_length=255)),
-                    ],
-                    options={
-                        "db_table": "django_distlock_event",
-                        "default_permissions": (),
-                        "indexes": [
-                            models.Index(fields=["digest", "alias", "at"], name="distlock_event_of_lock"),
-                            models.Index(fields=["at"], name="distlock_event_at"),
-                        ],
-                    },
+        CreateKeptModel(
+            name="LockEvent",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
                 ),
-                migrations.CreateModel(
-                    name="IdempotencyRecord",
-                    fields=[
-                        ("scope", AsciiField(max_length=64, primary_key=True, serialize=False)),
-                        ("state", AsciiField(max_length=10, verbose_name="state")),
-                        ("owner", AsciiField(max_length=32)),
-                        ("fingerprint", AsciiField(max_length=64)),
-                        ("principal", models.CharField(max_length=255, verbose_name="principal")),
-                        ("method", AsciiField(max_length=10, verbose_name="method")),
-                        ("route", models.CharField(max_length=255, verbose_name="route")),
-                        ("phases", models.TextField()),
-                        ("status", models.SmallIntegerField(null=True, verbose_name="status")),
-                        ("facts", models.TextField(null=True)),
-                        ("body", models.BinaryField(null=True)),
-                        ("claimed_at", models.BigIntegerField()),
-                        ("expires_at", models.BigIntegerField()),
-                        ("lives_until", models.BigIntegerField()),
-                    ],
-                    options={
-                        "verbose_name": "idempotency key",
-                        "verbose_name_plural": "idempotency keys",
-                        "db_table": "django_distlock_idempotency",
-                        "permissions": (("release_idempotencyrecord", "Can release stuck idempotency keys"),),
-                        "default_permissions": ("view",),
-                        "indexes": [
-                            models.Index(fields=["lives_until"], name="distlock_idempotency_ends"),
-                            models.Index(fields=["principal", "lives_until"], name="distlock_idempotency_whose"),
-                        ],
-                    },
-                ),
-                migrations.CreateModel(
-                    name="EditLeaseRow",
-                    fields=[
-                        ("digest", AsciiField(max_length=64, primary_key=True, serialize=False)),
-                        ("model", models.CharField(max_length=255)),
-                        ("object_pk", models.TextField()),
-                        ("lease", AsciiField(max_length=64)),
-                        ("principal", models.CharField(max_length=255)),
-                        ("tab", AsciiField(max_length=64)),
-                        ("label", models.CharField(max_length=255)),
-                        ("fence", models.BigIntegerField()),
-                        ("writes", models.BigIntegerField()),
-                        ("since", models.BigIntegerField()),
-                        ("seen", models.BigIntegerField()),
-                        ("active_at", models.BigIntegerField()),
-                        ("expires_at", models.BigIntegerField()),
-                        ("reserved", models.SmallIntegerField()),
-                        ("previous", AsciiField(max_length=64)),
-                        ("ended", AsciiField(max_length=16)),
-                        ("changed_at", models.BigIntegerField()),
-                        ("changed_by", models.CharField(max_length=255)),
-                    ],
-                    options={
-                        "verbose_name": "edit lock",
-                        "verbose_name_plural": "edit locks",
-                        "db_table": "django_distlock_editlease",
-                        "permissions": (("takeover_editlease", "Can take over what another user is editing"),),
-                        "default_permissions": (),
-                        "indexes": [
-                            models.Index(fields=["expires_at"], name="distlock_editlease_ends"),
-                            models.Index(fields=["principal", "expires_at"], name="distlock_editlease_whose"),
-                        ],
-                    },
-                ),
-                migrations.CreateModel(
-                    name="BrowserLockRow",
-                    fields=[
-                        ("digest", AsciiField(max_length=64, primary_key=True, serialize=False)),
-                        ("name", models.TextField()),
-                        ("lease", AsciiField(max_length=64)),
-                        ("holder", AsciiField(max_length=64)),
-                        ("principal", models.CharField(max_length=255)),
-                        ("label", models.CharField(max_length=255)),
-                        ("fence", models.BigIntegerField()),
-                        ("since", models.BigIntegerField()),
-                        ("expires_at", models.BigIntegerField()),
-                        ("ends_at", models.BigIntegerField()),
-                        ("previous", AsciiField(max_length=64)),
-                        ("ended", AsciiField(max_length=16)),
-                    ],
-                    options={
-                        "db_table": "django_distlock_browserlock",
-                        "default_permissions": (),
-                        "indexes": [
-                            models.Index(fields=["holder"], name="distlock_browserlock_holder"),
-                            models.Index(fields=["principal"], name="distlock_browserlock_whose"),
-                            models.Index(fields=["expires_at"], name="distlock_browserlock_ends"),
-                        ],
-                    },
-                ),
-                migrations.CreateModel(
-                    name="BrowserTicket",
-                    fields=[
-                        ("holder", AsciiField(max_length=64, primary_key=True, serialize=False)),
-                        ("digest", AsciiField(max_length=64)),
-                        ("lease", AsciiField(max_length=64)),
-                        ("principal", models.CharField(max_length=255)),
-                        ("arrived", models.BigIntegerField()),
-                        ("alive_until", models.BigIntegerField()),
-                    ],
-                    options={
-                        "db_table": "django_distlock_browserticket",
-                        "default_permissions": (),
-                        "indexes": [
-                            models.Index(fields=["digest", "arrived"], name="distlock_browserticket_queue"),
-                            models.Index(fields=["principal"], name="distlock_browserticket_whose"),
-                        ],
-                    },
-                ),
-            ]
+                ("alias", AsciiField(max_length=255)),
+                ("digest", AsciiField(max_length=32)),
+                ("name", models.CharField(max_length=512)),
+                ("kind", AsciiField(max_length=16)),
+                ("at", models.DateTimeField()),
+                ("wait", models.FloatField(null=True)),
+                ("hold", models.FloatField(null=True)),
+                ("fence", models.BigIntegerField(null=True)),
+                ("reason", models.CharField(max_length=255)),
+                ("holder", models.CharField(max_length=255)),
+            ],
+            options={
+                "db_table": "django_distlock_event",
+                "default_permissions": (),
+                "indexes": [
+                    models.Index(fields=["digest", "alias", "at"], name="distlock_event_of_lock"),
+                    models.Index(fields=["at"], name="distlock_event_at"),
+                ],
+            },
         ),
-        CreateKeptTable("SiteKey"),
-        # On SQLite the leases live in a file beside the database, and no backend hashes names.
-        CreateKeptTable("LeaseRow", unless_vendor=["sqlite"]),
-        CreateKeptTable("LeaseTicket", unless_vendor=["sqlite"]),
-        CreateKeptTable("LockName", unless_vendor=["sqlite"]),
-        CreateKeptTable("LockEvent"),
-        CreateKeptTable("IdempotencyRecord"),
-        CreateKeptTable("EditLeaseRow"),
-        CreateKeptTable("BrowserLockRow"),
-        CreateKeptTable("BrowserTicket"),
+        CreateKeptModel(
+            name="IdempotencyRecord",
+            fields=[
+                ("scope", AsciiField(max_length=64, primary_key=True, serialize=False)),
+                ("state", AsciiField(max_length=10, verbose_name="state")),
+                ("owner", AsciiField(max_length=32)),
+                ("fingerprint", AsciiField(max_length=64)),
+                ("principal", models.CharField(max_length=255, verbose_name="principal")),
+                ("method", AsciiField(max_length=10, verbose_name="method")),
+                ("route", models.CharField(max_length=255, verbose_name="route")),
+                ("phases", models.TextField()),
+                ("status", models.SmallIntegerField(null=True, verbose_name="status")),
+                ("facts", models.TextField(null=True)),
+                ("body", models.BinaryField(null=True)),
+                ("claimed_at", models.BigIntegerField()),
+                ("expires_at", models.BigIntegerField()),
+                ("lives_until", models.BigIntegerField()),
+            ],
+            options={
+                "verbose_name": "idempotency key",
+                "verbose_name_plural": "idempotency keys",
+                "db_table": "django_distlock_idempotency",
+                "permissions": (("release_idempotencyrecord", "Can release stuck idempotency keys"),),
+                "default_permissions": ("view",),
+                "indexes": [
+                    models.Index(fields=["lives_until"], name="distlock_idempotency_ends"),
+                    models.Index(fields=["principal", "lives_until"], name="distlock_idempotency_whose"),
+                ],
+            },
+        ),
+        CreateKeptModel(
+            name="EditLeaseRow",
+            fields=[
+                ("digest", AsciiField(max_length=64, primary_key=True, serialize=False)),
+                ("model", models.CharField(max_length=255)),
+                ("object_pk", models.TextField()),
+                ("lease", AsciiField(max_length=64)),
+                ("principal", models.CharField(max_length=255)),
+                ("tab", AsciiField(max_length=64)),
+                ("label", models.CharField(max_length=255)),
+                ("fence", models.BigIntegerField()),
+                ("writes", models.BigIntegerField()),
+                ("since", models.BigIntegerField()),
+                ("seen", models.BigIntegerField()),
+                ("active_at", models.BigIntegerField()),
+                ("expires_at", models.BigIntegerField()),
+                ("reserved", models.SmallIntegerField()),
+                ("previous", AsciiField(max_length=64)),
+                ("ended", AsciiField(max_length=16)),
+                ("changed_at", models.BigIntegerField()),
+                ("changed_by", models.CharField(max_length=255)),
+            ],
+            options={
+                "verbose_name": "edit lock",
+                "verbose_name_plural": "edit locks",
+                "db_table": "django_distlock_editlease",
+                "permissions": (("takeover_editlease", "Can take over what another user is editing"),),
+                "default_permissions": (),
+                "indexes": [
+                    models.Index(fields=["expires_at"], name="distlock_editlease_ends"),
+                    models.Index(fields=["principal", "expires_at"], name="distlock_editlease_whose"),
+                ],
+            },
+        ),
+        CreateKeptModel(
+            name="BrowserLockRow",
+            fields=[
+                ("digest", AsciiField(max_length=64, primary_key=True, serialize=False)),
+                ("name", models.TextField()),
+                ("lease", AsciiField(max_length=64)),
+                ("holder", AsciiField(max_length=64)),
+                ("principal", models.CharField(max_length=255)),
+                ("label", models.CharField(max_length=255)),
+                ("fence", models.BigIntegerField()),
+                ("since", models.BigIntegerField()),
+                ("expires_at", models.BigIntegerField()),
+                ("ends_at", models.BigIntegerField()),
+                ("previous", AsciiField(max_length=64)),
+                ("ended", AsciiField(max_length=16)),
+            ],
+            options={
+                "db_table": "django_distlock_browserlock",
+                "default_permissions": (),
+                "indexes": [
+                    models.Index(fields=["holder"], name="distlock_browserlock_holder"),
+                    models.Index(fields=["principal"], name="distlock_browserlock_whose"),
+                    models.Index(fields=["expires_at"], name="distlock_browserlock_ends"),
+                ],
+            },
+        ),
+        CreateKeptModel(
+            name="BrowserTicket",
+            fields=[
+                ("holder", AsciiField(max_length=64, primary_key=True, serialize=False)),
+                ("digest", AsciiField(max_length=64)),
+                ("lease", AsciiField(max_length=64)),
+                ("principal", models.CharField(max_length=255)),
+                ("arrived", models.BigIntegerField()),
+                ("alive_until", models.BigIntegerField()),
+            ],
+            options={
+                "db_table": "django_distlock_browserticket",
+                "default_permissions": (),
+                "indexes": [
+                    models.Index(fields=["digest", "arrived"], name="distlock_browserticket_queue"),
+                    models.Index(fields=["principal"], name="distlock_browserticket_whose"),
+                ],
+            },
+        ),
         migrations.RunPython(make_site_key, migrations.RunPython.noop, hints={"model_name": "sitekey"}),
     ]

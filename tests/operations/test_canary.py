@@ -18,10 +18,10 @@ from django.db import connections
 from django.test import Client, override_settings
 
 from django_distlock import DistlockError, advisory_lock, break_lock, held_locks
-from django_distlock.concurrency.tokens import new_token
 from django_distlock.conf import read_alias
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
+from django_distlock.records import new_token
 from django_distlock.testing import lose
 from tests.faults.conftest import database_alias
 from tests.faults.proxy import Proxy

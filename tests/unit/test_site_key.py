@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +14,14 @@ from asgiref.sync import sync_to_async
 from django.apps import apps
 from django.core.management import call_command
 from django.db import connections
-from django.db.models.signals import post_migrate
 
 from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import TABLE, site_key
 from tests.conftest import PATIENCE
-from tests.support.processes import Child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("databases")
 
@@ -139,42 +134,6 @@ def test_the_setting_wins_over_the_row(own_row: Put, settings: Any) -> None:
     assert site_key.portable == "r" * 43
     settings.DISTLOCK_SITE_KEY = "s@" * 20
     assert site_key.load() == site_key.portable == "s@" * 20
-
-
-def migrate(link: Any, alias: str, database: str) -> None:
-    """In a child whose default database is ``database``, on the server of ``alias``: migrate as often as told."""
-    connections["default"].close()
-    connections.settings["default"] = {**connections.settings[alias], "NAME": database}
-    del connections["default"]
-    # what Django's own apps do then is not made for several at once
-    post_migrate.receivers.clear()
-    post_migrate.sender_receivers_cache.clear()
-    while (app := link.hear()) is not None:
-        call_command("migrate", app, verbosity=0)
-        link.say([key for _, key in rows()] if app == "django_distlock" else [])
-
-
-@pytest.mark.tier2
-@pytest.mark.parametrize("alias", ["default", "postgres", "mariadb"])
-def test_processes_that_migrate_at_once_end_with_one_key(alias: str, tmp_path: Path) -> None:
-    database = str(tmp_path / "fresh.sqlite3") if alias == "default" else f"distlock_fresh_{os.getpid()}"
-    if alias != "default":
-        execute(alias, f"DROP DATABASE IF EXISTS {database}", f"CREATE DATABASE {database}")
-    try:
-        with ExitStack() as stack:
-            children = [stack.enter_context(Child(migrate, alias, database)) for _ in range(3)]
-            children[0].say("contenttypes")  # Django's own table of migrations
-            assert children[0].hear() == []
-            for child in children:
-                child.say("django_distlock")
-            keys = [child.hear() for child in children]
-            for child in children:
-                child.say(None)
-        assert len({key for found in keys for key in found}) == 1
-        assert [[len(key) for key in found] for found in keys] == [[43]] * 3
-    finally:
-        if alias != "default":
-            execute(alias, f"DROP DATABASE {database}")
 
 
 @pytest.mark.tier2

@@ -15,8 +15,8 @@ from kazoo.protocol.states import EventType
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.flow import clean_up
 from django_distlock.concurrency.parking import Parker
-from django_distlock.concurrency.tokens import new_token
 from django_distlock.exceptions import BackendUnavailable
+from django_distlock.records import new_token
 
 from .nodes import LockNode, is_exclusive, mode_of, place_of, queue, turn
 from .session import ConnectionBroken, NoAnswer, SessionEnded, ZooKeeperSession

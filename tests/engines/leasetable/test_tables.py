@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.core.management import call_command
 from django.db import connections, models
-from django.db.migrations.state import ModelState, ProjectState
+from django.db.migrations.state import ProjectState
 
 from django_distlock.models import AsciiField
-from django_distlock.schema import CreateKeptTable
+from django_distlock.schema import CreateKeptModel
 from tests.faults.server import ask
 
 if TYPE_CHECKING:
@@ -59,21 +59,20 @@ def test_flush_ends_no_lease(stores: Stores, a: Any, b: Any) -> None:
 
 
 def test_the_operation_and_its_way_back(alias: str) -> None:
-    state, operation = ProjectState(), CreateKeptTable("Scratch")
     fields = [("code", AsciiField(max_length=64, primary_key=True)), ("other", AsciiField(max_length=255))]
     index = models.Index(fields=["other"], name="distlock_scratch_index")
-    options = {"managed": False, "db_table": SCRATCH, "indexes": [index]}
-    state.add_model(ModelState("django_distlock", "Scratch", fields, options))
-    for _ in range(2):  # a second migrate finds what it wanted to make
+    for managed in (False, True):
+        options = {"managed": managed, "db_table": SCRATCH, "indexes": [index]}
+        operation, before, after = CreateKeptModel("Scratch", fields, options), ProjectState(), ProjectState()
+        operation.state_forwards("django_distlock", after)
         with connections[alias].schema_editor() as editor:
-            operation.database_forwards("django_distlock", editor, ProjectState(), state)
+            operation.database_forwards("django_distlock", editor, before, after)
         with connections[alias].cursor() as cursor:
             indexes = set(connections[alias].introspection.get_constraints(cursor, SCRATCH))
         assert "distlock_scratch_index" in indexes
         assert not [name for name in indexes if name.endswith("_like")]
-    ask(alias, f"INSERT INTO {SCRATCH} VALUES ('a', 'x'), ('A', 'x')")  # byte by byte
-    assert list(ask(alias, f"SELECT count(*) FROM {SCRATCH} WHERE code = 'a'")) == [(1,)]
-    for _ in range(2):
+        ask(alias, f"INSERT INTO {SCRATCH} VALUES ('a', 'x'), ('A', 'x')")  # byte by byte
+        assert list(ask(alias, f"SELECT count(*) FROM {SCRATCH} WHERE code = 'a'")) == [(1,)]
         with connections[alias].schema_editor() as editor:
-            operation.database_backwards("django_distlock", editor, ProjectState(), state)
+            operation.database_backwards("django_distlock", editor, after, before)
         assert SCRATCH not in tables(alias)

@@ -13,10 +13,9 @@ from redis.exceptions import RedisError
 from django_distlock import held_locks
 from django_distlock.backends.redis.backend import RedisBackend
 from django_distlock.concurrency.clock import now as monotonic
-from django_distlock.concurrency.tokens import new_token
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
-from django_distlock.records import Claim
+from django_distlock.records import Claim, new_token
 from tests.conftest import eventually
 from tests.support import services
 from tests.support.services.process import free_port, signal_all

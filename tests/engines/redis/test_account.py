@@ -10,10 +10,9 @@ import pytest
 
 from django_distlock import LockLost, advisory_lock, held_locks, semaphore
 from django_distlock.concurrency.clock import now as monotonic
-from django_distlock.concurrency.tokens import new_token
 from django_distlock.manager.registry import registry
 from django_distlock.operations.doctor import diagnose
-from django_distlock.records import Claim
+from django_distlock.records import Claim, new_token
 from tests.conftest import eventually
 from tests.docs.pages import blocks
 from tests.engines.redis.server import client, waiters

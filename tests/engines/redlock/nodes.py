@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.concurrency.clock import now as monotonic
-from django_distlock.concurrency.tokens import new_token
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
-from django_distlock.records import Claim
+from django_distlock.records import Claim, new_token
 from tests.conftest import eventually
 from tests.engines.redis.server import client
 from tests.faults.proxy import Proxy
