@@ -106,14 +106,13 @@ class LeaseTicket(KeptModel):
 class LockName(KeptModel):
     """The name of a hashed key, on PostgreSQL and MySQL, and its latest holder that held it for over a second.
 
-    ``other`` is a second name with the same key. ``session`` is the server's number of the session that held the lock
+    ``session`` is the server's number of the session that held the lock
     when the row was written, ``since`` when that hold began. A row stays after its hold has ended.
     """
 
     key = AsciiField(primary_key=True, max_length=64, db_column="lock_key")
     alias = AsciiField(max_length=255)
     name = models.TextField()
-    other = models.TextField()
     seen_at = models.BigIntegerField()
     session = models.BigIntegerField()
     since = models.BigIntegerField()

@@ -39,28 +39,6 @@ class Claim:
     limit: int = 0
 
 
-class Note(NamedTuple):
-    """The name and the holder of a lock, for engines that keep only a hash of the name.
-
-    ``session`` is the server's number of the session that holds it; 0 for the name alone, negative if that session has
-    released the lock. ``since`` is when the hold began, on the monotonic clock of this process.
-    """
-
-    key: LockKey
-    session: int = 0
-    since: float = 0.0
-    holder: str = ""
-
-
-class Noted(NamedTuple):
-    """The stored name of a key: the first one, and ``other``, a second name with the same key."""
-
-    key: str
-    alias: str
-    name: str
-    other: str
-
-
 class Grant(NamedTuple):
     """A lock that an engine has granted. A tuple, because every acquire creates one.
 
@@ -87,7 +65,7 @@ class LockInfo:
     known. ``waiters`` is the least number of waiters, None if the engine cannot tell: a process queues once at a server
     for a lock, and only that process knows the callers that wait in it. ``waiting`` names the first 20 of them, in
     order. ``details`` has what only some engines know: among others ``also_holds``, the other locks of the holder's
-    session, and ``collision``, another name with the same key.
+    session.
     """
 
     backend: str

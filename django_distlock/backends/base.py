@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from django.core.checks import CheckMessage
 
     from django_distlock.keys import LockKey
-    from django_distlock.records import Claim, Finding, Grant, LockInfo, Note, Noted
+    from django_distlock.records import Claim, Finding, Grant, LockInfo
 
     from .query import Chosen, Mine
 
@@ -58,7 +58,7 @@ class Backend(ABC):
     needs_site_key: ClassVar[bool] = True
     # Is its server outside of DATABASES, so that projects with different databases may share it?
     apart_from_databases: ClassVar[bool] = False
-    # Does the engine keep only a hash of the name, so that write_notes() has to keep the names?
+    # Does the engine keep only a hash of the name, so that a table of ``notes_database`` has to keep the names?
     keeps_notes: ClassVar[bool] = False
     # Models whose tables `migrate` makes for it in ``database``.
     tables: tuple[str, ...] = ()
@@ -71,6 +71,8 @@ class Backend(ABC):
         self.alias = alias
         self.options = dict(options)
         self.threads = Threads(alias)
+        # The alias in DATABASES of the names' table.
+        self.notes_database = ""
         # Set by the registry: requests a tick() of the keepalive thread at a monotonic time, or before.
         self.wake_at: Callable[[float], None] = _no_keepalive
         # Set by the registry: the names that this process used lately, by the keys that the engine lists.
@@ -133,12 +135,8 @@ class Backend(ABC):
         """The server's number of the session that has ``grant``; 0 if there is none or it is not known."""
         return 0
 
-    def write_notes(self, notes: Sequence[Note], done: Callable[[list[Noted]], object]) -> bool:
-        """Begin to store ``notes`` in the background, and call ``done`` after that; False: not at present."""
-        return False
-
     def prune_old(self, days: float) -> Mapping[str, int]:
-        """Delete rows that are no longer needed, and notes after ``days``; the number of each kind."""
+        """Delete rows that are no longer needed; the number of each kind."""
         return {}
 
     def acquire_fast(self, claim: Claim, wait: float) -> Grant | None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+# The table of the names behind hashed keys.
+NAMES_TABLE = "django_distlock_name"
 # Characters of a narrow column.
 SHORT = 255
 # Other locks of a session that a list names.

@@ -20,7 +20,7 @@ from django_distlock.concurrency.text import one_line
 
 from . import interrupted, owner
 from .lock_table import IN_USE, interrupted_calls, lock_table
-from .name_log import namebook
+from .name_log import name_log
 from .release import lose, lose_dead
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Keepalive:
             due.append(self._look_after(hold, now, renewals))
         for backend, holds in renewals.items():
             self._start_renewals(backend, holds)
-        namebook.look(now, held)
+        name_log.check(now, held)
         if self.used:
             self.used, self._stays_until = False, now + IDLE
         needed = due or not lock_table.empty or interrupted_calls or now < self._stays_until

@@ -21,7 +21,7 @@ from django_distlock.records import Claim
 
 from .keepalive import keepalive
 from .lock_table import lock_table
-from .name_log import namebook
+from .name_log import name_log
 from .site_key import site_key
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class Registry:
         """:meth:`close`, and read the settings again at the next use."""
         with self._guard:
             entries, self._entries = list(self._entries.values()), {}
-        namebook.forget()
+        name_log.forget()
         for entry in entries:
             for hold in lock_table.held(entry.backend):
                 lock_table.lose(hold, "settings changed")

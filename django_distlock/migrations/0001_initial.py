@@ -88,7 +88,6 @@ class Migration(migrations.Migration):
                 ("key", AsciiField(db_column="lock_key", max_length=64, primary_key=True, serialize=False)),
                 ("alias", AsciiField(max_length=255)),
                 ("name", models.TextField()),
-                ("other", models.TextField()),
                 ("seen_at", models.BigIntegerField()),
                 ("session", models.BigIntegerField()),
                 ("since", models.BigIntegerField()),

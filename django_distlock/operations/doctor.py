@@ -12,7 +12,6 @@ from django_distlock.concurrency import clock
 from django_distlock.conf import site_key_setting
 from django_distlock.exceptions import BackendUnavailable, DistlockError, LockNotAcquired
 from django_distlock.locks.lock import Lock
-from django_distlock.manager.introspection import held_locks
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import read_row
 from django_distlock.records import Finding
@@ -65,7 +64,6 @@ def _alias(entry: Entry, alias: str, keyless: bool) -> Iterator[Finding]:
         return
     except Exception as error:  # an unknown kind of server must not end the report
         yield Finding("warning", f"The server could not be examined: {type(error).__name__}.")
-    yield from _collisions(alias)
 
 
 def _acquired(alias: str) -> Iterator[Finding]:
@@ -81,17 +79,6 @@ def _acquired(alias: str) -> Iterator[Finding]:
         yield Finding("error", f"No lock can be acquired: {with_cause(error)}")
     else:
         yield Finding("info", f"A lock was acquired and released in {(clock.now() - began) * 1000:.0f} ms.")
-
-
-def _collisions(alias: str) -> Iterator[Finding]:
-    for report in held_locks(alias):
-        for info in report.locks:
-            if other := info.details.get("collision"):
-                yield Finding(
-                    "error",
-                    f"The names {info.name!r} and {other!r} have one key: they exclude each other.",
-                    "Rename one of them.",
-                )
 
 
 def _site_key() -> Iterator[Finding]:

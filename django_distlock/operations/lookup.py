@@ -12,7 +12,7 @@ from django_distlock.backends.query import LockPage, LockQuery, merged
 from django_distlock.exceptions import DistlockError
 from django_distlock.keys import validate_name
 from django_distlock.manager.introspection import ask, held_locks
-from django_distlock.manager.name_log import namebook
+from django_distlock.manager.name_log import name_log
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
 
@@ -46,7 +46,7 @@ def aliases() -> list[str]:
 
 def show_name(lease: Lease) -> None:
     """Write the name of a lock that will be held for long at once, in the background."""
-    namebook.write_now(lease._hold)
+    name_log.write_now(lease._hold)
 
 
 def held_by_name(name: str, using: str | None = None) -> list[BackendReport]:

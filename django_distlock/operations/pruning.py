@@ -14,6 +14,7 @@ from django.utils.module_loading import import_string
 from django_distlock.backends.side_connection import Silent, watched
 from django_distlock.concurrency.text import one_line
 from django_distlock.exceptions import BackendUnavailable, DistlockError
+from django_distlock.manager import name_log
 from django_distlock.manager.registry import registry
 from django_distlock.validation import seconds
 
@@ -56,7 +57,8 @@ def prune_all(using: str | None = None, *, days: float = 30) -> tuple[dict[str, 
 
     for alias in [using] if using is not None else registry.aliases():
         with failures_kept():
-            deleted.update(registry.entry(alias).backend.prune_old(days))
+            backend = registry.entry(alias).backend
+            deleted.update({"names": name_log.prune(backend, days)} if backend.keeps_notes else backend.prune_old(days))
     silent: set[str] = set()
     for kind, pruner in _pruners().items() if using is None else ():
         for database in pruner.databases():

@@ -92,9 +92,9 @@ def waiters(using: str, name: str) -> list[int]:
 
 
 def noted(using: str, name: str) -> list[tuple[Any, ...]]:
-    """What is written down for other processes: name, other name, session, holder."""
+    """What is written down for other processes: name, session, holder."""
     key = registry.entry(using).backend.listed_as(key_of(using, name))
-    return ask(using, "SELECT name, other, session, holder FROM django_distlock_name WHERE lock_key = %s", key)
+    return ask(using, "SELECT name, session, holder FROM django_distlock_name WHERE lock_key = %s", key)
 
 
 def end_session(using: str, session: int) -> None:

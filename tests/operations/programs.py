@@ -57,7 +57,7 @@ def run(link: Link, *arguments: str) -> None:
 
 def run_unseen(link: Link, *arguments: str) -> None:
     """As :func:`run`, in a process whose keepalive thread writes no names."""
-    name_log.LOOK = math.inf
+    name_log.CHECK_EVERY = math.inf
     run(link, *arguments)
 
 

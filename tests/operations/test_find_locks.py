@@ -36,8 +36,8 @@ NAMES = [
     "Report", "report:2", "é", "ÉCOLE d'été", '"quoted"', "back\\slash", "100%_x", "a.*b", "\ud800\x1b", "日本", "𝄞",
 ]  # fmt: skip
 NOTE = """
-INSERT INTO django_distlock_name (lock_key, alias, name, other, seen_at, session, since, holder)
-VALUES (%s, 'postgres', %s, '', 0, %s, %s, %s)
+INSERT INTO django_distlock_name (lock_key, alias, name, seen_at, session, since, holder)
+VALUES (%s, 'postgres', %s, 0, %s, %s, %s)
 """
 # Microseconds since 1970: noted before the session began, and in an hour from now, which no clock explains.
 LONG_AGO, LATER = 1_000_000, 1_000_000 * (int(datetime.now(UTC).timestamp()) + 3600)
@@ -172,11 +172,11 @@ def test_names_that_are_no_utf_8() -> None:
     """In a database that knows no encoding."""
     bytes_ = "ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
     ask("postgres", f"CREATE DATABASE distlock_bytes {bytes_}")
-    columns = "lock_key text PRIMARY KEY, name text, other text, session bigint, since bigint, holder text"
+    columns = "lock_key text PRIMARY KEY, name text, session bigint, since bigint, holder text"
     usual = settings.DISTLOCK["postgres"]
     with database_alias("of_bytes", "postgres", NAME="distlock_bytes") as alias:
         ask(alias, f"CREATE TABLE django_distlock_name ({columns})")
-        ask(alias, f"INSERT INTO django_distlock_name VALUES ('{KEY}', E'n\\xe9', '', 0, 0, '')")
+        ask(alias, f"INSERT INTO django_distlock_name VALUES ('{KEY}', E'n\\xe9', 0, 0, '')")
         with foreign(alias) as holder, override_settings(DISTLOCK={alias: {**usual, "OPTIONS": {"database": alias}}}):
             holder.execute(f"SELECT pg_advisory_lock({KEY})")
             (info,) = found(alias)

@@ -17,13 +17,11 @@ from django.test import AsyncClient, Client, override_settings
 from django.urls import path
 from rest_framework.views import APIView
 
-import django_distlock.manager.registry
 from django_distlock import advisory_lock, break_lock, held_locks
-from django_distlock.backends.sessions import names as notes
 from django_distlock.backends.text import SHORT, readable, short
-from django_distlock.keys import LockKey
+from django_distlock.manager import name_log
 from django_distlock.manager.lock_table import lock_table
-from django_distlock.manager.name_log import AGAIN, HELD_AGAIN, NameBook
+from django_distlock.manager.name_log import REWRITE_AFTER, NameLog
 from django_distlock.manager.registry import registry
 from django_distlock.models import LockName
 from django_distlock.operations.pruning import prune
@@ -33,32 +31,33 @@ from tests.faults.server import SESSION_LOCKS, ask, key_of, noted
 from tests.operations.world import without_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from django_distlock.records import LockInfo
 
-    Looks = Callable[..., None]
 
 pytestmark = pytest.mark.usefixtures("databases")
 each_engine = pytest.mark.parametrize("using", SESSION_LOCKS)
 NAMES = LockName._meta.db_table
 
 
+class Looks:
+    """So many checks of a name log that is told the time, until what they found is written; the keepalive thread's own
+    ones do not disturb."""
+
+    def __init__(self) -> None:
+        self.log = NameLog()
+        self._now = 1000.0
+
+    def __call__(self, using: str, times: int = 1, later: float = 1.0) -> None:
+        for _ in range(times):
+            self._now += later
+            self.log.check(self._now, lock_table.held())
+            eventually(lambda: not any(map(threading.Thread.is_alive, self.log._writers.values())), "it still writes")
+
+
 @pytest.fixture
 def look(monkeypatch: pytest.MonkeyPatch) -> Looks:
-    """So many looks of a name book that is told the time, until what they found is written; the keepalive thread's own
-    ones do not disturb."""
-    monkeypatch.setattr("django_distlock.manager.keepalive.namebook.look", lambda now, held: None)
-    book, now = NameBook(), [1000.0]
-
-    def looks(using: str, times: int = 1, later: float = 1.0) -> None:
-        backend: Any = registry.entry(using).backend
-        for _ in range(times):
-            now[0] += later
-            book.look(now[0], lock_table.held())
-            eventually(lambda: backend._notes._thread is None, "the names are not written")
-
-    return looks
+    monkeypatch.setattr("django_distlock.manager.keepalive.name_log.check", lambda now, held: None)
+    return Looks()
 
 
 def shown(using: str, name: str) -> LockInfo:
@@ -79,14 +78,14 @@ def test_a_name_is_written_once_and_never_in_an_acquire(using: str, name: str, l
         assert not noted(using, name)
     with lock:
         look(using)
-    assert [row[:3] for row in noted(using, name)] == [(name, "", 0)]
+    assert [row[:2] for row in noted(using, name)] == [(name, 0)]
     with counted(using) as seen:
         for _ in range(10):
             with lock:
                 look(using)
     assert sum(calls for text, calls in seen.items() if text.upper() != "SELECT ?" and text != "SELECT $1") == 20
     with counted(using) as seen, lock:
-        look(using, later=AGAIN)
+        look(using, later=REWRITE_AFTER)
     assert len(seen) > 2, "a name that is in use for longer than a day was not seen again"
 
 
@@ -96,7 +95,7 @@ def test_a_hold_says_who_and_since_when_and_a_later_one_is_another(using: str, n
     lock, backend = advisory_lock(name, using=using), registry.entry(using).backend
     with lock as lease:
         look(using, 3)
-        ((found, _, session, holder),) = noted(using, name)
+        ((found, session, holder),) = noted(using, name)
         assert (found, session) == (name, backend.server_session(lease._grant))
         assert holder.endswith(f":{os.getpid()}:MainThread")
         first = shown(using, name)
@@ -123,13 +122,13 @@ def test_the_table_is_bounded_and_written_again(name: str, look: Looks, monkeypa
         before = noted("postgres", name)
         assert prune("postgres", days=1) == {"names": 0}
         assert prune("postgres", days=0)["names"] >= 1
-        look("postgres", later=HELD_AGAIN / 2)
+        look("postgres", later=REWRITE_AFTER / 2)
         assert not noted("postgres", name)
-        look("postgres", later=HELD_AGAIN / 2)
+        look("postgres", later=REWRITE_AFTER / 2)
         assert noted("postgres", name) == before
     prune("postgres", days=0)
-    monkeypatch.setattr(notes, "MOST", 5)
-    monkeypatch.setattr(notes, "EVERY", 1)
+    monkeypatch.setattr(name_log, "MOST", 5)
+    monkeypatch.setattr(name_log, "TRIM_EVERY", 1)
     for number in range(9):
         with advisory_lock(f"{name} {number}", using="postgres"):
             look("postgres", 2)
@@ -139,33 +138,8 @@ def test_the_table_is_bounded_and_written_again(name: str, look: Looks, monkeypa
 
 
 @each_engine
-def test_two_names_with_one_key_are_reported(
-    using: str, look: Looks, monkeypatch: pytest.MonkeyPatch, caplog: Any
-) -> None:
-    """By a hash that is broken on purpose: the part that the engine is sent is the same for both."""
-    derive = django_distlock.manager.registry.derive_key
-
-    def broken(secret: str, alias: str, *parts: str) -> LockKey:
-        whole = derive(secret, alias, *parts)
-        return LockKey(alias, whole.name, b"collides" * 3 + whole.digest[24:])
-
-    monkeypatch.setattr(django_distlock.manager.registry, "derive_key", broken)
-    names = [f"collision {os.getpid()}", f"collision-{os.getpid()}"]
-    with caplog.at_level(logging.ERROR, "django_distlock.backends"):
-        for each in names * 2:
-            with advisory_lock(each, using=using):
-                look(using, 2)
-                (info,) = registry.entry(using).backend.inspect()
-    assert len(caplog.records) == 1, caplog.text
-    assert all(repr(each) in caplog.text for each in names)
-    assert info.details["collision"] == names[1]
-    prune(using, days=0)
-
-
-@each_engine
 def test_without_the_table_locks_work_and_the_log_says_so_once(using: str, name: str, look: Looks, caplog: Any) -> None:
     """The code is newer than the database: `migrate` has not run yet. The name is written after it has."""
-    backend: Any = registry.entry(using).backend
     with advisory_lock(name, using=using) as lease:
         with without_table(using, LockName):
             with caplog.at_level(logging.DEBUG, "django_distlock.backends"):
@@ -174,16 +148,15 @@ def test_without_the_table_locks_work_and_the_log_says_so_once(using: str, name:
             lease.ensure_held()
         (record,) = caplog.records
         assert (record.levelname, "migrate" in record.message) == ("WARNING", True)
-        backend._notes._rests_until = 0.0  # it is over
+        look.log._rests_until.clear()
         look(using)
         assert noted(using, name)
 
 
 @each_engine
-def test_a_write_that_hangs_costs_no_lock(using: str, name: str, look: Looks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_hangs_costs_no_lock(using: str, name: str, look: Looks) -> None:
     """Somebody has the table for himself. On the lock's own session the write would end it: a session is declared dead
     when a statement hangs."""
-    monkeypatch.setattr(notes, "STATEMENT_LIMIT", 0.3)
     with advisory_lock(name, using=using) as lease, transaction.atomic("mariadb" if using == "mysql" else using):
         look(using)
         ask(using, f"LOCK TABLE {NAMES}" if using == "postgres" else f"LOCK TABLES {NAMES} WRITE")
@@ -196,8 +169,7 @@ def test_a_write_that_hangs_costs_no_lock(using: str, name: str, look: Looks, mo
             if using == "mysql":
                 ask(using, "UNLOCK TABLES")
         lease.ensure_held()
-    backend: Any = registry.entry(using).backend
-    assert backend._notes._rests_until > 0, "the write did not hang"
+    assert look.log._rests_until, "the write did not hang"
 
 
 # --- the holder: its thread or task, and the route that it serves, never the path, which may be secret

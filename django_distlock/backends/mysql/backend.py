@@ -31,14 +31,13 @@ except ImportError as error:
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from django_distlock.keys import LockKey
     from django_distlock.records import Finding, LockInfo
 
 
 class NamedLockBackend(SessionLockBackend[MySQLSession]):
     """OPTIONS: ``database`` (the alias whose server is used), ``session_database`` (another alias for the dedicated
     sessions, which connects directly where the first goes through a proxy), ``wait_sessions`` (default 8)."""
-
-    notes_sql = introspection.MySQLNotes()
 
     async def _open(self, waits: bool, until: float) -> MySQLSession:
         connection = connections[self.session_database]
@@ -53,6 +52,9 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
             raise unavailable(self.alias, error) from (error.__cause__ or error)
 
     # for operators
+
+    def listed_as(self, key: LockKey) -> str:
+        return key.text
 
     def inspect(self) -> Iterable[LockInfo]:
         return introspection.infos(self.alias, _texts(run(self._aside(self._listed))))

@@ -8,16 +8,13 @@ from collections import defaultdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
-from django_distlock.backends.sessions.names import BATCH, TABLE, NotesSQL
-from django_distlock.backends.text import SessionContents, readable
+from django_distlock.backends.text import NAMES_TABLE, SessionContents, readable
 from django_distlock.exceptions import UnsupportedOperation
 from django_distlock.records import MOST_WAITING, LockInfo
-from django_distlock.schema import NOW
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from django_distlock.keys import LockKey
 
 # Two ways to see user-level locks: MariaDB's plugin METADATA_LOCK_INFO, and the performance schema of MySQL 8.
 # Without the privilege PROCESS the process list shows only connections of the same account.
@@ -40,15 +37,15 @@ WHERE m.OBJECT_TYPE = 'USER LEVEL LOCK'
 """
 # A note belongs to the connection that it was written for.
 NAMED = """
-SELECT l.*, n.name, n.other, IF(n.session = l.ID, n.since, NULL), IF(n.session = l.ID, n.holder, NULL)
+SELECT l.*, n.name, IF(n.session = l.ID, n.since, NULL), IF(n.session = l.ID, n.holder, NULL)
 FROM ({locks}) l LEFT JOIN {table} n
 ON n.lock_key = CONVERT(l.lock_name USING ascii) COLLATE ascii_bin
 """
 # If neither is there, or allowed: the held locks among the noted names.
 NOTED = f"""
-SELECT k.lock_key, NULL, k.ID, p.USER, p.HOST, p.TIME, k.name, k.other, IF(k.session = k.ID, k.since, NULL),
+SELECT k.lock_key, NULL, k.ID, p.USER, p.HOST, p.TIME, k.name, IF(k.session = k.ID, k.since, NULL),
        IF(k.session = k.ID, k.holder, NULL)
-FROM (SELECT n.*, IS_USED_LOCK(n.lock_key) AS ID FROM {TABLE} n) k
+FROM (SELECT n.*, IS_USED_LOCK(n.lock_key) AS ID FROM {NAMES_TABLE} n) k
 LEFT JOIN information_schema.PROCESSLIST p ON p.ID = k.ID WHERE k.ID IS NOT NULL
 """.encode()  # noqa: S608 - a constant
 # Locks on tables and rows that keep a session waiting. Each statement returns kind, table, mode, the holder's
@@ -108,7 +105,7 @@ NOT_TO_BE_SEEN = frozenset({NO_SUCH_TABLE, 1109, 1044, 1142, 1143, 1227})
 IS_KEY = re.compile(r"[a-z0-9-]{1,64}")
 IS_OURS = "IS_USED_LOCK('%s') = %d"
 # A connection that gave the lock back and took it again has another note.
-STILL = f" AND EXISTS (SELECT 1 FROM {TABLE} WHERE lock_key = '%s' AND session = %d AND since = %d)"  # noqa: S608
+STILL = f" AND EXISTS (SELECT 1 FROM {NAMES_TABLE} WHERE lock_key = '%s' AND session = %d AND since = %d)"  # noqa: S608
 # MariaDB compares and ends in one statement; 1644 is its answer if the lock is not that session's.
 COMPARE_AND = "BEGIN NOT ATOMIC IF {ours} THEN {then}; ELSE SIGNAL SQLSTATE '45000'; END IF; END"
 # MySQL takes an expression for the connection, without tables; there is no connection 0.
@@ -128,7 +125,6 @@ class Row(NamedTuple):
     host: str | None = None
     seconds: str | None = None
     noted_name: str | None = None
-    other: str | None = None
     since: str | None = None
     told: str | None = None
 
@@ -147,7 +143,7 @@ class Row(NamedTuple):
 def listing(mariadb: bool, named: bool) -> bytes:
     """The statement that lists; ``named``: with the names from their table, which may not be there."""
     locks = MARIADB if mariadb else MYSQL
-    return (NAMED.format(locks=locks, table=TABLE) if named else locks).encode()
+    return (NAMED.format(locks=locks, table=NAMES_TABLE) if named else locks).encode()
 
 
 def ours(info: LockInfo) -> tuple[int, str, str] | None:
@@ -184,7 +180,6 @@ def _info(alias: str, row: Row, waiting: Sequence[Row], contents: SessionContent
         "idle_seconds": "" if row.seconds is None else f"{float(row.seconds):.0f}",
         "noted": row.since or "",
         "also_holds": contents.others(row.connection, row.name),
-        "collision": readable(row.other or ""),
     }
     return LockInfo(
         backend=alias,
@@ -220,31 +215,3 @@ def blocking(alias: str, rows: Iterable[Sequence[str]]) -> list[LockInfo]:
         )
         for (kind, table, mode, connection, user, host, seconds), waiters in blocked.items()
     ]
-
-
-class MySQLNotes(NotesSQL):
-    clock = NOW["mysql"]
-    passing = frozenset({1205, 1213, 1020, 1317})
-    deleted = (b"SELECT ROW_COUNT()",)
-
-    def text(self, value: str) -> str:
-        return f"CONVERT(X'{value.encode('ascii', 'replace').hex()}' USING ascii)"
-
-    def key(self, key: LockKey) -> str:
-        return key.text
-
-    def write(self, rows: str) -> list[bytes]:
-        statement = f"""
-        INSERT INTO {TABLE} (lock_key, alias, name, other, seen_at, session, since, holder) VALUES {rows}
-        ON DUPLICATE KEY UPDATE seen_at = VALUES(seen_at),
-        other = IF(BINARY name = BINARY VALUES(name) AND alias = VALUES(alias), other, VALUES(name)),
-        since = IF(VALUES(session) > 0, VALUES(since), since),
-        holder = IF(VALUES(session) > 0, VALUES(holder), holder),
-        session = CASE WHEN VALUES(session) > 0 THEN VALUES(session)
-                       WHEN VALUES(session) = -session THEN 0 ELSE session END
-        """  # noqa: S608 - literals of digits
-        found = f"SELECT lock_key, alias, name, other FROM {TABLE} WHERE other <> ''"  # noqa: S608
-        return [statement.encode(), found.encode()]
-
-    def delete(self, condition: str) -> bytes:
-        return f"DELETE FROM {TABLE} WHERE {condition} LIMIT {BATCH}".encode()  # noqa: S608 - as above

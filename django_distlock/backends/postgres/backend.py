@@ -46,7 +46,6 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
 
     supports_shared = True
     supports_transaction_scope = True
-    notes_sql = introspection.PostgresNotes()
 
     def __init__(self, alias: str, options: Mapping[str, Any]) -> None:
         super().__init__(alias, options)
@@ -108,6 +107,9 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
         self._transactions.after_fork()
 
     # for operators
+
+    def listed_as(self, key: LockKey) -> str:
+        return str(key.number)
 
     def server_session(self, grant: Grant) -> int:
         if grant.claim.scope != "transaction":

@@ -12,9 +12,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_distlock.backends.query import Chosen
-from django_distlock.backends.sessions.names import BATCH, TABLE, NotesSQL
 from django_distlock.backends.sessions.session import STATEMENT_LIMIT
-from django_distlock.backends.text import MOST_NAMED, others_of, printable, readable
+from django_distlock.backends.text import MOST_NAMED, NAMES_TABLE, others_of, printable, readable
 from django_distlock.concurrency import clock
 from django_distlock.keys import MAX_NAME_LENGTH
 from django_distlock.records import MOST_WAITING, LockInfo
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from django_distlock.backends.query import LockQuery, Mine
-    from django_distlock.keys import LockKey
 
 NUMBER = "((classid::bigint << 32) | objid::bigint)"
 CLOCK = NOW["postgresql"]
@@ -56,10 +54,10 @@ WITH here AS MATERIALIZED (SELECT oid FROM pg_database WHERE datname = current_d
 # `IS TRUE` makes it a hash: a planner that takes the table for small, because it grew since it was analyzed, would
 # compare each lock with each name.
 _NOTES = f"""
-    SELECT lock_key, name, other, session, since, holder FROM {TABLE}
+    SELECT lock_key, name, session, since, holder FROM {NAMES_TABLE}
     WHERE (lock_key IN (SELECT key FROM advisory)) IS TRUE"""  # noqa: S608 - constants
 _NO_NOTES = """
-    SELECT ''::text AS lock_key, ''::text AS name, ''::text AS other, 0::bigint AS session, 0::bigint AS since,
+    SELECT ''::text AS lock_key, ''::text AS name, 0::bigint AS session, 0::bigint AS since,
            ''::text AS holder WHERE false"""
 _MINE = f"""
     SELECT key, pid, name, {CLOCK} - age AS since, holder
@@ -69,7 +67,7 @@ _MINE = f"""
 # A lock of another program is at most as old as its transaction; our own sessions are in none.
 _NAMED = """, joined AS MATERIALIZED (
     SELECT l.key, l.granted, l.mode = 'ShareLock' AS shared, l.pid, l.waiters,
-           coalesce(m.name, n.name) AS name, m.since AS mine, m.holder AS me, n.other, n.since AS noted,
+           coalesce(m.name, n.name) AS name, m.since AS mine, m.holder AS me, n.since AS noted,
            n.holder AS told, (n.session = l.pid AND n.since >= coalesce(s.began, 0)) IS TRUE AS of, s.application_name,
            s.address, s.usename, s.backend_start, s.state_change, s.query_start, s.entered
     FROM advisory l
@@ -80,7 +78,7 @@ _NAMED = """, joined AS MATERIALIZED (
     SELECT 'named' AS kind, key, shared, pid, name,
            coalesce(mine, CASE WHEN of THEN noted WHEN application_name LIKE 'distlock%' THEN NULL ELSE entered END)
                AS since,
-           CASE WHEN of THEN noted END AS noted, coalesce(me, CASE WHEN of THEN told END) AS told, other, waiters,
+           CASE WHEN of THEN noted END AS noted, coalesce(me, CASE WHEN of THEN told END) AS told, waiters,
            application_name, address, usename, backend_start, state_change, NULL AS mode, NULL AS blocks
     FROM joined WHERE granted
 )"""
@@ -100,7 +98,7 @@ _BLOCKING = """, waiting AS (
     FROM waiting w CROSS JOIN LATERAL unnest(pg_blocking_pids(w.pid)) AS b(pid)
 ), blocking AS (
     SELECT p.kind, concat_ws(' ', p.kind, p.relation::regclass::text, p.pid) AS key, false AS shared, p.pid,
-           p.relation::regclass::text AS name, s.entered AS since, NULL::bigint AS noted, NULL AS told, NULL AS other,
+           p.relation::regclass::text AS name, s.entered AS since, NULL::bigint AS noted, NULL AS told,
            count(DISTINCT p.waiter)::int AS waiters, s.application_name, s.address, s.usename, s.backend_start,
            s.state_change, coalesce(string_agg(DISTINCT h.mode, ', '), 'row') AS mode,
            string_agg(DISTINCT p.waiter::text, ', ') AS blocks
@@ -136,7 +134,7 @@ _DETAILS = f""", others AS (
     WHERE place <= {MOST_WAITING} GROUP BY key
 )
 SELECT (SELECT count(*) FROM found), (SELECT count(*) FROM wanted),
-       (SELECT json_agg(json_build_array(kind, key, shared, pid::text, name, since, noted, told, other, waiters, mode,
+       (SELECT json_agg(json_build_array(kind, key, shared, pid::text, name, since, noted, told, waiters, mode,
                                          blocks, application_name, address, usename, backend_start,
                                          extract(epoch FROM state_change)::text) ORDER BY {{order}}) FROM page),
        (SELECT json_agg(told) FROM others), (SELECT json_agg(json_build_array(key, told)) FROM queues)
@@ -172,7 +170,7 @@ WHERE {OURS} AND granted AND {NUMBER} = %d AND pid = %d
 AND extract(epoch FROM backend_start)::text IS NOT DISTINCT FROM {{began}} {{noted}} LIMIT 1
 """  # noqa: S608 - constants
 # A session that gave the lock back and took it again has another note.
-STILL = f"AND EXISTS (SELECT FROM {TABLE} WHERE lock_key = '%d' AND session = pid AND since = %d)"
+STILL = f"AND EXISTS (SELECT FROM {NAMES_TABLE} WHERE lock_key = '%d' AND session = pid AND since = %d)"
 UNDEFINED_TABLE, INSUFFICIENT_PRIVILEGE = "42P01", "42501"
 
 # The application name of our sessions.
@@ -309,7 +307,6 @@ class Held(NamedTuple):
     since: int | None
     noted: int | None
     told: str | None
-    other: str | None
     waiters: int
     mode: str | None
     blocks: str | None
@@ -353,7 +350,6 @@ def _named(alias: str, lock: Held, waiting: tuple[str, ...], count: int, beside:
         "backend_start": lock.began,
         "noted": lock.noted and str(lock.noted),
         "also_holds": others_of(beside, count, lock.key),
-        "collision": lock.other and readable(lock.other),
     }
     details = {"pid": lock.pid, "application_name": lock.application or ""} if lock.pid else {}
     return LockInfo(
@@ -403,35 +399,3 @@ def breaking(info: LockInfo) -> bytes | None:
         noted="" if noted is None else STILL % (number, noted),
     )
     return (statement % (number, pid)).encode()
-
-
-class PostgresNotes(NotesSQL):
-    clock = CLOCK
-    passing = frozenset({"40P01", "55P03", "57014", "40001"})
-
-    def text(self, value: str) -> str:
-        return literal(value)
-
-    def key(self, key: LockKey) -> str:
-        return str(key.number)
-
-    def write(self, rows: str) -> list[bytes]:
-        statement = f"""
-        INSERT INTO {TABLE} AS old (lock_key, alias, name, other, seen_at, session, since, holder) VALUES {rows}
-        ON CONFLICT (lock_key) DO UPDATE SET seen_at = EXCLUDED.seen_at,
-        other = CASE WHEN (old.name, old.alias) = (EXCLUDED.name, EXCLUDED.alias) THEN old.other ELSE EXCLUDED.name END,
-        session = CASE WHEN EXCLUDED.session > 0 THEN EXCLUDED.session
-                       WHEN EXCLUDED.session = -old.session THEN 0 ELSE old.session END,
-        since = CASE WHEN EXCLUDED.session > 0 THEN EXCLUDED.since ELSE old.since END,
-        holder = CASE WHEN EXCLUDED.session > 0 THEN EXCLUDED.holder ELSE old.holder END
-        RETURNING lock_key, alias, name, other
-        """  # noqa: S608 - literals of digits
-        return [statement.encode()]
-
-    def delete(self, condition: str) -> bytes:
-        statement = f"""
-        WITH gone AS (DELETE FROM {TABLE} WHERE lock_key IN
-            (SELECT lock_key FROM {TABLE} WHERE {condition} LIMIT {BATCH}) RETURNING 1)
-        SELECT count(*) FROM gone
-        """  # noqa: S608 - as above
-        return statement.encode()

@@ -26,7 +26,6 @@ from django_distlock.records import Grant, grant_of
 from django_distlock.validation import count
 
 from . import exclusion
-from .names import Notes
 from .pool import LOCKS_PER_SESSION, Sessions
 from .session import (
     GRACE,
@@ -44,9 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from django_distlock.keys import LockKey
-    from django_distlock.records import Claim, Note, Noted
-
-    from .names import NotesSQL
+    from django_distlock.records import Claim
 
 S = TypeVar("S", bound=Session)
 T = TypeVar("T")
@@ -99,20 +96,19 @@ class SessionLockBackend(Backend, Generic[S]):
     waits_natively = True
     supports_break = True
     keeps_notes = True
-    notes_sql: ClassVar[NotesSQL]
     option_names: ClassVar[frozenset[str]] = frozenset({"database", "session_database", "wait_sessions"})
 
     def __init__(self, alias: str, options: Mapping[str, Any]) -> None:
         super().__init__(alias, options)
         self.database: str = options.get("database", DEFAULT_DB_ALIAS)
         self.session_database: str = options.get("session_database", self.database)
+        self.notes_database = self.session_database
         try:
             wait_sessions = count("wait_sessions", options.get("wait_sessions", WAIT_SESSIONS))
         except (TypeError, ValueError) as error:
             raise ImproperlyConfigured(f"DISTLOCK[{alias!r}]: {error}") from error
         self.sessions: Sessions[S] = Sessions(self._connect, lambda: self.wake_at(clock.now() + TICK))
         self._places = Places(wait_sessions)
-        self._notes = Notes(alias, self.sessions, self.notes_sql)
         self._busy = BusyKeys()
         # when it was proven that the server excludes: for this process, and for its children
         self._proven_at = 0.0
@@ -147,13 +143,11 @@ class SessionLockBackend(Backend, Generic[S]):
 
     def close(self) -> None:
         self.sessions.close()
-        self._notes = Notes(self.alias, self.sessions, self.notes_sql)
         super().close()
 
     def after_fork(self) -> None:
         super().after_fork()
         self.sessions.abandon()
-        self._notes = Notes(self.alias, self.sessions, self.notes_sql)
         self._busy.until = {}
         self._places = Places(self._places.size)
 
@@ -505,9 +499,6 @@ class SessionLockBackend(Backend, Generic[S]):
 
     # for operators
 
-    def listed_as(self, key: LockKey) -> str:
-        return self.notes_sql.key(key)
-
     @abstractmethod
     def _held_statement(self, keys: Iterable[str]) -> bytes:
         """The statement that returns those of ``keys``, as listed, that are held; a row for each."""
@@ -522,15 +513,6 @@ class SessionLockBackend(Backend, Generic[S]):
 
     def server_session(self, grant: Grant) -> int:
         return int(grant.session.server_id)
-
-    def write_notes(self, notes: Sequence[Note], done: Callable[[list[Noted]], object]) -> bool:
-        return self._notes.write(notes, done)
-
-    def prune_old(self, days: float) -> Mapping[str, int]:
-        try:
-            return {"names": self._notes.prune(days)}
-        except (SessionDead, ServerError, StatementTimeout) as error:
-            raise unavailable(self.alias, error) from error
 
     def check(self) -> list[CheckMessage]:
         """Warn of an alias that looks like a pooler; no connection is opened. A pooler that hands one server session

@@ -317,7 +317,6 @@ class HeldLockAdmin(Base):
             # breaking it ends the session, with everything that it holds
             "session": "pid" in details or "connection" in details,
             "also_holds": one_line(details.get("also_holds", ""), LONGEST),
-            "collision": one_line(details.get("collision", ""), LONGEST),
         }
 
     def break_view(self, request: HttpRequest) -> HttpResponse:

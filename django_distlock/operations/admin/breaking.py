@@ -32,7 +32,7 @@ MOST = 100
 NAMED = 5
 LONGEST_REASON = 500
 # Details that the page shows elsewhere, or that only the engine needs.
-_APART = {"kind", "blocks", "also_holds", "collision", "backend_start", "noted", "last_statement"}
+_APART = {"kind", "blocks", "also_holds", "backend_start", "noted", "last_statement"}
 HANDS = gettext_lazy("The lock “%(name)s” has changed hands; it was not broken.")
 
 

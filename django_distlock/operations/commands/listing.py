@@ -180,8 +180,6 @@ def described(info: LockInfo, now: datetime) -> list[str]:
             "  breaking it ends the whole database session and rolls its transaction back"
             + (f"; it also holds: {also}" if also else "")
         )
-    if other := info.details.get("collision"):
-        facts.append(f"  another name has the same key, and may be the one that is held: {other}")
     return [one_line(fact) for fact in facts]
 
 

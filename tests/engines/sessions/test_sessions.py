@@ -58,7 +58,7 @@ def no_sessions(using: str) -> None:
 
 def hold_without_notes(link: Any, using: str, *names: str) -> None:
     """In a child: a session that it opened after a while, to write the names down, would be taken for one of ours."""
-    name_log.LOOK = math.inf
+    name_log.CHECK_EVERY = math.inf
     hold(link, using, *names)
 
 

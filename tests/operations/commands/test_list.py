@@ -111,7 +111,7 @@ def test_the_table_fits_the_terminal() -> None:
 
 
 def test_everything_is_shown_before_a_lock_is_broken() -> None:
-    details = {"pid": "7", "also_holds": "other", "collision": "twin"}
+    details = {"pid": "7", "also_holds": "other"}
     info = LockInfo(
         backend="a", key="k", name=HOSTILE, holder="h\x1b", acquired_at=NOW - timedelta(seconds=61), fence=7,
         waiters=2, waiting=("w1", "w\n2"), details=details,
@@ -122,7 +122,6 @@ def test_everything_is_shown_before_a_lock_is_broken() -> None:
         "  fence 7",
         r"  at least 2 waiting: w1; w\n2",
         "  breaking it ends the whole database session and rolls its transaction back; it also holds: other",
-        "  another name has the same key, and may be the one that is held: twin",
     ]
 
 
@@ -195,7 +194,7 @@ def test_events_go_when_their_setting_says(settings: Any, records: None, kept: i
 def test_what_is_down_or_missing_keeps_nothing_else_from_being_pruned(settings: Any, records: None) -> None:
     nowhere = {"BACKEND": BACKENDS["postgres"], "OPTIONS": {"database": "default"}}  # SQLite
     settings.DISTLOCK = {"nowhere": nowhere, "leasetable": settings.DISTLOCK["leasetable"]}
-    with pytest.raises(Exception, match="not PostgreSQL"):
+    with pytest.raises(Exception, match="no such table"):
         prune(days=30)
     assert (LockEvent.rows.count(), IdempotencyRecord.rows.count()) == (1, 0)
     settings.DISTLOCK = {}

@@ -23,7 +23,7 @@ Lose = Any  # what the fixture lose gives
 @pytest.fixture(autouse=True)
 def looks_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once in each step of the event loop."""
-    monkeypatch.setattr("django_distlock.locks.task_guard.LOOK", 0)
+    monkeypatch.setattr("django_distlock.locks.task_guard.CHECK_EVERY", 0)
 
 
 @pytest.fixture
