@@ -196,9 +196,7 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
 def _sessions() -> list[Any]:
     from django_distlock.manager.registry import registry
 
-    return [
-        session for backend in registry.backends() if hasattr(backend, "sessions") for session in backend.sessions.all()
-    ]
+    return [session for backend in registry if hasattr(backend, "sessions") for session in backend.sessions.all()]
 
 
 def _threads(prefix: str = "distlock-") -> list[str]:

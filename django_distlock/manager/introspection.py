@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import replace
@@ -17,6 +16,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django_distlock import signals
 from django_distlock.backends.query import Chosen, LockQuery, Mine, chosen
 from django_distlock.concurrency import clock
+from django_distlock.concurrency.abandoned_calls import Background, Call, CallTimeout, NotStarted
+from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.concurrency.text import one_line
 from django_distlock.exceptions import DistlockError
@@ -37,11 +38,11 @@ logger = logging.getLogger("django_distlock.operations")
 
 # The time limit for all aliases together, in seconds. Each statement has two.
 PATIENCE = 2.5
-# Threads that query one alias at the same time. If host names cannot be resolved, each may hang for minutes.
-MOST_LOOKS = 8
+# Abandoned queries of one alias that may be under way. If host names cannot be resolved, each may hang for minutes.
+MOST_ABANDONED = 8
 
-_looking: defaultdict[str, threading.Semaphore] = defaultdict(lambda: threading.Semaphore(MOST_LOOKS))
-at_fork(Order.THREADS, child=_looking.clear)
+_queries: dict[str, Background] = {}
+at_fork(Order.THREADS, child=_queries.clear)
 
 
 def held_locks(using: str | None = None) -> list[BackendReport]:
@@ -62,9 +63,9 @@ def ask(query: LockQuery, using: str | None = None) -> list[AliasAnswer]:
     aliases = [using] if using is not None else registry.aliases()
     for alias in aliases:
         _load(alias)
-    looks = [_Look(alias, query) for alias in aliases]
     until = clock.now() + PATIENCE
-    return [look.answer(until) for look in looks]
+    calls = [(alias, _begun(alias, query)) for alias in aliases]
+    return [_taken(alias, call, until) for alias, call in calls]
 
 
 def _load(alias: str) -> None:
@@ -118,65 +119,34 @@ class AliasAnswer(NamedTuple):
     found: Chosen = Chosen((), 0, 0)
 
 
-class _Look:
-    """The query of one alias in a background thread, which is abandoned at the deadline."""
+def _begun(alias: str, query: LockQuery) -> Call[AliasAnswer] | None:
+    """The query of one alias, in a thread; None if too many are still under way."""
+    queries = _queries.setdefault(alias, Background(f"distlock-list-{alias}", MOST_ABANDONED))
+    with suppress(NotStarted):
+        return queries.start(_answer, alias, query)
+    return None
 
-    def __init__(self, alias: str, query: LockQuery) -> None:
-        self._alias = alias
-        self._query = query
-        self._outcome: AliasAnswer | Exception | None = None
-        self._thread: threading.Thread | None = None
-        self._place = _looking[alias]
-        self._begin(0.0)
 
-    def _begin(self, patience: float) -> None:
-        """Start the thread once one of the alias's places is free."""
-        if self._thread is None and self._place.acquire(timeout=patience):
-            thread = threading.Thread(target=self._run, name=f"distlock-list-{self._alias}", daemon=True)
-            try:
-                thread.start()
-                self._thread = thread
-            except RuntimeError as error:  # no thread could be started
-                self._place.release()
-                self._outcome = self._unanswered(error)
-
-    def _run(self) -> None:
-        try:
-            self._outcome = _answer(self._alias, self._query)
-        except Exception as error:
-            self._outcome = error
-        finally:
-            self._place.release()
-
-    def answer(self, until: float) -> AliasAnswer:
-        """The answer, or a report of a timeout at the monotonic time ``until``."""
-        self._begin(max(0.0, until - clock.now()))
-        if self._thread is not None:
-            self._thread.join(max(0.0, until - clock.now()))
-        if isinstance(self._outcome, Exception):
-            raise self._outcome
-        if self._outcome is not None:
-            return self._outcome
-        return self._unanswered(TimeoutError(f"no answer within {PATIENCE:g} s"))
-
-    def _unanswered(self, error: Exception) -> AliasAnswer:
-        logger.warning("The locks of alias %r cannot be listed: %s", self._alias, one_line(error))
-        name = type(registry.entry(self._alias).backend).__name__
-        return AliasAnswer(BackendReport(alias=self._alias, backend=name, error=type(error).__name__))
+def _taken(alias: str, call: Call[AliasAnswer] | None, until: float) -> AliasAnswer:
+    """The answer, or a report of a timeout at the monotonic time ``until``."""
+    if call is not None:
+        with suppress(CallTimeout):
+            return run(call.result(until))
+    logger.warning("The locks of alias %r cannot be listed: no answer within %g s", alias, PATIENCE)
+    name = type(registry.entry(alias).backend).__name__
+    return AliasAnswer(BackendReport(alias=alias, backend=name, error="TimeoutError"))
 
 
 def _answer(alias: str, query: LockQuery) -> AliasAnswer:
+    name = ""
     try:
         entry = registry.entry(alias)
-    except ImproperlyConfigured as error:
-        logger.warning("Alias %r: %s", alias, one_line(error))
-        return AliasAnswer(BackendReport(alias=alias, backend="", error=type(error).__name__))
-    name = type(entry.backend).__name__
-    try:
+        name = type(entry.backend).__name__
         found = _found(entry, query)
-    except DistlockError as error:
+    except (DistlockError, ImproperlyConfigured) as error:
         logger.warning("The locks of alias %r cannot be listed: %s", alias, one_line(error))
-        return AliasAnswer(BackendReport(alias=alias, backend=name, error=type(error.__cause__ or error).__name__))
+        cause = error.__cause__ if isinstance(error, DistlockError) else None
+        return AliasAnswer(BackendReport(alias=alias, backend=name, error=type(cause or error).__name__))
     return AliasAnswer(BackendReport(alias=alias, backend=name, breakable=entry.backend.supports_break), found)
 
 

@@ -101,22 +101,22 @@ class Registry:
         self._guard = threading.Lock()
         self._entries: dict[str, Entry] = {}
 
+    def __iter__(self) -> Iterator[Backend]:
+        """The backends made so far."""
+        return iter([entry.backend for entry in list(self._entries.values())])
+
     def entry(self, alias: str) -> Entry:
         """ImproperlyConfigured if the alias is not in ``DISTLOCK`` or its backend cannot be imported;
         UnsupportedOperation under a scheduler that locks do not work with."""
         entry = self._entries.get(alias)
         if entry is None:
-            with self._guard:
-                entry = self._entries.get(alias) or self._make(alias)
+            if not isinstance(alias, str):
+                raise TypeError(f"using must be a str, the alias in DISTLOCK, not {type(alias).__name__}.")
+            entry = self.add(alias, read_alias(alias), Entry)
         return entry
 
-    def _make(self, alias: str) -> Entry:
-        if not isinstance(alias, str):
-            raise TypeError(f"using must be a str, the alias in DISTLOCK, not {type(alias).__name__}.")
-        return self._add(alias, read_alias(alias), Entry)
-
     def add(self, name: str, config: AliasConfig, kind: type[Entry]) -> Entry:
-        """An entry that ``DISTLOCK`` does not have, under a name that no alias has. It is made once."""
+        """The entry ``name``, made once. It may have a name that ``DISTLOCK`` does not have, and another kind."""
         with self._guard:
             return self._entries.get(name) or self._add(name, config, kind)
 
@@ -135,17 +135,13 @@ class Registry:
         backend.known_names = entry.known_names
         return entry
 
-    def backends(self) -> Iterator[Backend]:
-        """The backends made so far."""
-        return iter([entry.backend for entry in list(self._entries.values())])
-
     def aliases(self) -> list[str]:
         """Every alias of ``DISTLOCK``."""
         return list(configured())
 
     def close(self) -> None:
         """Close every session and thread. Held locks are lost; the backends may be used again."""
-        for backend in self.backends():
+        for backend in self:
             backend.close()
         keepalive.rest()
 
@@ -170,20 +166,13 @@ class Registry:
             entry.backend.after_fork()
 
 
-class _Backends:
-    """The backends that the keepalive thread serves, read again at each tick."""
-
-    def __iter__(self) -> Iterator[Backend]:
-        return registry.backends()
-
-
 registry = Registry()
-keepalive.backends = _Backends()
+keepalive.backends = registry
 
 
 def _after_fork() -> None:
     registry.after_fork()
-    keepalive.backends = _Backends()
+    keepalive.backends = registry
 
 
 def _settings_changed(*, setting: str, **kwargs: Any) -> None:

@@ -242,7 +242,7 @@ def test_r22b_servers_that_refuse_lock_sessions(settings: Any) -> None:
     (refused,) = [text for identity, text in everywhere if identity == "W006"]
     assert "'default' go through a pooler" in refused
     assert "W006" not in ids(tag="database", databases=["postgres"])
-    assert not list(registry.backends())
+    assert not list(registry)
     with database_alias("away", "postgres", PORT="1"):
         options = {"database": "postgres", "session_database": "away"}
         settings.DISTLOCK = {"default": {**ON_POSTGRES, "OPTIONS": options}}
