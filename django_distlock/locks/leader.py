@@ -13,7 +13,7 @@ from django.db import connections
 
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.deadline import backoff
-from django_distlock.concurrency.flow import finished, uninterrupted
+from django_distlock.concurrency.flow import finished
 from django_distlock.concurrency.text import one_line
 from django_distlock.exceptions import DistlockError, LockLost, UnsupportedOperation
 from django_distlock.manager import owner
@@ -393,16 +393,13 @@ class Leader:
             if self._on_elected is not None:
                 work = asyncio.create_task(self._call(self._on_elected, term))
             await self._watch(term)
-        except BaseException:
-            term._end("stopped")
-            await uninterrupted(self._step_down(term, work))
-            raise
-        await self._step_down(term, work)
+        finally:
+            term._end("stopped")  # unless it has ended
+            await finished(self._step_down(term, work))
         return term.reason
 
     async def _watch(self, term: Term) -> None:
         while term.reason is None:
-            self._changed.clear()
             if self._stopping:
                 term._end("stopped")
             elif term.leading:

@@ -159,6 +159,30 @@ def test_a_cancelled_candidate_steps_down_first(using: str, name: str) -> None:
     asyncio.run(main())
 
 
+def test_a_candidate_that_is_cancelled_while_it_steps_down_goes_on_with_that(name: str) -> None:
+    began, may_end = threading.Event(), threading.Event()
+
+    def demoted(term: Term) -> None:
+        began.set()
+        may_end.wait(PATIENCE)
+
+    async def main() -> None:
+        leader = Leader(name, using="memory", on_demoted=demoted)
+        task = asyncio.create_task(leader.arun())
+        assert await leader.aelected(PATIENCE)
+        leader.resign()
+        assert await asyncio.to_thread(began.wait, PATIENCE)
+        task.cancel()
+        await asyncio.sleep(0.05)
+        assert await advisory_lock(name, using="memory").alocked(), "free while a callback goes on"
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not await advisory_lock(name, using="memory").alocked(), "held by nobody"
+
+    asyncio.run(main())
+
+
 def fail(term: Term) -> None:
     raise ZeroDivisionError
 
