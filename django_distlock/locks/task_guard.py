@@ -19,14 +19,13 @@ CHECK_EVERY = 0.1
 class TaskGuard:
     """Watches over one ``async with`` block of the current task."""
 
-    __slots__ = ("_cancelling", "_ensure_held", "_loop", "_on_lost", "_task", "_timer", "fired")
+    __slots__ = ("_cancelling", "_ensure_held", "_on_lost", "_task", "_timer", "fired")
 
     def __init__(
         self, ensure_held: Callable[[], object], on_lost: Callable[[Callable[[object], object]], object]
     ) -> None:
         """``ensure_held`` and ``on_lost`` are those of the lease."""
         self._ensure_held, self._on_lost = ensure_held, on_lost
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[object] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._cancelling = 0
@@ -34,22 +33,21 @@ class TaskGuard:
 
     def arm(self) -> None:
         """Start watching: the block begins in the current task."""
-        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        self._task = asyncio.current_task()
         if self._task is None:
             raise RuntimeError("cancel_on_loss needs a task that can be cancelled.")
         self._cancelling = self._task.cancelling()
-        self._timer = self._loop.call_later(CHECK_EVERY, self._check)
+        self._timer = self._task.get_loop().call_later(CHECK_EVERY, self._check)
         self._on_lost(self._lost)
 
     def _lost(self, _lease: object) -> None:
         # most often in the keepalive thread
-        if self._loop is not None:
+        task = self._task
+        if task is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._fire)
+                task.get_loop().call_soon_threadsafe(self._fire)
 
     def _check(self) -> None:
-        if self._task is None or self._loop is None:
-            return
         try:
             self._ensure_held()
         except LockLost:
@@ -57,7 +55,7 @@ class TaskGuard:
         except LockNotHeld:
             pass  # the block has released it
         else:
-            self._timer = self._loop.call_later(CHECK_EVERY, self._check)
+            self._timer = asyncio.get_running_loop().call_later(CHECK_EVERY, self._check)
 
     def _fire(self) -> None:
         if self._task is not None and not self.fired:
