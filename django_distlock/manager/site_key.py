@@ -10,7 +10,6 @@ part of a key that comes from the row.
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
@@ -45,8 +44,6 @@ class SiteKeyHolder:
     """The site key of this process, read once."""
 
     def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._found: str | None = None
         self.pinned: str | None = None
         # the same without the name of the database, for what is stored in it: a renamed database keeps its records
         self.portable: str | None = None
@@ -58,54 +55,51 @@ class SiteKeyHolder:
 
         Without setting and row BackendUnavailable is raised; its message names the two remedies.
         """
-        if self.pinned is None:
-            self.pinned = self._find(patience)
-        return self.pinned
+        return self.pinned or self._pin(_key(patience))
 
     async def aload(self, patience: float = PATIENCE) -> str:
-        """:meth:`load` for threads and tasks; not in Django's thread for the ORM, which may be busy for long."""
+        """:meth:`load` for threads and tasks; not in Django's thread for the ORM, which may be busy for long.
+
+        It is pinned by the task, not by the thread that reads it: else tasks that begin during the read would overtake
+        those that wait for it.
+        """
+        if self.pinned is not None:
+            return self.pinned
         if not in_task():
             return self.load(patience)
-        if self.pinned is None:
-            # pinned here and not in the thread: tasks that begin during the read would overtake those that wait for it
-            if _in_memory():  # another thread would have another database, or wait for this one's transaction
-                self.pinned = await sync_to_async(self._find)(patience)
-            else:
-                self.pinned = await self._read(clock.now() + patience)
-        return self.pinned
-
-    async def _read(self, until: float) -> str:
-        """Read the key in a thread, for one task at a time: those behind it find it."""
-        turn = self._turns.turn()
+        if _in_memory():  # another thread would have another database, or wait for this one's transaction
+            return self._pin(await sync_to_async(_key)(patience))
+        until = clock.now() + patience
+        turn = self._turns.turn()  # one task reads, and those behind it find the key
         try:
-            if not await turn.acquire(until - clock.now()):
+            if not await turn.acquire(patience):
                 raise CallTimeout
-            patience = until - clock.now()
-            if self._found is None:
-                return await self._reads.call(until, self._find_in_thread, patience)
-            return self._found
+            return self.pinned or self._pin(await self._reads.call(until, _key_in_thread, until - clock.now()))
         except (CallTimeout, NotStarted) as error:
             raise BackendUnavailable("The site key of django-distlock was not read in time.") from error
         finally:
             turn.release()
 
-    def _find_in_thread(self, patience: float) -> str:
-        try:
-            return self._find(patience)
-        finally:
-            connections[DEFAULT_DB_ALIAS].close()  # that of this thread, which nobody else closes
-
-    def _find(self, patience: float) -> str:
-        setting = site_key_setting()
-        key = self._found or setting or read_row(patience)
-        with self._guard:
-            self._found = self.pinned or self._found or key
-            self.portable = self._found if setting else self._found.partition("@")[0]
-            return self._found
+    def _pin(self, key: str) -> str:
+        if self.pinned is None:
+            self.portable = key if site_key_setting() else key.partition("@")[0]
+            self.pinned = key
+        return self.pinned
 
     def forget(self) -> None:
         """Read the key again at the next use. Called when the settings have changed."""
-        self.pinned = self.portable = self._found = None
+        self.pinned = self.portable = None
+
+
+def _key(patience: float) -> str:
+    return site_key_setting() or read_row(patience)
+
+
+def _key_in_thread(patience: float) -> str:
+    try:
+        return _key(patience)
+    finally:
+        connections[DEFAULT_DB_ALIAS].close()  # that of this thread, which nobody else closes
 
 
 def _in_memory() -> bool:
