@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     from django.core.checks import CheckMessage
 
+    from django_distlock.keys import LockKey
+
     from .statements import Store
     from .wakeups import WakeSocket
 
@@ -299,6 +301,10 @@ class LeaseTableBackend(Backend):
 
     def inspect(self) -> Iterable[LockInfo]:
         return [row.info(self.alias) for row in run(self.store.run(clock.now() + PATIENCE, self._sql.rows))]
+
+    def held_among(self, keys: Iterable[LockKey]) -> set[LockKey]:
+        listed = {self.listed_as(key): key for key in keys}
+        return {listed[key] for key in run(self.store.run(clock.now() + PATIENCE, self._sql.held, listed))}
 
     def break_lock(self, info: LockInfo) -> bool:
         return bool(run(self.store.run(clock.now() + PATIENCE, self._sql.break_lease, info.key, info.fence or 0)))

@@ -26,7 +26,7 @@ from django_distlock.schema import NOW
 from .records import DEAD, GRACE, KEPT, NOWHERE, LiveLease, Look, Ticket, rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -86,6 +86,7 @@ FROM {lease} l LEFT JOIN {ticket} t ON t.digest = l.digest AND t.seen > {now} - 
 WHERE l.alias = :alias AND l.expires_at > {now} AND l.token <> '-'
 ORDER BY l.acquired_at, l.digest, t.{arrived}, t.token
 """
+HELD = "SELECT {hex} FROM {lease} l WHERE {hex} IN ('keys') AND l.expires_at > {now} AND l.token <> '-'"
 PRUNE_TICKETS = "DELETE FROM {ticket} WHERE seen < {now} - {dead}"
 LAST_OF_BATCH = """
 SELECT MAX(digest) FROM (SELECT digest FROM {lease} WHERE digest > :after ORDER BY digest {limit}) q
@@ -291,6 +292,13 @@ class Statements:
     def rows(self, session: Executor) -> list[LiveLease]:
         """The live leases of this alias."""
         return rows_of(self.ask(session, ROWS, {"alias": self._alias}))
+
+    def held(self, session: Executor, keys: Iterable[str]) -> list[str]:
+        """Those of ``keys``, in hexadecimal digits, whose leases are live."""
+        text, row = self._texts.get(HELD) or self._prepared(session, HELD)
+        values = {"now": self.now(session)} if self.clock is None else {}
+        text = text.replace("'keys'", ", ".join(f"'{key}'" for key in keys))
+        return [key for (key,) in session.ask(text, row(values))]
 
     def break_lease(self, session: Executor, digest: str, fence: int) -> bool:
         """Free the lease that was granted with ``fence``; False if it has ended."""
