@@ -1,78 +1,26 @@
 """LockSet, several locks at once, and Semaphore, several holders at once.
 
-A failed attempt at several locks leaves none of them held, inside a transaction too (R7). There a release normally
-waits for the end of the transaction (R11), because something may have been written under the lock. A lock of a failed
-attempt is released at once: its caller never had it.
+A failed attempt at several locks releases those that it has acquired as any other release does: inside a transaction
+when that ends (R11).
 """
 
 from __future__ import annotations
 
-import contextlib
 import random
-from typing import TYPE_CHECKING, Any, Self
-
-from django.db import DatabaseError
+from typing import TYPE_CHECKING, Self
 
 from django_distlock import signals
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.deadline import Deadline, backoff, pause
-from django_distlock.exceptions import BackendUnavailable
 from django_distlock.manager.acquire import LockRequest, acquire_flow, announce
-from django_distlock.manager.open_transactions import open_transactions
 from django_distlock.manager.registry import registry
-from django_distlock.manager.transactions import on_own_connection, unbind
 from django_distlock.validation import UNSET, Timeout, check_names, count, optional_seconds
 
 from .lease import Lease, LeaseSet, release_all
 from .lock import BaseLock, Lock, validate_alias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-
-class SetAttempt:
-    """One attempt at several locks: the leases acquired so far, and a savepoint before the first of them if they belong
-    to the transaction."""
-
-    def __init__(self, locks: Sequence[Lock]) -> None:
-        self.taken: list[Lease] = []
-        self._connection: Any = None
-        self._savepoint: str | None = None
-        opened = open_transactions()
-        if len(locks) < 2 or not opened:
-            return
-        if any(on_own_connection(registry.entry(lock.using).backend, opened) for lock in locks):
-            with contextlib.suppress(DatabaseError):  # the first lock will fail with the same error, and raise it
-                self._savepoint = opened[0].savepoint()
-                self._connection = opened[0]
-
-    def succeed(self) -> None:
-        """Keep all the locks, until the transaction ends if they belong to it."""
-        if self._savepoint is not None:
-            try:
-                self._connection.savepoint_commit(self._savepoint)
-            except DatabaseError as error:
-                raise BackendUnavailable("The transaction that was to hold the locks has failed.") from error
-
-    async def abandon(self) -> None:
-        """Release the locks acquired so far, as if they had never been requested."""
-        try:
-            for lease in self.taken:
-                hold = lease._hold
-                # a lock that this context held or kept before the attempt is not released
-                hold.abandoned = not hold.kept and hold.leases == {lease} and hold.scope == "session"
-                if hold.abandoned:
-                    unbind(hold)
-            await release_all(self.taken, False)
-        except BaseException:
-            for lease in self.taken:
-                lease._interrupted()
-            raise
-        finally:
-            if self._savepoint is not None:
-                with contextlib.suppress(DatabaseError):  # the transaction is over, and so are its locks
-                    self._connection.savepoint_rollback(self._savepoint)
-                    self._connection.savepoint_commit(self._savepoint)
+    from collections.abc import Iterable, Mapping
 
 
 class LockSet(BaseLock[LeaseSet]):
@@ -124,22 +72,30 @@ class LockSet(BaseLock[LeaseSet]):
         return type(self)(locks, using=self.using, timeout=self.timeout, into=self.into)
 
     async def _flow(self, timeout: float | None, start: float) -> LeaseSet | None:
-        attempt = SetAttempt(self.locks)
+        taken: list[Lease] = []
         try:
             for lock in self.locks:
                 lease = await lock._flow(timeout, start)
                 if lease is None:
-                    await attempt.abandon()
+                    await _abandon(taken)
                     return None
-                attempt.taken.append(lease)
-            attempt.succeed()
-            leases = LeaseSet(attempt.taken)
+                taken.append(lease)
+            return LeaseSet(taken)
         except GeneratorExit:
             raise
         except BaseException:
-            await attempt.abandon()
+            await _abandon(taken)
             raise
-        return leases
+
+
+async def _abandon(taken: list[Lease]) -> None:
+    """Release what a failed attempt has acquired."""
+    try:
+        await release_all(taken, False)
+    except BaseException:
+        for lease in taken:
+            lease._interrupted()
+        raise
 
 
 class Semaphore(BaseLock[Lease]):

@@ -25,7 +25,7 @@ from django_distlock.concurrency.text import one_line
 from . import events, owner
 from .lock_table import State, interrupted_calls, lock_table
 from .release import take_back
-from .transactions import defer, unbind
+from .transactions import defer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -73,9 +73,6 @@ def _give_up(hold: Hold, lease: Any) -> None:
     last = lock_table.start_release(hold) if lease is hold else lock_table.leave(hold, lease)
     if not last:  # the interrupt may have come right behind that
         last = hold.state is State.RELEASING and hold.released_by is lease
-    if last and not hold.acquired and hold.scope == "session":  # no caller ever had it, so no transaction keeps it
-        hold.abandoned = True
-        unbind(hold)
     if last and (hold.giving or not defer(hold)):
         run(_give_back(hold))
 

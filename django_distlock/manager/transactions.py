@@ -11,8 +11,6 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from django.db import connections
-
 from django_distlock import signals
 from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.fork import Order, at_fork
@@ -50,14 +48,6 @@ def choose_scope(backend: Any, opened: list[BaseDatabaseWrapper]) -> Scope:
     if backend.supports_transaction_scope and len(opened) == 1 and opened[0].alias == backend.database:
         return "transaction"
     return "session"
-
-
-def on_own_connection(backend: Any, opened: list[BaseDatabaseWrapper]) -> bool:
-    """Will the lock belong to a transaction on a connection of this thread?
-
-    False in a task, where the connection is that of the thread that waits for it.
-    """
-    return choose_scope(backend, opened) == "transaction" and opened[0] is connections[opened[0].alias]
 
 
 class TransactionWatch:
@@ -201,18 +191,8 @@ def bind(hold: Hold, opened: Iterable[BaseDatabaseWrapper]) -> None:
             watch.finish()
 
 
-def unbind(hold: Hold) -> None:
-    """Stop keeping ``hold`` for transactions."""
-    with _mutex:
-        for watch in hold.transactions:
-            watch.holds.remove(hold)
-        hold.transactions.clear()
-
-
 def defer(hold: Hold) -> bool:
     """Keep ``hold``, whose last Lease was released, while a transaction is open. False if none is."""
-    if hold.abandoned:
-        return False
     if hold.scope == "session":
         opened = open_transactions()
         owner = hold.owner
