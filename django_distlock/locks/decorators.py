@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any, Literal, Self, TypeVar
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
-from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connections, transaction
 from django.http import HttpRequest
 
@@ -135,8 +133,8 @@ def _decorate_sync(lock: Recipe, function: Callable[..., Any], template: Templat
             return _held_async(recipe, function, call, args, kwargs)
         if dispatches:
             _refuse_async_on_busy(function, recipe.on_busy)
-        if owner.on_event_loop():
-            _refuse_event_loop(function)
+        # waiting would block the loop, and with it a holder that runs on the same loop
+        owner.refuse_event_loop(f"async def {qualified_name(function)}")
         lease = recipe.acquire() if recipe.on_busy == "raise" else recipe.try_acquire(recipe.timeout)
         if lease is None:
             on_busy = recipe.on_busy
@@ -207,17 +205,6 @@ def is_async(function: Any) -> bool:
     while isinstance(function, functools.partial) and not iscoroutinefunction(function):
         function = function.func
     return iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
-
-
-def _refuse_event_loop(function: Callable[..., Any]) -> None:
-    """Raise SynchronousOnlyOperation: waiting would block the loop, and with it a holder that runs on the same loop."""
-    if not os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE"):
-        name = qualified_name(function)
-        raise SynchronousOnlyOperation(
-            f"{name} is not known to be async, so its lock would block the event loop. Call it in a thread "
-            "(sync_to_async). If it gives an awaitable, make it an `async def` or mark it with "
-            "asgiref.sync.markcoroutinefunction below the lock."
-        )
 
 
 async def _held_async(
