@@ -16,8 +16,6 @@ LONGEST = 10 * 366 * 86400.0
 # procrastinate, taskiq, FastStream. And what django-ninja sets on a function that it has registered with a router.
 REGISTERED = ("delay", "apply_async", "enqueue", "call_local", "send_with_options", "defer", "kiq", "call_wrapped")
 ROUTED = "_ninja_operation"
-# The same for an object that holds a function; the methods of others have such names, too.
-REGISTERED_IF_HOLDING = ("send", "schedule", "submit", "now", "invoke")
 
 
 class Unset(Enum):
@@ -135,8 +133,5 @@ def _registered_by(function: Any) -> str | None:
     as Celery's, has the class of its object.
     """
     kind, own = function.__class__, getattr(function, "__dict__", {})
-    names: tuple[str, ...] = REGISTERED
-    if "__wrapped__" in own or any(inspect.isroutine(value) for value in own.values()):
-        names += REGISTERED_IF_HOLDING
-    methods = (name for name in names if callable(own.get(name, getattr(kind, name, None))))
+    methods = (name for name in REGISTERED if callable(own.get(name, getattr(kind, name, None))))
     return ROUTED if ROUTED in own else next(methods, None)

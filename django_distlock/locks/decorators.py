@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any, Literal, Self, TypeVar
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
-from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connections, transaction
 from django.http import HttpRequest
 
@@ -124,31 +122,28 @@ def _decorate_sync(lock: Recipe, function: Callable[..., Any], template: Templat
     @functools.wraps(function)
     def locked(*args: Any, **kwargs: Any) -> Any:
         request = request_of(args)
-        with serving(request or request_of_rest(args)):
-            return held(request, *args, **kwargs)
-
-    def held(request: HttpRequest | None, /, *args: Any, **kwargs: Any) -> Any:
         excluded: LockedView = locked._non_atomic_requests  # type: ignore[attr-defined]
-        recipe = _recipe(lock, template, args, kwargs)
-        if dispatches and request is not None and is_async_dispatch(function, args):
-            call = functools.partial(call_view, function, request if innermost else None, excluded)
-            return _held_async(recipe, function, call, args, kwargs)
-        if dispatches:
-            _refuse_async_on_busy(function, recipe.on_busy)
-        if owner.on_event_loop():
-            _refuse_event_loop(function)
-        lease = recipe.acquire() if recipe.on_busy == "raise" else recipe.try_acquire(recipe.timeout)
-        if lease is None:
+        with serving(request or request_of_rest(args)):
+            recipe = _recipe(lock, template, args, kwargs)
             on_busy = recipe.on_busy
-            return call_view(on_busy, request, excluded, *args, **kwargs) if callable(on_busy) else None
-        try:
-            more = _given(recipe, lease)
-            result = call_view(body, request if innermost else None, excluded, *args, **kwargs, **more)
-        except BaseException as error:
-            lease.__exit__(type(error), error, None)  # so that the exception of the body is raised
-            raise
-        lease.__exit__(None, None, None)  # the call may stand in an except block, whose exception is unrelated
-        return result
+            if dispatches and request is not None and is_async_dispatch(function, args):
+                call = functools.partial(call_view, function, request if innermost else None, excluded)
+                return _held_async(recipe, function, call, args, kwargs)
+            if dispatches:
+                _refuse_async_on_busy(function, on_busy)
+            if owner.on_event_loop():  # a wait would block it, and with it a holder that runs on the same loop
+                owner.refuse_event_loop(f"async def {qualified_name(function)}")
+            lease = recipe.acquire() if on_busy == "raise" else recipe.try_acquire(recipe.timeout)
+            if lease is None:
+                return call_view(on_busy, request, excluded, *args, **kwargs) if callable(on_busy) else None
+            try:
+                more = _given(recipe, lease)
+                result = call_view(body, request if innermost else None, excluded, *args, **kwargs, **more)
+            except BaseException as error:
+                lease.__exit__(type(error), error, None)  # so that the exception of the body is raised
+                raise
+            lease.__exit__(None, None, None)  # the call may stand in an except block, whose exception is unrelated
+            return result
 
     innermost = open_no_transaction(locked, function)
     return locked
@@ -207,17 +202,6 @@ def is_async(function: Any) -> bool:
     while isinstance(function, functools.partial) and not iscoroutinefunction(function):
         function = function.func
     return iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
-
-
-def _refuse_event_loop(function: Callable[..., Any]) -> None:
-    """Raise SynchronousOnlyOperation: waiting would block the loop, and with it a holder that runs on the same loop."""
-    if not os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE"):
-        name = qualified_name(function)
-        raise SynchronousOnlyOperation(
-            f"{name} is not known to be async, so its lock would block the event loop. Call it in a thread "
-            "(sync_to_async). If it gives an awaitable, make it an `async def` or mark it with "
-            "asgiref.sync.markcoroutinefunction below the lock."
-        )
 
 
 async def _held_async(

@@ -83,7 +83,7 @@ def test_r23_idle_sessions_close_after_5_seconds(me: Actor, entry: Entry, using:
     me.release(lease)
     backend.tick(clock.now() + 4.4)
     assert server_sessions(entry) - others == 1
-    eventually(lambda: not backend.threads._running, "a statement is on its way")
+    eventually(backend.threads.idle, "a statement is on its way")
     backend.tick(clock.now() + 5.6)
     eventually(lambda: server_sessions(entry) <= others, "a session stays open")
 

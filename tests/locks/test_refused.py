@@ -134,8 +134,7 @@ def test_plain_function_is_refused_on_the_loop_and_told_the_cure(kind: str, name
         async with advisory_lock(name, using="memory"):
             with pytest.raises(SynchronousOnlyOperation) as refused:
                 await asyncio.create_task(as_task())
-        cure = ("would block the event loop", "sync_to_async", "async def", "markcoroutinefunction")
-        for part in (*cure, PLAIN[kind].__qualname__):
+        for part in ("would block the event loop", "sync_to_async", f"async def {PLAIN[kind].__qualname__}"):
             assert part in str(refused.value)
 
     asyncio.run(call())
@@ -147,7 +146,7 @@ def test_other_recipes_are_refused_too_and_a_notebook_may_ask_for_it(recipe: Any
     locked = recipe(gives_coroutine)
 
     async def call() -> Any:
-        with pytest.raises(SynchronousOnlyOperation, match="markcoroutinefunction"):
+        with pytest.raises(SynchronousOnlyOperation, match="would block the event loop"):
             locked("x")
         monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
         return recipe(lambda: "done")()

@@ -102,8 +102,8 @@ def faststream(function: Any) -> Any:
 KINDS: dict[str, Callable[[Any], Any]] = {
     "celery": Celery,
     "shared_task": Proxy,
-    "dramatiq": marked("send"),
-    "huey": marked("schedule"),
+    "dramatiq": marked("send_with_options"),
+    "huey": marked("call_local"),
     "procrastinate": marked("defer"),
     "taskiq": marked("kiq"),
     "rq": rq,

@@ -216,8 +216,8 @@ MANAGER = (
         "a lock above @shared_task is accepted and locks nothing",
         "decorators",
         "validation.py",
-        "    names: tuple[str, ...] = REGISTERED\n",
-        "    names: tuple[str, ...] = ()\n",
+        "for name in REGISTERED if",
+        "for name in () if",
         ("tests/locks/test_registered.py",),
     ),
     Mutant(

@@ -7,10 +7,11 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from importlib.util import find_spec, module_from_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
+from asgiref.sync import SyncToAsync, ThreadSensitiveContext, async_to_sync, sync_to_async
 
 from django_distlock import advisory_lock
 from tests.contract.actors import PATIENCE
@@ -180,3 +181,13 @@ def test_r2_many_tasks_with_sync_code_at_once(using: str, name: str) -> None:
 
     asyncio.run(main())
     assert served == [True] * 40
+
+
+def test_r2_an_asgiref_that_no_longer_says_whose_thread_it_is_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else two tasks would count as their thread, and enter each other's locks in silence."""
+    monkeypatch.setattr(SyncToAsync, "thread_handler", lambda self, loop, *args: None)
+    spec = find_spec("django_distlock.manager.owner")
+    assert spec is not None
+    assert spec.loader is not None
+    with pytest.raises(ImportError, match=r"not supported: .* has no .*main_event_loop_pid"):
+        spec.loader.exec_module(module_from_spec(spec))
