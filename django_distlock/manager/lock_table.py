@@ -165,8 +165,8 @@ class Hold:
         """Why the lock cannot be relied on."""
         return self.lost or self.backend.doubt
 
-    # What asks the engine. The grant is stored where the engine's method returns: Python looks
-    # for signals neither when a Python function returns to one nor at an assignment, so no interrupt can lose it.
+    # The grant is stored where the engine's method returns: Python looks for signals neither when a Python function
+    # returns to one nor at an assignment, so no interrupt can lose it.
 
     async def ask(self, claim: Claim, wait: float) -> Grant | None:
         backend = self.backend
