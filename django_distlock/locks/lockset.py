@@ -6,13 +6,16 @@ when that ends (R11).
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import TYPE_CHECKING, Self
 
 from django_distlock import signals
-from django_distlock.concurrency import clock
+from django_distlock.concurrency import clock, leftovers
 from django_distlock.concurrency.deadline import Deadline, backoff, pause
-from django_distlock.manager.acquire import LockRequest, acquire_flow, announce
+from django_distlock.concurrency.flow import clean_up
+from django_distlock.exceptions import DistlockError
+from django_distlock.manager.acquire import LockRequest, acquire, announce
 from django_distlock.manager.registry import registry
 from django_distlock.validation import UNSET, Timeout, check_names, count, optional_seconds
 
@@ -38,6 +41,7 @@ class LockSet(BaseLock[LeaseSet]):
     ) -> None:
         if isinstance(names, str):
             raise TypeError("names must be an iterable of names, not one str; for one lock use advisory_lock().")
+        super().__init__()
         self.using = validate_alias(using)
         self.timeout = optional_seconds("timeout", timeout, none=True)
         check_names(into=into)
@@ -77,25 +81,17 @@ class LockSet(BaseLock[LeaseSet]):
             for lock in self.locks:
                 lease = await lock._flow(timeout, start)
                 if lease is None:
-                    await _abandon(taken)
+                    await release_all(taken, False)
                     return None
                 taken.append(lease)
             return LeaseSet(taken)
-        except GeneratorExit:
+        except BaseException as error:
+            if isinstance(error, (DistlockError, asyncio.CancelledError)):
+                await clean_up(release_all(taken, False))
+            else:
+                for lease in taken:
+                    leftovers.leave(lease._give_up)
             raise
-        except BaseException:
-            await _abandon(taken)
-            raise
-
-
-async def _abandon(taken: list[Lease]) -> None:
-    """Release what a failed attempt has acquired."""
-    try:
-        await release_all(taken, False)
-    except BaseException:
-        for lease in taken:
-            lease._interrupted()
-        raise
 
 
 class Semaphore(BaseLock[Lease]):
@@ -115,6 +111,7 @@ class Semaphore(BaseLock[Lease]):
         ttl: Timeout = UNSET,
         into: str | None = None,
     ) -> None:
+        super().__init__()
         self._lock = Lock(name, using=using, timeout=timeout, ttl=ttl, into=into)
         self.name, self.using, self.timeout = self._lock.name, self._lock.using, self._lock.timeout
         self.into = into
@@ -147,7 +144,7 @@ class Semaphore(BaseLock[Lease]):
             template=self.template,
         )
         if registry.entry(self.using).backend.supports_semaphore:
-            return await acquire_flow(request, Lease)
+            return await acquire(request, Lease)
         return await self._slot_flow(request)
 
     async def _slot_flow(self, request: LockRequest) -> Lease | None:
@@ -158,7 +155,7 @@ class Semaphore(BaseLock[Lease]):
             for slot in random.sample(range(self.limit), self.limit):
                 parts = (*request.parts, str(slot))
                 one = request._replace(parts=parts, timeout=0, start=clock.now(), limit=0, since=request.start)
-                lease = await acquire_flow(one, Lease)
+                lease = await acquire(one, Lease)
                 if lease is not None:
                     return lease
             left = deadline.left()
