@@ -42,6 +42,16 @@ class BaseLock(decorators.Recipe, Generic[L]):
         # the leases of the open ``with`` blocks; each change is one operation of a list, which needs no mutex
         self._open: list[L] = []
 
+    def __getstate__(self) -> dict[str, object]:
+        """The open blocks are those of one object, and not of its copies."""
+        return {**vars(self), "_open": []}
+
+    def _with(self, **changes: object) -> Self:
+        """The same recipe with other attributes."""
+        made = object.__new__(type(self))
+        vars(made).update(self.__getstate__(), **changes)
+        return made
+
     async def _flow(self, timeout: float | None, start: float) -> L | None:
         """Acquire within ``timeout`` seconds (None: no limit) of the monotonic time ``start``; None if busy."""
         raise NotImplementedError
@@ -202,19 +212,8 @@ class Lock(BaseLock[Lease]):
         return (self.name,)
 
     def formatted(self, values: Mapping[str, str]) -> Self:
-        made = type(self)(
-            values.get(self.name, self.name),
-            using=self.using,
-            timeout=self.timeout,
-            ttl=self.ttl,
-            max_hold=self.max_hold,
-            shared=self.shared,
-            on_busy=self.on_busy,
-            cancel_on_loss=self.cancel_on_loss,
-            into=self.into,
-        )
-        made.template = self.template or self.name
-        return made
+        name = validate_name(values.get(self.name, self.name))
+        return self._with(name=name, template=self.template or self.name)
 
     def locked(self) -> bool:
         """Does anybody hold this lock now, in either mode, this caller included? Asks the engine once, takes nothing.

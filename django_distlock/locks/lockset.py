@@ -15,6 +15,7 @@ from django_distlock.concurrency import clock, leftovers
 from django_distlock.concurrency.deadline import Deadline, backoff, pause
 from django_distlock.concurrency.flow import clean_up
 from django_distlock.exceptions import DistlockError
+from django_distlock.keys import validate_name
 from django_distlock.manager.acquire import LockRequest, acquire, announce
 from django_distlock.manager.registry import registry
 from django_distlock.validation import UNSET, Timeout, check_names, count, optional_seconds
@@ -112,9 +113,9 @@ class Semaphore(BaseLock[Lease]):
         into: str | None = None,
     ) -> None:
         super().__init__()
-        self._lock = Lock(name, using=using, timeout=timeout, ttl=ttl, into=into)
-        self.name, self.using, self.timeout = self._lock.name, self._lock.using, self._lock.timeout
-        self.into = into
+        lock = Lock(name, using=using, timeout=timeout, ttl=ttl, into=into)
+        self.name, self.using, self.timeout = lock.name, lock.using, lock.timeout
+        self.ttl, self.into = lock.ttl, into
         self.limit = count("limit", limit)
 
     def __repr__(self) -> str:
@@ -127,10 +128,8 @@ class Semaphore(BaseLock[Lease]):
         return (self.name,)
 
     def formatted(self, values: Mapping[str, str]) -> Self:
-        name = values.get(self.name, self.name)
-        made = type(self)(name, self.limit, using=self.using, timeout=self.timeout, ttl=self._lock.ttl, into=self.into)
-        made.template = made._lock.template = self.template or self.name
-        return made
+        name = validate_name(values.get(self.name, self.name))
+        return self._with(name=name, template=self.template or self.name)
 
     async def _flow(self, timeout: float | None, start: float) -> Lease | None:
         request = LockRequest(
@@ -138,7 +137,7 @@ class Semaphore(BaseLock[Lease]):
             (self.name, "semaphore"),
             timeout,
             start,
-            ttl=self._lock.ttl,
+            ttl=self.ttl,
             limit=self.limit,
             reenter=False,
             template=self.template,

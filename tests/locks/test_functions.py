@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock import Lock, LockLost, LockNotAcquired, advisory_lock, break_lock, held_locks, lock_all, semaphore
+from django_distlock import (
+    Lock,
+    LockLost,
+    LockNotAcquired,
+    LockNotHeld,
+    advisory_lock,
+    break_lock,
+    held_locks,
+    lock_all,
+    semaphore,
+)
 from tests.conftest import PATIENCE, eventually
 from tests.locks.elsewhere import held_elsewhere, is_free
 
@@ -207,3 +217,12 @@ def test_recipe_can_be_copied_and_pickled() -> None:
             assert vars(other) == vars(lock)
             assert other.timeout is lock.timeout
             assert other(lambda pk: not is_free("7"))(7) is True
+
+
+def test_a_copy_has_no_open_block_of_the_original(name: str) -> None:
+    lock = Lock(name, using="memory", timeout=0)
+    with lock:
+        for other in (copy.copy(lock), through_pickle(lock), lock.formatted({})):
+            with pytest.raises(LockNotHeld, match="was not entered by this context"):
+                other.__exit__(None, None, None)
+    assert is_free(name)
