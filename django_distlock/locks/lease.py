@@ -7,7 +7,8 @@ import contextlib
 import logging
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from functools import partial
+from typing import TYPE_CHECKING, Self
 
 from django_distlock.concurrency import clock, leftovers
 from django_distlock.concurrency.flow import in_task, run
@@ -41,23 +42,45 @@ class BaseLease:
     @property
     def owner(self) -> object:
         """The context that acquired it."""
+        return self._leases[0]._hold.owner
+
+    @property
+    def _leases(self) -> tuple[Lease, ...]:
         raise NotImplementedError
 
-    async def _release_flow(self, raising: bool) -> None:
-        """Release the lock. ``raising``: raise the errors, do not log them."""
-        raise NotImplementedError
+    async def _arelease(self, raising: bool) -> None:
+        """Release in reverse order. ``raising``: raise the first error, do not log it."""
+        errors: list[BaseException] = []
+        for lease in reversed(self._leases):
+            try:
+                if lease._ends_hold():
+                    await lease._give_back()
+            except (DistlockError, asyncio.CancelledError) as error:
+                errors.append(error)
+        _report(errors, raising)
 
     def _release(self, raising: bool) -> None:
-        """:meth:`_release_flow` in this thread.
+        """:meth:`_arelease` in this thread.
 
         On an event loop another thread asks the engine: another task of the same loop may be in the middle of a
         statement, which ends only if the loop keeps running. Then errors of the engine are only logged.
         """
-        raise NotImplementedError
+        if not in_task():
+            run(self._arelease(raising))
+            return
+        errors: list[BaseException] = []
+        for lease in reversed(self._leases):
+            try:
+                if lease._ends_hold():
+                    leftovers.leave(partial(run, lease._give_back()))
+            except DistlockError as error:
+                errors.append(error)
+        _report(errors, raising)
 
     def _give_up(self) -> None:
         """Do what is left of the release, in a thread that may wait. Does nothing if nothing is left."""
-        raise NotImplementedError
+        for lease in reversed(self._leases):
+            lease._finish()
 
     def _close(self, kind: type[BaseException] | None) -> None:
         """Release in this thread. ``kind``: the exception that is being raised."""
@@ -71,7 +94,7 @@ class BaseLease:
             if kind is GeneratorExit:
                 leftovers.leave(self._give_up)
             else:
-                await self._release_flow(kind is None)
+                await self._arelease(kind is None)
         except BaseException as error:
             self._failed(error)
             raise
@@ -148,11 +171,6 @@ class Lease(BaseLease):
     def __repr__(self) -> str:
         state = "lost" if self.lost else "held" if self.held else "released"
         return f"<Lease {self.name!r} on {self.using!r}: {state}>"
-
-    @property
-    def owner(self) -> object:
-        """The context that acquired it."""
-        return self._hold.owner
 
     @property
     def name(self) -> str:
@@ -251,13 +269,10 @@ class Lease(BaseLease):
         Raises LockLost if the lock was lost, UnsupportedOperation if the engine has no TTL.
         """
         owner.refuse_event_loop("await lease.aextend()")
-        run(self._extend_flow(ttl))
+        run(self.aextend(ttl))
 
     async def aextend(self, ttl: float) -> None:
         """:meth:`extend` for a task."""
-        await self._extend_flow(ttl)
-
-    async def _extend_flow(self, ttl: float) -> None:
         ttl = seconds("ttl", ttl, positive=True) or 0.0
         hold = self._hold
         if not hold.backend.supports_ttl:
@@ -296,42 +311,31 @@ class Lease(BaseLease):
             raise LockLost(f"The lock {self.name!r} of alias {self.using!r} was in doubt while it was held.") from error
         raise LockLost(self._lost_message()) from error
 
-    def _release(self, raising: bool) -> None:
-        if not self._ends_hold(raising):
-            return
-        if in_task():
-            leftovers.leave(self._give_back_in_thread)
-        else:
-            run(self._give_back(raising))
+    @property
+    def _leases(self) -> tuple[Lease, ...]:
+        return (self,)
 
-    async def _release_flow(self, raising: bool) -> None:
-        if self._ends_hold(raising):
-            await self._give_back(raising)
-
-    def _give_back_in_thread(self) -> None:
-        run(self._give_back(False))
-
-    async def _give_back(self, raising: bool) -> None:
+    async def _give_back(self) -> None:
         error = await give_back(self._hold)
         if error is not None:
-            self._report(error, raising)
+            raise error
 
-    def _give_up(self) -> None:
+    def _finish(self) -> None:
+        """See :meth:`BaseLease._give_up`."""
         hold, self._released = self._hold, True
         first = lock_table.leave(hold, self)
         cut_off = not first and self._last and hold.state is State.RELEASING
         if (first or cut_off) and not defer(hold):
             finish(hold, again=cut_off)
 
-    def _ends_hold(self, raising: bool) -> bool:
-        """Stop using the hold. True if the engine is to be asked to release it now."""
+    def _ends_hold(self) -> bool:
+        """Stop using the hold. True if the engine is to be asked to release it now. LockLost."""
         hold = self._hold
         if self._released or hold.lost == FORKED:
             return False
         self._released = True
         if hold.lost is not None:
-            self._report(LockLost(self._lost_message()), raising)
-            return False
+            raise LockLost(self._lost_message())
         if not lock_table.leave(hold, self):
             self._outlived = bool(hold.leases)
             return False
@@ -340,10 +344,15 @@ class Lease(BaseLease):
             return False
         return True
 
-    def _report(self, error: DistlockError, raising: bool) -> None:
-        if raising:
-            raise error
-        logger.warning("%s This error is only logged, because another exception is being raised.", error)
+
+def _report(errors: list[BaseException], raising: bool) -> None:
+    """Raise a cancellation or the first error."""
+    if not errors:
+        return
+    first = next((error for error in errors if isinstance(error, asyncio.CancelledError)), errors[0])
+    if raising or isinstance(first, asyncio.CancelledError):
+        raise first
+    logger.warning("%s This error is only logged, because another exception is being raised.", first)
 
 
 class LeaseSet(BaseLease):
@@ -377,10 +386,6 @@ class LeaseSet(BaseLease):
         return found[0]
 
     @property
-    def owner(self) -> object:
-        return self.leases[0].owner
-
-    @property
     def lost(self) -> bool:
         """Was any of them lost?"""
         return any(lease.lost for lease in self.leases)
@@ -390,39 +395,6 @@ class LeaseSet(BaseLease):
         for lease in self.leases:
             lease.ensure_held()
 
-    def _release(self, raising: bool) -> None:
-        if not in_task():
-            run(self._release_flow(raising))
-            return
-        first: DistlockError | None = None
-        for lease in reversed(self.leases):
-            try:
-                lease._release(True)
-            except DistlockError as error:
-                first = first or error
-        if first is not None and raising:
-            raise first
-
-    def _give_up(self) -> None:
-        for lease in reversed(self.leases):
-            lease._give_up()
-
-    async def _release_flow(self, raising: bool) -> None:
-        await release_all(self.leases, raising)
-
-
-async def release_all(leases: Any, raising: bool) -> None:
-    """Release all leases in reverse order, then raise a cancellation or the first error."""
-    first: DistlockError | None = None
-    cancelled: asyncio.CancelledError | None = None
-    for lease in reversed(leases):
-        try:
-            await lease._release_flow(True)
-        except DistlockError as error:
-            first = first or error
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
-    if first is not None and raising:
-        raise first
+    @property
+    def _leases(self) -> tuple[Lease, ...]:
+        return self.leases

@@ -20,7 +20,7 @@ from django_distlock.manager.acquire import LockRequest, acquire, announce
 from django_distlock.manager.registry import registry
 from django_distlock.validation import UNSET, Timeout, check_names, count, optional_seconds
 
-from .lease import Lease, LeaseSet, release_all
+from .lease import Lease, LeaseSet
 from .lock import BaseLock, Lock, validate_alias
 
 if TYPE_CHECKING:
@@ -82,16 +82,15 @@ class LockSet(BaseLock[LeaseSet]):
             for lock in self.locks:
                 lease = await lock._flow(timeout, start)
                 if lease is None:
-                    await release_all(taken, False)
+                    await LeaseSet(taken)._arelease(False)
                     return None
                 taken.append(lease)
             return LeaseSet(taken)
         except BaseException as error:
             if isinstance(error, (DistlockError, asyncio.CancelledError)):
-                await clean_up(release_all(taken, False))
+                await clean_up(LeaseSet(taken)._arelease(False))
             else:
-                for lease in taken:
-                    leftovers.leave(lease._give_up)
+                leftovers.leave(LeaseSet(taken)._give_up)
             raise
 
 
