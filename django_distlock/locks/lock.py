@@ -66,6 +66,12 @@ class BaseLock(decorators.Recipe, Generic[L]):
         entry = registry.entry(self.using)
         return entry.config.timeout if timeout is UNSET else timeout
 
+    def _refuse_task(self, instead: str) -> None:
+        if asyncio._get_running_loop() is not None:
+            owner.refuse_event_loop(instead)
+        if self.cancel_on_loss:
+            decorators.refuse_cancel_on_loss()
+
     def _busy(self, timeout: float | None) -> LockNotAcquired:
         if timeout == 0:
             return LockNotAcquired(f"{self._described()} is held by another caller.")
@@ -78,10 +84,7 @@ class BaseLock(decorators.Recipe, Generic[L]):
         Raises LockNotAcquired (busy, timeout 0), LockTimeout, DeadlockDetected, BackendUnavailable; and
         SynchronousOnlyOperation in the thread of a running event loop, which a wait would block.
         """
-        if asyncio._get_running_loop() is not None:
-            owner.refuse_event_loop("await lock.aacquire()")
-        if self.cancel_on_loss:
-            decorators.refuse_cancel_on_loss()
+        self._refuse_task("await lock.aacquire()")
         timeout = self._resolve(timeout)
         lease = run(self._flow(timeout, clock.now()))
         if lease is None:
@@ -101,10 +104,7 @@ class BaseLock(decorators.Recipe, Generic[L]):
 
         Raises the other errors of :meth:`acquire`.
         """
-        if asyncio._get_running_loop() is not None:
-            owner.refuse_event_loop("await lock.atry_acquire()")
-        if self.cancel_on_loss:
-            decorators.refuse_cancel_on_loss()
+        self._refuse_task("await lock.atry_acquire()")
         return run(self._flow(self._resolve(timeout), clock.now()))
 
     async def atry_acquire(self, timeout: Timeout = 0) -> L | None:
@@ -134,13 +134,11 @@ class BaseLock(decorators.Recipe, Generic[L]):
         lease._aenters()
         return lease
 
-    def _block(self, context: object = None) -> L | None:
-        """The lease of the latest block of ``context`` (the caller), or of the only open block (R24); None without."""
+    def _block(self) -> L | None:
+        """The lease of the latest block of the caller, or of the only open block (R24); None without."""
         leases = tuple(self._open)
-        if len(leases) > 1:
-            context = context or owner.current()
-            return next((lease for lease in reversed(leases) if lease.owner is context), None)
-        return leases[0] if leases else None
+        me = owner.current() if len(leases) > 1 else None
+        return next((lease for lease in reversed(leases) if me is None or lease.owner is me), None)
 
     def _close_block(self, lease: L) -> None:
         with contextlib.suppress(ValueError):  # another context has closed it just now
