@@ -19,9 +19,8 @@ MOST_WAITING = 20
 Scope = Literal["session", "transaction"]
 
 
-@dataclass(slots=True, kw_only=True, frozen=True)
-class Claim:
-    """A request to an engine for a lock.
+class Claim(NamedTuple):
+    """A request to an engine for a lock. A tuple, because every acquire creates one.
 
     ``ttl`` is in seconds; None where the engine keeps a lock as long as its session lives. ``token`` is a new random
     text that proves ownership to engines that store it, and empty for the others. ``scope`` is "transaction" where the
@@ -33,10 +32,18 @@ class Claim:
     key: LockKey
     shared: bool = False
     ttl: float | None = None
-    token: str = field(default="", repr=False)
+    token: str = ""
     scope: Scope = "session"
     answer_by: float = 0.0
     limit: int = 0
+
+    def __repr__(self) -> str:
+        """Without the token, which is a secret."""
+        return f"<Claim {self.key.name!r}{' shared' if self.shared else ''}, ttl {self.ttl}, scope {self.scope}>"
+
+
+#: A Claim of all its fields in a tuple. The class itself makes one by a function of Python.
+claim_of: Callable[[tuple[LockKey, bool, float | None, str, Scope, float, int]], Claim] = partial(tuple.__new__, Claim)
 
 
 class Grant(NamedTuple):

@@ -98,9 +98,8 @@ class Backend(ABC):
     def release(self, grant: Grant) -> bool:
         """Release the lock. False: ``grant`` no longer held it."""
 
-    def release_again(self, grant: Grant, alone: bool) -> bool:
-        """:meth:`release` after one that was interrupted and may have reached the engine. ``alone``: this process has
-        no other grant of the key."""
+    def release_again(self, grant: Grant) -> bool:
+        """:meth:`release` after one that was interrupted and may have reached the engine."""
         return self.release(grant)
 
     @abstractmethod
@@ -138,24 +137,6 @@ class Backend(ABC):
     def prune_old(self, days: float) -> Mapping[str, int]:
         """Delete rows that are no longer needed; the number of each kind."""
         return {}
-
-    def acquire_fast(self, claim: Claim, wait: float) -> Grant | None:
-        """Take the lock in this thread with one statement on an open session; None if that is not possible.
-
-        A short cut for the most frequent case: after None the caller uses :meth:`try_acquire`.
-        """
-        return None
-
-    def release_fast(self, grant: Grant) -> bool:
-        """Release a lock in the same way; after False the caller uses :meth:`release`."""
-        return False
-
-    def stray(self, claim: Claim, known: Sequence[Grant]) -> Grant | None:
-        """The grant of ``claim`` that an interrupt has lost on its way to the caller; None if there is none.
-
-        ``known`` are the other grants of this process for the same key.
-        """
-        return None
 
     def verify(self, grant: Grant) -> bool:
         """Ask the engine whether ``grant`` still holds."""

@@ -72,9 +72,6 @@ class MemoryBackend(Backend):
                 self._live(claim.key.digest, clock.now())
             raise
 
-    def acquire_fast(self, claim: Claim, wait: float) -> Grant | None:
-        return self.try_acquire(claim)
-
     def _taken(self, claim: Claim, now: float) -> Grant | None:
         ttl = claim.ttl or 0.0
         digest = claim.key.digest
@@ -110,9 +107,6 @@ class MemoryBackend(Backend):
             if not self._entries[digest]:
                 del self._entries[digest]
             return True
-
-    def release_fast(self, grant: Grant) -> bool:
-        return self.release(grant)
 
     def verify(self, grant: Grant) -> bool:
         with self._mutex:

@@ -12,7 +12,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING
 
-from . import clock, finalizers
+from . import clock, leftovers
 from .flow import in_task
 
 if TYPE_CHECKING:
@@ -264,10 +264,7 @@ class Turn:
 
     def release(self) -> None:
         """Give the lock back, or leave its queue; nothing if neither is to be done."""
-        if finalizers.here.collecting:
-            finalizers.later(self._release)
-        else:
-            self._release()
+        leftovers.now_or_later(self._release)
 
     def _release(self) -> None:
         lock, place = self._lock, self._place

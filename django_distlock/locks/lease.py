@@ -7,20 +7,21 @@ import contextlib
 import logging
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from functools import partial
+from typing import TYPE_CHECKING, Self
 
-from django_distlock.concurrency import clock, finalizers
+from django_distlock.concurrency import clock, leftovers
 from django_distlock.concurrency.flow import in_task, run
 from django_distlock.exceptions import DistlockError, LockLost, LockNotHeld
 from django_distlock.manager import owner
-from django_distlock.manager.interrupted import in_thread
 from django_distlock.manager.keepalive import RENEWALS_PER_TTL, keepalive
-from django_distlock.manager.lock_table import FORKED, Hold, State, interrupted_calls, lock_table
-from django_distlock.manager.release import give_back, give_back_fast, lose_dead, notice_loss
+from django_distlock.manager.lock_table import FORKED, Hold, State, lock_table
+from django_distlock.manager.release import ask_to_release, finish, give_back, lose_dead, notice_loss
 from django_distlock.manager.transactions import defer
 from django_distlock.validation import seconds
 
 if TYPE_CHECKING:
+    import weakref
     from collections.abc import Callable, Iterator
 
     from django_distlock.records import Grant
@@ -29,39 +30,79 @@ if TYPE_CHECKING:
 
 
 class BaseLease:
-    """Base class of Lease and LeaseSet: ``with lease:``, ``async with lease:`` and ``release()``."""
+    """Base class of Lease and LeaseSet: ``with lease:``, ``async with lease:`` and ``release()``.
+
+    What the exception of a signal (KeyboardInterrupt, a task's soft time limit) cuts off is done in another thread, and
+    so is a release inside a generator or coroutine that is being closed: it may not wait, and if the garbage collector
+    closes it, this thread may have any mutex.
+    """
 
     __slots__ = ()
 
-    async def _release_flow(self, raising: bool) -> None:
-        """Release the lock. ``raising``: raise the errors, do not log them."""
+    @property
+    def owner(self) -> object:
+        """The context that acquired it."""
+        return self._leases[0]._hold.owner
+
+    @property
+    def _leases(self) -> tuple[Lease, ...]:
         raise NotImplementedError
-
-    def _interrupted(self) -> None:
-        """Leave the rest of a release that has failed to the keepalive thread. Does nothing if none is left."""
-        raise NotImplementedError
-
-    def _release(self, raising: bool) -> None:
-        """:meth:`_release_flow` in this thread. After an exception the caller calls :meth:`_interrupted`.
-
-        On an event loop a thread asks the engine: another task of the same loop may be in the middle of a statement,
-        which ends only if the loop keeps running. Then errors of the engine are only logged.
-        """
-        raise NotImplementedError
-
-    def _aenters(self) -> None:
-        """Called when an ``async with`` block begins in this task."""
-
-    async def _aleave(self, error: BaseException | None) -> None:
-        """Called when the block has ended, with its exception."""
-        await self._arelease(error is None)
 
     async def _arelease(self, raising: bool) -> None:
+        """Release in reverse order. ``raising``: raise the first error, do not log it."""
+        errors: list[BaseException] = []
+        for lease in reversed(self._leases):
+            try:
+                if lease._ends_hold():
+                    await lease._give_back()
+            except (DistlockError, asyncio.CancelledError) as error:
+                errors.append(error)
+        _report(errors, raising)
+
+    def _release(self, raising: bool) -> None:
+        """:meth:`_arelease` in this thread.
+
+        On an event loop another thread asks the engine: another task of the same loop may be in the middle of a
+        statement, which ends only if the loop keeps running. Then errors of the engine are only logged.
+        """
+        if not in_task():
+            run(self._arelease(raising))
+            return
+        errors: list[BaseException] = []
+        for lease in reversed(self._leases):
+            try:
+                if lease._ends_hold():
+                    leftovers.leave(partial(run, lease._give_back()))
+            except DistlockError as error:
+                errors.append(error)
+        _report(errors, raising)
+
+    def _give_up(self) -> None:
+        """Do what is left of the release, in a thread that may wait. Does nothing if nothing is left."""
+        for lease in reversed(self._leases):
+            lease._finish()
+
+    def _close(self, kind: type[BaseException] | None) -> None:
+        """Release in this thread. ``kind``: the exception that is being raised."""
+        if kind is GeneratorExit:
+            leftovers.leave(self._give_up)
+        else:
+            self._release(kind is None)
+
+    async def _aclose(self, kind: type[BaseException] | None) -> None:
         try:
-            await self._release_flow(raising)
-        except BaseException:
-            self._interrupted()
+            if kind is GeneratorExit:
+                leftovers.leave(self._give_up)
+            else:
+                await self._arelease(kind is None)
+        except BaseException as error:
+            self._failed(error)
             raise
+
+    def _failed(self, error: BaseException) -> None:
+        """The release has failed: an error of ours has ended it, any other exception has cut it off."""
+        if not isinstance(error, DistlockError):
+            leftovers.leave(self._give_up)
 
     def release(self) -> None:
         """Release the lock. A second release does nothing.
@@ -70,20 +111,14 @@ class BaseLease:
         the engine keeps the lock until the transaction has ended.
         """
         try:
-            if finalizers.here.collecting:
-                finalizers.later(self._release, False)
-            else:
-                self._release(sys.exc_info()[0] is None)
-        except BaseException:
-            self._interrupted()
+            self._close(sys.exc_info()[0])
+        except BaseException as error:
+            self._failed(error)
             raise
 
     async def arelease(self) -> None:
         """:meth:`release` for a task."""
-        if finalizers.here.collecting or not owner.on_event_loop():  # the coroutine is being closed, and cannot await
-            self.__exit__(GeneratorExit, None, None)
-        else:
-            await self._arelease(sys.exc_info()[0] is None)
+        await self._aclose(sys.exc_info()[0])
 
     def __enter__(self) -> Self:
         owner.refuse_event_loop("async with")
@@ -91,12 +126,9 @@ class BaseLease:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         try:
-            if finalizers.here.collecting:
-                finalizers.later(self._release, False)
-            else:
-                self._release(kind is None)
-        except BaseException:
-            self._interrupted()
+            self._close(kind)
+        except BaseException as failure:
+            self._failed(failure)
             raise
 
     async def __aenter__(self) -> Self:
@@ -104,10 +136,14 @@ class BaseLease:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if finalizers.here.collecting or not owner.on_event_loop():
-            self.__exit__(GeneratorExit, error, trace)
-        else:
-            await self._aleave(error)
+        await self._aleave(error)
+
+    def _aenters(self) -> None:
+        """Called when an ``async with`` block begins in this task."""
+
+    async def _aleave(self, error: BaseException | None) -> None:
+        """Called when the block has ended, with its exception."""
+        await self._aclose(None if error is None else type(error))
 
 
 logger = logging.getLogger("django_distlock.locks")
@@ -123,6 +159,8 @@ class Lease(BaseLease):
     _hold: Hold
     # cancels the task of an ``async with`` block if the lock is lost
     _guard: TaskGuard | None = None
+    # what its hold counts: its own, because a collector that finds both gone clears it before it closes a block
+    _reference: weakref.ref[Lease] | None = None
     # True once its release has begun
     _released: bool = False
     # True if its release is the one that the engine executes
@@ -133,11 +171,6 @@ class Lease(BaseLease):
     def __repr__(self) -> str:
         state = "lost" if self.lost else "held" if self.held else "released"
         return f"<Lease {self.name!r} on {self.using!r}: {state}>"
-
-    @property
-    def owner(self) -> object:
-        """The context that acquired it."""
-        return self._hold.owner
 
     @property
     def name(self) -> str:
@@ -236,13 +269,10 @@ class Lease(BaseLease):
         Raises LockLost if the lock was lost, UnsupportedOperation if the engine has no TTL.
         """
         owner.refuse_event_loop("await lease.aextend()")
-        run(self._extend_flow(ttl))
+        run(self.aextend(ttl))
 
     async def aextend(self, ttl: float) -> None:
         """:meth:`extend` for a task."""
-        await self._extend_flow(ttl)
-
-    async def _extend_flow(self, ttl: float) -> None:
         ttl = seconds("ttl", ttl, positive=True) or 0.0
         hold = self._hold
         if not hold.backend.supports_ttl:
@@ -261,10 +291,7 @@ class Lease(BaseLease):
             keepalive.wake_at(clock.now() + ttl / RENEWALS_PER_TTL)
             return
         if hold.lost is not None:  # the hold ended while the engine extended it
-            if in_task():
-                await backend.arelease(grant)
-            else:
-                backend.release(grant)
+            await ask_to_release(backend, grant)
         self.ensure_held()
 
     def _lost_message(self) -> str:
@@ -276,57 +303,56 @@ class Lease(BaseLease):
 
     async def _aleave(self, error: BaseException | None) -> None:
         if self._guard is None or not self._guard.disarm(error):
-            await self._arelease(error is None)
+            await self._aclose(None if error is None else type(error))
             return
         with contextlib.suppress(DistlockError):
-            await self._arelease(True)
+            await self._aclose(None)
         if self._hold.lost is None:
             raise LockLost(f"The lock {self.name!r} of alias {self.using!r} was in doubt while it was held.") from error
         raise LockLost(self._lost_message()) from error
 
-    def _interrupted(self) -> None:
-        if self._hold.state is not State.ENDED:
-            interrupted_calls[self] = self._hold
+    @property
+    def _leases(self) -> tuple[Lease, ...]:
+        return (self,)
 
-    def _release(self, raising: bool) -> None:
-        if self._ends_hold(raising) and not give_back_fast(self._hold):
-            if asyncio._get_running_loop() is None:
-                run(self._give_back(raising))
-            else:
-                self._hold.released_by = None  # an interrupt here does not end what the thread does
-                in_thread(run, self._give_back(False))
-
-    async def _release_flow(self, raising: bool) -> None:
-        if self._ends_hold(raising):
-            await self._give_back(raising)
-
-    async def _give_back(self, raising: bool) -> None:
+    async def _give_back(self) -> None:
         error = await give_back(self._hold)
         if error is not None:
-            self._report(error, raising)
+            raise error
 
-    def _ends_hold(self, raising: bool) -> bool:
-        """Stop using the hold. True if the engine is to be asked to release it now."""
+    def _finish(self) -> None:
+        """See :meth:`BaseLease._give_up`."""
+        hold, self._released = self._hold, True
+        first = lock_table.leave(hold, self)
+        cut_off = not first and self._last and hold.state is State.RELEASING
+        if (first or cut_off) and not defer(hold):
+            finish(hold, again=cut_off)
+
+    def _ends_hold(self) -> bool:
+        """Stop using the hold. True if the engine is to be asked to release it now. LockLost."""
         hold = self._hold
         if self._released or hold.lost == FORKED:
             return False
         self._released = True
         if hold.lost is not None:
-            self._report(LockLost(self._lost_message()), raising)
-            return False
+            raise LockLost(self._lost_message())
         if not lock_table.leave(hold, self):
             self._outlived = bool(hold.leases)
             return False
-        self._last = True
         if defer(hold):
             self._last = False
             return False
         return True
 
-    def _report(self, error: DistlockError, raising: bool) -> None:
-        if raising:
-            raise error
-        logger.warning("%s This error is only logged, because another exception is being raised.", error)
+
+def _report(errors: list[BaseException], raising: bool) -> None:
+    """Raise a cancellation or the first error."""
+    if not errors:
+        return
+    first = next((error for error in errors if isinstance(error, asyncio.CancelledError)), errors[0])
+    if raising or isinstance(first, asyncio.CancelledError):
+        raise first
+    logger.warning("%s This error is only logged, because another exception is being raised.", first)
 
 
 class LeaseSet(BaseLease):
@@ -360,10 +386,6 @@ class LeaseSet(BaseLease):
         return found[0]
 
     @property
-    def owner(self) -> object:
-        return self.leases[0].owner
-
-    @property
     def lost(self) -> bool:
         """Was any of them lost?"""
         return any(lease.lost for lease in self.leases)
@@ -373,39 +395,6 @@ class LeaseSet(BaseLease):
         for lease in self.leases:
             lease.ensure_held()
 
-    def _interrupted(self) -> None:
-        for lease in reversed(self.leases):
-            lease._interrupted()
-
-    def _release(self, raising: bool) -> None:
-        if asyncio._get_running_loop() is None:
-            run(self._release_flow(raising))
-            return
-        first: DistlockError | None = None
-        for lease in reversed(self.leases):
-            try:
-                lease._release(True)
-            except DistlockError as error:
-                first = first or error
-        if first is not None and raising:
-            raise first
-
-    async def _release_flow(self, raising: bool) -> None:
-        await release_all(self.leases, raising)
-
-
-async def release_all(leases: Any, raising: bool) -> None:
-    """Release all leases in reverse order, then raise a cancellation or the first error."""
-    first: DistlockError | None = None
-    cancelled: asyncio.CancelledError | None = None
-    for lease in reversed(leases):
-        try:
-            await lease._release_flow(True)
-        except DistlockError as error:
-            first = first or error
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
-    if first is not None and raising:
-        raise first
+    @property
+    def _leases(self) -> tuple[Lease, ...]:
+        return self.leases

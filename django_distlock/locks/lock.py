@@ -1,22 +1,17 @@
-"""The recipe of a lock: what is wanted, and how long to wait for it.
-
-Recipes may be module-level constants that many threads and tasks use at once. Which context has entered which ``with``
-block is therefore not kept on them, but in :data:`open_blocks`.
-"""
+"""The recipe of a lock: what is wanted, and how long to wait for it."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+import contextlib
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
-from django_distlock.concurrency import clock, finalizers
+from django_distlock.concurrency import clock, leftovers
 from django_distlock.concurrency.flow import run
-from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.exceptions import LockNotAcquired, LockNotHeld, LockTimeout
 from django_distlock.keys import MAX_NAME_LENGTH, validate_name
 from django_distlock.manager import owner
-from django_distlock.manager.acquire import LockRequest, acquire, acquire_flow
+from django_distlock.manager.acquire import LockRequest, acquire
 from django_distlock.manager.introspection import aheld_names, held_names
 from django_distlock.manager.registry import registry
 from django_distlock.validation import UNSET, Timeout, check_names, flag, optional_seconds
@@ -33,76 +28,33 @@ if TYPE_CHECKING:
 L = TypeVar("L", bound=BaseLease)
 
 
-class OpenBlocks:
-    """The ``with`` blocks that are open now: for each Lock, LockSet or Semaphore the leases of its open blocks."""
-
-    def __init__(self) -> None:
-        self._guard = threading.Lock()
-        # the recipe is kept beside its id, so that Python does not give the id to another object
-        self._open: dict[int, tuple[object, tuple[Any, ...]]] = {}
-
-    # Each change is one assignment, so that an interrupt leaves nothing half done, and a reader needs no mutex; the
-    # first block of a recipe needs none either.
-
-    def add(self, recipe: object, lease: Any) -> None:
-        number, first = id(recipe), (recipe, (lease,))
-        if self._open.setdefault(number, first) is first:
-            return
-        with self._guard:
-            found = self._open.setdefault(number, first)  # again: it may have been removed in between
-            if found is not first:
-                self._open[number] = (recipe, (*found[1], lease))
-
-    def find(self, recipe: object, context: object = None) -> Any | None:
-        """The lease of the latest block of ``context`` (the caller), or of the only open block (R24); None without."""
-        found = self._open.get(id(recipe))
-        if found is None:
-            return None
-        leases = found[1]
-        if len(leases) == 1:
-            return leases[0]
-        context = context or owner.current()
-        return next((lease for lease in reversed(leases) if lease.owner is context), None)
-
-    def remove(self, recipe: object, lease: Any) -> None:
-        """Remove the block of ``lease``. Does nothing if it is not open."""
-        number = id(recipe)
-        with self._guard:
-            found = self._open.get(number)
-            if found is None:
-                return
-            leases = tuple([each for each in found[1] if each is not lease]) if len(found[1]) > 1 else ()
-            if leases:
-                self._open[number] = (recipe, leases)
-            elif found[1][0] is lease:
-                self._open.pop(number)
-
-    def after_fork(self) -> None:
-        """In the child: replace the mutex, which another thread of the parent may have held.
-
-        The open blocks stay, so that leaving one is harmless.
-        """
-        self._guard = threading.Lock()
-
-
-open_blocks = OpenBlocks()
-at_fork(Order.PRIMITIVES, child=open_blocks.after_fork)
-
-
 class BaseLock(decorators.Recipe, Generic[L]):
-    """Base class of Lock, LockSet and Semaphore. Subclasses implement ``_flow`` and the text of the "busy" error."""
+    """Base class of Lock, LockSet and Semaphore. Subclasses implement ``_flow`` and the text of the "busy" error.
+
+    A recipe may be a module-level constant that many threads and tasks use at once.
+    """
 
     using: str
     #: The name as written in a decorator. Metrics use it as a label, because there are few different ones.
     template: str | None = None
 
+    def __init__(self) -> None:
+        # the leases of the open ``with`` blocks; each change is one operation of a list, which needs no mutex
+        self._open: list[L] = []
+
+    def __getstate__(self) -> dict[str, object]:
+        """The open blocks are those of one object, and not of its copies."""
+        return {**vars(self), "_open": []}
+
+    def _with(self, **changes: object) -> Self:
+        """The same recipe with other attributes."""
+        made = object.__new__(type(self))
+        vars(made).update(self.__getstate__(), **changes)
+        return made
+
     async def _flow(self, timeout: float | None, start: float) -> L | None:
         """Acquire within ``timeout`` seconds (None: no limit) of the monotonic time ``start``; None if busy."""
         raise NotImplementedError
-
-    def _wait(self, timeout: float | None, start: float) -> L | None:
-        """:meth:`_flow` in this thread."""
-        return run(self._flow(timeout, start))
 
     def _described(self) -> str:
         raise NotImplementedError
@@ -113,6 +65,12 @@ class BaseLock(decorators.Recipe, Generic[L]):
         # created before the caller's time begins: the first one may have to import a driver
         entry = registry.entry(self.using)
         return entry.config.timeout if timeout is UNSET else timeout
+
+    def _refuse_task(self, instead: str) -> None:
+        if asyncio._get_running_loop() is not None:
+            owner.refuse_event_loop(instead)
+        if self.cancel_on_loss:
+            decorators.refuse_cancel_on_loss()
 
     def _busy(self, timeout: float | None) -> LockNotAcquired:
         if timeout == 0:
@@ -126,12 +84,9 @@ class BaseLock(decorators.Recipe, Generic[L]):
         Raises LockNotAcquired (busy, timeout 0), LockTimeout, DeadlockDetected, BackendUnavailable; and
         SynchronousOnlyOperation in the thread of a running event loop, which a wait would block.
         """
-        if asyncio._get_running_loop() is not None:
-            owner.refuse_event_loop("await lock.aacquire()")
-        if self.cancel_on_loss:
-            decorators.refuse_cancel_on_loss()
+        self._refuse_task("await lock.aacquire()")
         timeout = self._resolve(timeout)
-        lease = self._wait(timeout, clock.now())
+        lease = run(self._flow(timeout, clock.now()))
         if lease is None:
             raise self._busy(timeout)
         return lease
@@ -149,10 +104,7 @@ class BaseLock(decorators.Recipe, Generic[L]):
 
         Raises the other errors of :meth:`acquire`.
         """
-        if asyncio._get_running_loop() is not None:
-            owner.refuse_event_loop("await lock.atry_acquire()")
-        if self.cancel_on_loss:
-            decorators.refuse_cancel_on_loss()
+        self._refuse_task("await lock.atry_acquire()")
         return run(self._flow(self._resolve(timeout), clock.now()))
 
     async def atry_acquire(self, timeout: Timeout = 0) -> L | None:
@@ -167,10 +119,10 @@ class BaseLock(decorators.Recipe, Generic[L]):
             self._refuse_on_busy()
         lease = self.acquire()
         try:
-            open_blocks.add(self, lease)
+            self._open.append(lease)
         except BaseException:  # KeyboardInterrupt: no block would ever release it
-            open_blocks.remove(self, lease)
-            lease._interrupted()
+            self._close_block(lease)
+            leftovers.leave(lease._give_up)
             raise
         return lease
 
@@ -178,49 +130,42 @@ class BaseLock(decorators.Recipe, Generic[L]):
         if self.on_busy != "raise":
             self._refuse_on_busy()
         lease = await self.aacquire()
-        open_blocks.add(self, lease)
+        self._open.append(lease)
         lease._aenters()
         return lease
+
+    def _block(self) -> L | None:
+        """The lease of the latest block of the caller, or of the only open block (R24); None without."""
+        leases = tuple(self._open)
+        me = owner.current() if len(leases) > 1 else None
+        return next((lease for lease in reversed(leases) if me is None or lease.owner is me), None)
+
+    def _close_block(self, lease: L) -> None:
+        with contextlib.suppress(ValueError):  # another context has closed it just now
+            self._open.remove(lease)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         lease: L | None = None
         try:
-            if finalizers.here.collecting:
-                finalizers.later(self._exit_for, owner.current())
-                return
-            lease = open_blocks.find(self)
-            if lease is None:
-                self._refuse_exit(kind is None)
-                return
-            lease._release(kind is None)
-            open_blocks.remove(self, lease)
-        except BaseException:  # an error of the release, or an interrupt
-            lease = lease or open_blocks.find(self)
+            lease = self._block()
             if lease is not None:
-                open_blocks.remove(self, lease)
-                lease._interrupted()
+                lease._close(kind)
+                self._close_block(lease)
+            elif kind is None:
+                raise LockNotHeld(f"{self._described()} was not entered by this context.")
+        except BaseException as failure:
+            lease = lease or self._block()
+            if lease is not None:
+                self._close_block(lease)
+                lease._failed(failure)
             raise
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if finalizers.here.collecting or not owner.on_event_loop():  # the coroutine is being closed, and cannot await
-            self.__exit__(GeneratorExit, error, trace)
-            return
-        lease: L | None = open_blocks.find(self)
-        if lease is None:
-            self._refuse_exit(kind is None)
-            return
-        open_blocks.remove(self, lease)
-        await lease._aleave(error)
-
-    def _exit_for(self, context: object) -> None:
-        """Leave the block of a generator or coroutine that the garbage collector has closed."""
-        lease: L | None = open_blocks.find(self, context)
+        lease = self._block()
         if lease is not None:
-            open_blocks.remove(self, lease)
-            lease.__exit__(GeneratorExit, None, None)
-
-    def _refuse_exit(self, raising: bool) -> None:
-        if raising:
+            self._close_block(lease)
+            await lease._aleave(error)
+        elif kind is None:
             raise LockNotHeld(f"{self._described()} was not entered by this context.")
 
 
@@ -239,6 +184,7 @@ class Lock(BaseLock[Lease]):
         cancel_on_loss: bool = False,
         into: str | None = None,
     ) -> None:
+        super().__init__()
         # a Lock is often created at each use, so what is surely right is not validated
         self.name = name if type(name) is str and 0 < len(name) <= MAX_NAME_LENGTH else validate_name(name)
         self.using = using if type(using) is str else validate_alias(using)
@@ -264,19 +210,8 @@ class Lock(BaseLock[Lease]):
         return (self.name,)
 
     def formatted(self, values: Mapping[str, str]) -> Self:
-        made = type(self)(
-            values.get(self.name, self.name),
-            using=self.using,
-            timeout=self.timeout,
-            ttl=self.ttl,
-            max_hold=self.max_hold,
-            shared=self.shared,
-            on_busy=self.on_busy,
-            cancel_on_loss=self.cancel_on_loss,
-            into=self.into,
-        )
-        made.template = self.template or self.name
-        return made
+        name = validate_name(values.get(self.name, self.name))
+        return self._with(name=name, template=self.template or self.name)
 
     def locked(self) -> bool:
         """Does anybody hold this lock now, in either mode, this caller included? Asks the engine once, takes nothing.
@@ -292,10 +227,10 @@ class Lock(BaseLock[Lease]):
         return bool(await aheld_names([self.name], self.using))
 
     async def _flow(self, timeout: float | None, start: float) -> Lease | None:
-        return await acquire_flow(LockRequest.of(self, timeout, start), guarded_lease if self.cancel_on_loss else Lease)
-
-    def _wait(self, timeout: float | None, start: float) -> Lease | None:
-        return acquire(self, timeout, start, Lease)
+        request = LockRequest(
+            self.using, (self.name,), timeout, start, self.shared, self.ttl, self.max_hold, template=self.template
+        )
+        return await acquire(request, guarded_lease if self.cancel_on_loss else Lease)
 
 
 def guarded_lease(hold: Hold) -> Lease:

@@ -6,17 +6,21 @@ when that ends (R11).
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import TYPE_CHECKING, Self
 
 from django_distlock import signals
-from django_distlock.concurrency import clock
+from django_distlock.concurrency import clock, leftovers
 from django_distlock.concurrency.deadline import Deadline, backoff, pause
-from django_distlock.manager.acquire import LockRequest, acquire_flow, announce
+from django_distlock.concurrency.flow import clean_up
+from django_distlock.exceptions import DistlockError
+from django_distlock.keys import validate_name
+from django_distlock.manager.acquire import LockRequest, acquire, announce
 from django_distlock.manager.registry import registry
 from django_distlock.validation import UNSET, Timeout, check_names, count, optional_seconds
 
-from .lease import Lease, LeaseSet, release_all
+from .lease import Lease, LeaseSet
 from .lock import BaseLock, Lock, validate_alias
 
 if TYPE_CHECKING:
@@ -38,6 +42,7 @@ class LockSet(BaseLock[LeaseSet]):
     ) -> None:
         if isinstance(names, str):
             raise TypeError("names must be an iterable of names, not one str; for one lock use advisory_lock().")
+        super().__init__()
         self.using = validate_alias(using)
         self.timeout = optional_seconds("timeout", timeout, none=True)
         check_names(into=into)
@@ -77,25 +82,16 @@ class LockSet(BaseLock[LeaseSet]):
             for lock in self.locks:
                 lease = await lock._flow(timeout, start)
                 if lease is None:
-                    await _abandon(taken)
+                    await LeaseSet(taken)._arelease(False)
                     return None
                 taken.append(lease)
             return LeaseSet(taken)
-        except GeneratorExit:
+        except BaseException as error:
+            if isinstance(error, (DistlockError, asyncio.CancelledError)):
+                await clean_up(LeaseSet(taken)._arelease(False))
+            else:
+                leftovers.leave(LeaseSet(taken)._give_up)
             raise
-        except BaseException:
-            await _abandon(taken)
-            raise
-
-
-async def _abandon(taken: list[Lease]) -> None:
-    """Release what a failed attempt has acquired."""
-    try:
-        await release_all(taken, False)
-    except BaseException:
-        for lease in taken:
-            lease._interrupted()
-        raise
 
 
 class Semaphore(BaseLock[Lease]):
@@ -115,9 +111,10 @@ class Semaphore(BaseLock[Lease]):
         ttl: Timeout = UNSET,
         into: str | None = None,
     ) -> None:
-        self._lock = Lock(name, using=using, timeout=timeout, ttl=ttl, into=into)
-        self.name, self.using, self.timeout = self._lock.name, self._lock.using, self._lock.timeout
-        self.into = into
+        super().__init__()
+        lock = Lock(name, using=using, timeout=timeout, ttl=ttl, into=into)
+        self.name, self.using, self.timeout = lock.name, lock.using, lock.timeout
+        self.ttl, self.into = lock.ttl, into
         self.limit = count("limit", limit)
 
     def __repr__(self) -> str:
@@ -130,10 +127,8 @@ class Semaphore(BaseLock[Lease]):
         return (self.name,)
 
     def formatted(self, values: Mapping[str, str]) -> Self:
-        name = values.get(self.name, self.name)
-        made = type(self)(name, self.limit, using=self.using, timeout=self.timeout, ttl=self._lock.ttl, into=self.into)
-        made.template = made._lock.template = self.template or self.name
-        return made
+        name = validate_name(values.get(self.name, self.name))
+        return self._with(name=name, template=self.template or self.name)
 
     async def _flow(self, timeout: float | None, start: float) -> Lease | None:
         request = LockRequest(
@@ -141,13 +136,13 @@ class Semaphore(BaseLock[Lease]):
             (self.name, "semaphore"),
             timeout,
             start,
-            ttl=self._lock.ttl,
+            ttl=self.ttl,
             limit=self.limit,
             reenter=False,
             template=self.template,
         )
         if registry.entry(self.using).backend.supports_semaphore:
-            return await acquire_flow(request, Lease)
+            return await acquire(request, Lease)
         return await self._slot_flow(request)
 
     async def _slot_flow(self, request: LockRequest) -> Lease | None:
@@ -158,7 +153,7 @@ class Semaphore(BaseLock[Lease]):
             for slot in random.sample(range(self.limit), self.limit):
                 parts = (*request.parts, str(slot))
                 one = request._replace(parts=parts, timeout=0, start=clock.now(), limit=0, since=request.start)
-                lease = await acquire_flow(one, Lease)
+                lease = await acquire(one, Lease)
                 if lease is not None:
                     return lease
             left = deadline.left()

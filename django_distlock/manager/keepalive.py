@@ -1,4 +1,5 @@
-"""One thread per process that renews leases, keeps lock sessions open and notices losses.
+"""One thread per process that renews leases, keeps lock sessions open, notices losses, and has done what callers leave
+that are gone: see concurrency/leftovers.py.
 
 It starts with the first lock and ends when no lock and no session is left and IDLE seconds have passed without a lock,
 so that a process that locks now and then does not start a thread each time. The leases of an alias are renewed in a
@@ -11,20 +12,20 @@ import logging
 import math
 import threading
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django_distlock.backends.base import IDLE
-from django_distlock.concurrency import clock
+from django_distlock.concurrency import clock, leftovers
 from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.concurrency.text import one_line
 
-from . import interrupted, owner
-from .lock_table import IN_USE, interrupted_calls, lock_table
+from . import owner
+from .lock_table import IN_USE, State, lock_table
 from .name_log import name_log
-from .release import lose, lose_dead
+from .release import finish, lose, lose_dead
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from django_distlock.backends.base import Backend
     from django_distlock.records import Grant
@@ -47,7 +48,8 @@ class Keepalive:
     """
 
     def __init__(self) -> None:
-        self._condition = threading.Condition(threading.Lock())
+        self._mutex = threading.Lock()
+        self._postponed: list[Callable[[], object]] = []
         self.thread: threading.Thread | None = None
         self.next_tick = math.inf
         self.used = False
@@ -63,18 +65,16 @@ class Keepalive:
         return self.thread is not None
 
     def ensure(self) -> None:
-        """Start the thread if it does not run."""
-        if self.thread is None:
-            self.wake_at(clock.now())
-
-    def wake_at(self, when: float) -> None:
-        """Schedule the next tick for the monotonic time ``when`` at the latest; start the thread if it does not run.
+        """Start the thread if it does not run: a lock is to be acquired.
 
         Raises RuntimeError if no thread can be started: the lock could not be renewed.
         """
-        if self.thread is None or when < self.next_tick:
-            with self._condition:
-                self.next_tick = min(self.next_tick, when)
+        self.used = True
+        self._begin()
+
+    def _begin(self) -> None:
+        if self.thread is None:
+            with self._mutex:
                 if self.thread is None:
                     self.thread = threading.Thread(target=self._run, name="distlock-keepalive", daemon=True)
                     try:
@@ -82,34 +82,62 @@ class Keepalive:
                     except BaseException:  # no thread to be had, or KeyboardInterrupt
                         self.thread = None
                         raise
-                self._condition.notify()
+
+    def wake_at(self, when: float) -> None:
+        """Schedule the next tick for the monotonic time ``when`` at the latest; start the thread if it does not run."""
+        if self.thread is None:
+            self._begin()  # with a tick
+        elif when < self.next_tick:
+            with self._mutex:
+                self.next_tick = min(self.next_tick, when)
+            leftovers.leave(None)
 
     def rest(self) -> None:
         """Let the thread end as soon as no lock and no session is left."""
         self.used, self._stays_until = False, -math.inf
 
     def _run(self) -> None:
-        with self._condition:
+        with self._mutex:
             if self.thread is not threading.current_thread():  # its start was interrupted: the next acquire starts one
                 return
         while True:
-            with self._condition:
-                self.next_tick = math.inf  # a request that comes during the tick may be too late for it
+            self.next_tick = math.inf  # a request that comes during the tick may be too late for it
             try:
                 due = self.tick(clock.now())
             except Exception:
                 logger.exception("The keepalive thread met an error and goes on.")
                 due = clock.now() + TICK
-            with self._condition:
-                self.next_tick = min(self.next_tick, math.inf if due is None else due)
-                if self.next_tick == math.inf:
-                    thread, self.thread = self.thread, None
-                    if lock_table.empty:
-                        return
-                    # a caller that saw the thread running has acquired in between
-                    self.thread, self.next_tick = thread, clock.now() + TICK
-                while (left := self.next_tick - clock.now()) > 0:
-                    self._condition.wait(left)
+            if due is None and self._may_end():
+                return
+            with self._mutex:
+                self.next_tick = min(self.next_tick, clock.now() + TICK if due is None else due)
+            while (left := self.next_tick - clock.now()) > 0:
+                job = leftovers.take(left)
+                if job is not None:
+                    self._start(job)
+
+    def _may_end(self) -> bool:
+        """End the thread, unless a caller that saw it running has found work for it in between."""
+        with self._mutex:
+            thread, self.thread = self.thread, None
+            if self.next_tick == math.inf and lock_table.empty and leftovers.empty():
+                return True
+            self.thread = thread
+            return False
+
+    def _start(self, job: Callable[[], object]) -> None:
+        """Do what was left, in a thread: engines may take their time."""
+
+        def work() -> None:
+            try:
+                job()
+            except Exception as error:
+                logger.warning("What an interrupted call has left could not be given back: %s", one_line(error))
+
+        try:
+            threading.Thread(target=work, name="distlock-release", daemon=True).start()
+        except RuntimeError:  # no thread to be had: the next tick tries again
+            self._postponed.append(job)
 
     def tick(self, now: float) -> float | None:
         """Do what is due. Returns the time of the next tick, or None if no lock and no session is left."""
@@ -122,8 +150,12 @@ class Keepalive:
                 wanted = now + TICK
             if wanted is not None:
                 due.append(wanted)
+        lock_table.settle()
+        for job in self._postponed:
+            leftovers.leave(job)
+        self._postponed = []
         held = lock_table.held()
-        interrupted.look()
+        self._end_closed_loops()
         self._warned.intersection_update(held)
         renewals: dict[Backend, list[Hold]] = {}
         for hold in held:
@@ -133,7 +165,7 @@ class Keepalive:
         name_log.check(now, held)
         if self.used:
             self.used, self._stays_until = False, now + IDLE
-        needed = due or not lock_table.empty or interrupted_calls or now < self._stays_until
+        needed = due or not lock_table.empty or now < self._stays_until
         return min([*due, now + TICK]) if needed else None
 
     def _look_after(self, hold: Hold, now: float, renewals: dict[Backend, list[Hold]]) -> float:
@@ -207,6 +239,15 @@ class Keepalive:
             except Exception as error:
                 logger.warning("The lock %r could not be given back: %s", hold.key.name, one_line(error))
 
+    def _end_closed_loops(self) -> None:
+        """Give back what tasks hold whose event loop was closed: they never go on to their release."""
+        left: dict[object, list[Hold]] = {}
+        for hold in lock_table.all():
+            if owner.abandoned(hold.owner):
+                left.setdefault(hold.owner, []).append(hold)
+        for task, holds in left.items():
+            self._start(partial(_end_task, task, holds))
+
     def _warn_of_long_hold(self, hold: Hold, now: float) -> None:
         limit = hold.backend.warn_hold_seconds
         held = now - hold.held_at
@@ -218,6 +259,19 @@ class Keepalive:
         logger.warning(
             "The lock %r of alias %r has been held for %.1f s.%s", hold.key.name, hold.backend.alias, held, at
         )
+
+
+def _end_task(task: Any, holds: list[Hold]) -> None:
+    """Let a task that never goes on run its ``finally`` blocks, then release what it leaves."""
+    for hold in holds:  # so that the task's own blocks, which are left here, are seen to be the holder's
+        hold.owner = threading.current_thread()
+    try:
+        task.get_coro().close()
+    except Exception as error:  # its own, or it wanted to await something
+        logger.warning("A task of a closed event loop could not clean up: %s", one_line(error))
+    for hold in holds:
+        if hold.state in (State.WAITING, State.CLAIMING) or lock_table.start_release(hold):
+            finish(hold, again=False)
 
 
 keepalive = Keepalive()

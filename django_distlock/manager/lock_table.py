@@ -12,8 +12,8 @@ exception of a signal (KeyboardInterrupt) leaves nothing half done for longer th
 
 from __future__ import annotations
 
-import sys
 import threading
+import weakref
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
@@ -36,12 +36,6 @@ if TYPE_CHECKING:
 # Why the child of a fork has lost what its parent holds.
 FORKED = "it belongs to the parent of this process"
 
-# The acquire and release calls that an interrupt (KeyboardInterrupt, a task's soft time limit) has ended, by Lease, and
-# the holds that the end of a transaction was to release when one came, each by itself. The keepalive thread gives back
-# what they leave: see manager/interrupted.py. Python looks for signals only at calls and jumps, so an assignment to an
-# item, in the handler of the first exception, is not interrupted by a second one.
-interrupted_calls: dict[Any, Hold] = {}
-
 
 class State(Enum):
     WAITING = auto()  # in the queue of this process
@@ -61,27 +55,19 @@ class Hold:
     """One context's hold of one lock, shared by all Leases of that context."""
 
     __slots__ = (
-        "abandoned",
-        "acquired",
         "address",
         "backend",
         "callbacks",
         "claim",
-        "given",
-        "giving",
         "grant",
         "held_at",
-        "interrupted",
-        "kept",
         "key",
         "leases",
         "limit",
-        "listeners",
         "lost",
         "max_hold",
         "owner",
         "parker",
-        "released_by",
         "shared",
         "state",
         "template",
@@ -96,6 +82,7 @@ class Hold:
         owner: object,
         shared: bool,
         limit: int = 0,
+        template: str | None = None,
     ) -> None:
         self.backend = backend
         self.key = key
@@ -109,37 +96,22 @@ class Hold:
         # the start of the hold; the grant counts from the request to the engine
         self.held_at = 0.0
         # the name as written in a decorator
-        self.template: str | None = None
+        self.template = template
         self.parker: Parker | None = None
         self.claim: Claim | None = None
         self.grant: Grant | None = None
-        # True once the caller has its Lease, and once an interrupt has ended its acquire
-        self.acquired = False
-        self.interrupted = False
-        self.leases: set[Any] = set()
-        # True once the engine may have been asked to release it, and once it has it back
-        self.giving = False
-        self.given = False
-        # the Lease whose release is to give it back, or the hold itself, if the end of its transactions is to
-        self.released_by: Any = None
+        # The Leases that are not released. That of a Lease that was dropped stays, for it keeps the lock.
+        self.leases: set[weakref.ref[Any]] = set()
         self.lost: str | None = None
         self.callbacks: list[Callable[[], object]] = []
         # the open transactions that must end before the lock is released at the engine
         self.transactions: set[Any] = set()
-        # on connections whose driver does not report a transaction begun by SQL
-        self.listeners: tuple[Any, ...] = ()
-        # True if it was ever released by its context and kept for a transaction
-        self.kept = False
-        # acquired by an attempt that failed: to be released at once, even inside a transaction
-        self.abandoned = False
         self.ttl: float | None = None
         self.max_hold: float | None = None
 
     def in_use(self) -> bool:
         """Does other code refer to one of its Leases, so that they may still be released?"""
-        unreferenced = {object()}
-        references = [sys.getrefcount(lease) for lease in [*unreferenced, *self.leases]]
-        return max(references) > references[0]
+        return any(lease() is not None for lease in list(self.leases))
 
     def bounded(self, ttl: float) -> float:
         """``ttl``, but not beyond the end of ``max_hold``, which counts from the grant. It may be negative."""
@@ -172,26 +144,6 @@ class Hold:
         backend = self.backend
         self.grant = await backend.atry_acquire(claim, wait) if in_task() else backend.try_acquire(claim, wait)
         return self.grant
-
-    # The same for what releases it: a second release might take a lock from another reader of the session.
-
-    async def give(self, grant: Any) -> bool:
-        self.giving = True
-        self.given = await self.backend.arelease(grant) if in_task() else self.backend.release(grant)
-        return self.given
-
-    def give_fast(self, grant: Grant) -> bool:
-        """The engine's fast path; False if it is to be asked by :meth:`give`."""
-        self.giving = True
-        self.given = self.backend.release_fast(grant)
-        return self.given
-
-
-def leave_behind(hold: Hold, lease: Any) -> None:
-    """Leave what a failed acquire may have got to the keepalive thread, once."""
-    if hold.state is not ENDED and not hold.interrupted:
-        hold.interrupted = True
-        interrupted_calls[lease] = hold
 
 
 def _ahead(hold: Hold, line: list[Hold]) -> list[Hold]:
@@ -286,7 +238,7 @@ class LockTable:
             while last and waiter.shared and ahead[last - 1].shared:
                 last -= 1
             for other in ahead[:last]:
-                if other.state is RELEASING or other.interrupted:
+                if other.state is RELEASING:
                     continue  # it ends by itself
                 if other.owner is new.owner:
                     return True
@@ -303,15 +255,9 @@ class LockTable:
         Needs no mutex: only the claimant leaves the state CLAIMING, and does so last.
         """
         hold.held_at = clock.now()
-        hold.leases.add(lease)
+        lease._reference = weakref.ref(lease)
+        hold.leases.add(lease._reference)
         hold.state = HELD
-
-    def listen(self, hold: Hold, listener: Any) -> None:
-        """Start ``listener`` for this hold, and stop it when the hold ends."""
-        with self._mutex:
-            if hold.state is not ENDED and listener not in hold.listeners:
-                hold.listeners = (*hold.listeners, listener)
-                listener.start(hold)
 
     def enter_again(self, hold: Hold, lease: Any) -> bool:
         """Count one more Lease of the same context. False if the hold has just ended."""
@@ -319,24 +265,20 @@ class LockTable:
             if hold.state not in IN_USE or hold.lost is not None:
                 return False
             hold.state = HELD
-            hold.leases.add(lease)
-            hold.acquired = True
+            lease._reference = weakref.ref(lease)
+            hold.leases.add(lease._reference)
             return True
 
     def leave(self, hold: Hold, lease: Any) -> bool:
         """Stop counting a Lease. True if it was the last one: the caller gives the lock back, or defers that.
 
-        A lock that the end of a transaction frees is deferred here.
+        ``lease._last`` tells it, too: if an exception cuts the release off, whoever finishes it finds out so.
         """
         with self._mutex:
-            hold.leases.discard(lease)
+            hold.leases.discard(lease._reference)
             if hold.leases or hold.state is not HELD:
                 return False
-            if hold.transactions and hold.scope == "transaction":
-                hold.kept = True
-                hold.state = DEFERRED
-                return False
-            hold.released_by = lease
+            lease._last = True
             hold.state = RELEASING
             return True
 
@@ -345,7 +287,6 @@ class LockTable:
         caller gives the lock back."""
         with self._mutex:
             if hold.state is RELEASING and hold.transactions:
-                hold.kept = True
                 hold.state = DEFERRED
             return hold.state is DEFERRED
 
@@ -354,7 +295,6 @@ class LockTable:
         with self._mutex:
             if hold.state not in IN_USE:
                 return False
-            hold.released_by = hold
             hold.state = RELEASING
             return True
 
@@ -363,7 +303,6 @@ class LockTable:
         hold.state = ENDED  # if an exception cuts off the rest, the next tick does it
         with self._mutex:
             self._settle(hold.key.digest)
-        hold.released_by = None  # it refers to the hold: without the circle both are freed at once
 
     def settle(self) -> None:
         """Do what interrupted calls have left undone."""
@@ -376,10 +315,6 @@ class LockTable:
         line = self._lines.get(digest)
         if line is None:
             return
-        for hold in line:
-            if hold.listeners and hold.state is ENDED:
-                for listener in hold.listeners:
-                    listener.stop(hold)
         line = [hold for hold in line if hold.state is not ENDED]
         if not line:
             del self._lines[digest]
@@ -431,18 +366,6 @@ class LockTable:
         """The holds that are HELD or DEFERRED now."""
         return [hold for hold in self.all() if hold.state in IN_USE and backend in (None, hold.backend)]
 
-    def other_grants(self, hold: Hold) -> list[Grant]:
-        """The grants of the other holds of its key."""
-        with self._mutex:
-            line = self._lines.get(hold.key.digest, ())
-            return [other.grant for other in line if other is not hold and other.grant is not None]
-
-    def is_alone(self, hold: Hold) -> bool:
-        """Has no other hold of this process the same key?"""
-        with self._mutex:
-            line = self._lines.get(hold.key.digest, ())
-            return all(other is hold or other.waits for other in line)
-
     def all(self) -> list[Hold]:
         """Every hold, in any state; those of one lock in order of arrival."""
         with self._mutex:
@@ -462,11 +385,8 @@ class LockTable:
         for hold in self._everything():  # without the mutex, which another thread may have had
             hold.lost = FORKED
             hold.state = ENDED
-            for listener in hold.listeners:
-                listener.stop(hold)
         self.__init__()  # type: ignore[misc]
 
 
 lock_table = LockTable()
 at_fork(Order.HOLDS, child=lock_table.forget_parent)
-at_fork(Order.HOLDS, child=interrupted_calls.clear)

@@ -17,7 +17,6 @@ from django_distlock.backends.base import Backend
 from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.conf import AliasConfig, configured, read_alias
 from django_distlock.keys import LockKey, derive_key
-from django_distlock.records import Claim
 
 from .keepalive import keepalive
 from .lock_table import lock_table
@@ -32,33 +31,15 @@ logger = logging.getLogger("django_distlock.backends")
 CACHED_KEYS = 4096
 
 
-class KnownName:
-    """The key of a name, and the claims of an exclusive lock without TTL, which are always the same."""
-
-    __slots__ = ("key", "session_claim", "transaction_claim")
-
-    def __init__(self, key: LockKey) -> None:
-        self.key = key
-        self.session_claim = Claim(key=key)
-        self.transaction_claim = Claim(key=key, scope="transaction")
-
-
 class Entry:
     """One alias: its configuration, its backend, and the keys of the names used lately."""
 
-    __slots__ = ("_keys", "backend", "config", "fast", "max_held", "names", "plain")
+    __slots__ = ("_keys", "backend", "config")
 
     def __init__(self, config: AliasConfig, backend: Backend) -> None:
         self.config = config
         self.backend = backend
-        self.max_held = config.max_held
         self._keys: dict[tuple[str, ...], LockKey] = {}
-        # an acquire reads this directly, see learn()
-        self.names: dict[str, KnownName] = {}
-        # does the engine declare a fast path?
-        self.fast = type(backend).acquire_fast is not Backend.acquire_fast
-        # are its locks without TTL?
-        self.plain = not backend.supports_ttl
 
     @property
     def ready(self) -> bool:
@@ -75,19 +56,9 @@ class Entry:
             key = self._keys[parts] = derive_key(secret, self.config.alias, *parts)
         return key
 
-    def learn(self, name: str) -> KnownName | None:
-        """Add ``name`` to the known names. None if the site key is not known yet."""
-        if not self.ready:
-            return None
-        if len(self.names) >= CACHED_KEYS:
-            self.names.clear()
-        known = self.names[name] = KnownName(self.key(name))
-        return known
-
     def forget_keys(self) -> None:
         """Forget the keys, which another site key has made."""
         self._keys.clear()
-        self.names.clear()
 
     def known_names(self) -> dict[str, str]:
         """The names that this process used lately, by the keys that the engine lists."""

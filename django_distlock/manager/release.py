@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from django_distlock import signals
-from django_distlock.concurrency import clock
+from django_distlock.concurrency import clock, leftovers
+from django_distlock.concurrency.flow import in_task
 from django_distlock.exceptions import DistlockError, LockLost
 
 from . import events
 from .lock_table import State, lock_table
 
 if TYPE_CHECKING:
+    from django_distlock.backends.base import Backend
     from django_distlock.records import Grant
 
     from .lock_table import Hold
@@ -62,51 +65,27 @@ def notify_of_loss(hold: Hold, reason: str) -> None:
     events.send_held(signals.lock_lost, hold, reason=reason)
 
 
-async def take_back(hold: Hold) -> None:
-    """Give the engine back what it has granted to an acquire that has failed, if it has."""
-    if hold.grant is None and hold.claim is not None:
-        hold.grant = hold.backend.stray(hold.claim, lock_table.other_grants(hold))
-        if hold.grant is not None and not lock_table.is_alone(hold):
-            hold.backend.release_again(hold.grant, False)
-            return
-    if hold.grant is not None:
-        await hold.give(hold.grant)
-
-
-def give_back_fast(hold: Hold) -> bool:
-    """Release by the engine's fast path, then let the next one of this process ask. False if that is not possible: the
-    caller uses :func:`give_back`."""
-    grant = hold.grant
-    if grant is None:
-        return False
-    # like Hold.give(): between the return of the engine's method and the assignment Python does not look for signals
-    hold.giving = True
-    hold.given = given = hold.backend.release_fast(grant)
-    if not given:
-        return False
-    lock_table.end(hold)
-    if signals.lock_released.receivers:
-        events.send_held(signals.lock_released, hold)
-    return True
+async def ask_to_release(backend: Backend, grant: Grant) -> bool:
+    """Ask the engine to release it. False: ``grant`` no longer held it."""
+    return await backend.arelease(grant) if in_task() else backend.release(grant)
 
 
 async def give_back(hold: Hold) -> DistlockError | None:
     """Release at the engine, then let the next one of this process ask. Returns what went wrong with the release.
 
-    After an interrupt (KeyboardInterrupt, a task's soft time limit, which is an Exception) it is left to the keepalive
-    thread: see manager/interrupted.py.
+    What the exception of a signal cuts off is left to the caller: see :func:`finish`.
     """
-    grant = hold.grant
+    grant: Any = hold.grant
     try:
-        released = await hold.give(grant)
+        released = await ask_to_release(hold.backend, grant)
     except DistlockError as error:
         lose(hold, "unreachable", releasing=True)
         lock_table.end(hold)
         return error
-    except (asyncio.CancelledError, GeneratorExit):
-        lock_table.end(hold)
+    except (asyncio.CancelledError, GeneratorExit):  # the engine goes on with it
+        leftovers.now_or_later(lock_table.end, hold)
         raise
-    if not released and grant is not None:
+    if not released:
         lose_dead(hold, grant, "stolen", releasing=True)
     lock_table.end(hold)
     if not released:
@@ -114,3 +93,29 @@ async def give_back(hold: Hold) -> DistlockError | None:
     if signals.lock_released.receivers:
         events.send_held(signals.lock_released, hold)
     return None
+
+
+def leave_behind(hold: Hold, lease: Any) -> None:
+    """Leave to another thread what an acquire may have got that was cut off, by a signal or because it is closed."""
+    if hold.state in (State.WAITING, State.CLAIMING):
+        hold.state = State.RELEASING  # whoever asks for the lock meanwhile waits for this, and closes no circle
+        leftovers.leave(partial(finish, hold, False))
+    elif hold.state is not State.ENDED:
+        leftovers.leave(lease._give_up)
+
+
+def finish(hold: Hold, again: bool) -> None:
+    """Give back what ``hold`` has at the engine, in a thread that may wait. ``again``: a release that was cut off may
+    have given it back; then the answer says nothing."""
+    backend, grant = hold.backend, hold.grant
+    try:
+        if grant is not None and again:
+            backend.release_again(grant)
+        elif grant is not None:
+            backend.release(grant)
+        elif hold.claim is not None and backend.queues_waiters:
+            backend.withdraw(hold.claim)
+    finally:
+        lock_table.end(hold)
+    if hold.held_at:
+        events.send_held(signals.lock_released, hold)

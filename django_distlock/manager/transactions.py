@@ -12,13 +12,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django_distlock import signals
-from django_distlock.concurrency.flow import run
+from django_distlock.concurrency import leftovers
 from django_distlock.concurrency.fork import Order, at_fork
 
 from . import events
-from .lock_table import State, leave_behind, lock_table
+from .lock_table import State, lock_table
 from .open_transactions import in_transaction, of_thread, open_transactions
-from .release import lose, notify_of_loss
+from .release import finish, lose, notify_of_loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -103,8 +103,8 @@ class TransactionWatch:
         except BaseException:  # Ctrl-C: the keepalive thread releases what is left
             for hold in ended:
                 hold.transactions.discard(self)
-                if not hold.transactions:
-                    leave_behind(hold, hold)
+                if not hold.transactions and lock_table.start_release(hold):
+                    leftovers.leave(partial(finish, hold, again=False))
             raise
         finally:
             # a receiver may use this connection: while Django is still ending the transaction, its first query would
@@ -162,13 +162,13 @@ def give_back_after_transaction(hold: Hold) -> Sequence[Callable[[], object]]:
         return []
     lost = ""
     try:
-        if hold.grant is not None and not (hold.give_fast(hold.grant) or run(hold.give(hold.grant))):
+        if hold.grant is not None and not hold.backend.release(hold.grant):
             lost = "stolen"
     except Exception:
         logger.exception("The lock %r could not be released after its transaction.", hold.key.name)
         lost = "unreachable"
     except BaseException:  # an interrupt
-        leave_behind(hold, hold)
+        leftovers.leave(partial(finish, hold, again=True))
         raise
     if lost and lock_table.lose(hold, lost, releasing=True):
         return [partial(notify_of_loss, hold, lost)]

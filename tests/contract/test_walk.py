@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 
 
 ENGINE_CALLS = (
-    "acquire_fast",
     "try_acquire",
     "atry_acquire",
-    "release_fast",
     "release",
     "arelease",
     "extend",

@@ -1,20 +1,11 @@
-"""Exceptions of SIGALRM at random moments of acquire and release, as a task's soft time limit raises them (R7).
-
-The test beside it has few of them. For many, with the servers of tests.support.services::
-
-    python -m tests.support.services run python -m tests.faults.alarms 2000 postgres redis
-"""
+"""Exceptions of SIGALRM at random moments of acquire and release, as a task's soft time limit raises them (R7)."""
 
 from __future__ import annotations
 
 import random
 import signal
-import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
-
-from tests.support.child import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,8 +30,9 @@ class TimeLimit(Exception):
 def _ring(number: int, frame: FrameType | None) -> None:
     """Raise TimeLimit, but not at the entrance of ``__exit__`` or ``release``: before its first line a function can do
     nothing about an exception, and the lock stays held."""
-    if frame is not None and frame.f_code.co_name in ENTRANCES and frame.f_lineno == frame.f_code.co_firstlineno:
-        signal.setitimer(signal.ITIMER_REAL, 1e-6)
+    code = None if frame is None else frame.f_code
+    if code is _ring.__code__ or (code and code.co_name in ENTRANCES and frame.f_lineno == code.co_firstlineno):
+        signal.setitimer(signal.ITIMER_REAL, 1e-5)
     else:
         raise TimeLimit
 
@@ -144,28 +136,3 @@ def take_all(using: str, base: str, seconds: float) -> list[str]:
 def take_all_elsewhere(link: Link, using: str, base: str, seconds: float) -> None:
     """:func:`take_all` in another process."""
     link.say(take_all(using, base, seconds))
-
-
-class _Print:
-    """The other end of a Link, in this process."""
-
-    def say(self, value: Any = None) -> None:
-        print(value, flush=True)
-
-    def hear(self) -> None:
-        time.sleep(SOON)
-
-
-def main(count: int, *using: str) -> None:
-    for alias in using:
-        base, seed = f"alarms-{time.time_ns()}-", random.randrange(10**6)
-        print(f"{alias}, seed {seed}", flush=True)
-        interrupt(_Print(), alias, base, count, seed)  # type: ignore[arg-type]
-        with ThreadPoolExecutor(1) as pool:  # another thread is another caller, like another process
-            missing = pool.submit(take_all, alias, base, TTL).result()
-        print(f"cannot be had: {missing or 'none'}", flush=True)
-
-
-if __name__ == "__main__":
-    load()
-    main(int(sys.argv[1]), *sys.argv[2:])

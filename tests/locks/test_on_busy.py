@@ -99,7 +99,7 @@ def test_r6_r8_other_errors_are_not_taken_for_a_busy_lock(
     def down(*args: Any, **kwargs: Any) -> Any:
         raise BackendUnavailable("gone")
 
-    for attempt in ("try_acquire", "acquire_fast", "atry_acquire"):
+    for attempt in ("try_acquire", "atry_acquire"):
         monkeypatch.setattr(registry.entry("memory").backend, attempt, down, raising=False)
     with pytest.raises(BackendUnavailable, match="gone"):
         ledger.lock(recipe)()

@@ -130,9 +130,8 @@ def test_r11_failed_deferred_release_logs_and_signals_and_does_not_raise(lease_w
     backend = registry.entry(world.using).backend
     leases = [world.lock().acquire(), world.lock("-2").acquire()]
     grants: list[Any] = [lease._grant for lease in leases]
-    in_steps = mock.patch.object(backend, "release_fast", return_value=False)
     failing = mock.patch.object(backend, "release", side_effect=[Boom("the engine is gone"), mock.DEFAULT])
-    with in_steps, failing as release, caplog.at_level(logging.ERROR), transaction.atomic(world.alias):
+    with failing as release, caplog.at_level(logging.ERROR), transaction.atomic(world.alias):
         world.write()
         for lease in leases:
             lease.release()

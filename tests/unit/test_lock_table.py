@@ -137,7 +137,6 @@ def test_r8_waiting_for_what_is_being_given_back_closes_no_circle(people: People
     people.waits("a", "y")
     with monkeypatch.context() as patch:
         patch.setattr(backend, "release", slow)
-        patch.setattr(backend, "release_fast", lambda grant: False)
         given = people.actors["c"].start(people.futures.pop(("a", "x")).result(PATIENCE), "release")
         assert asked.wait(PATIENCE)
         people.waits("b", "x")

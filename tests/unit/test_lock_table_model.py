@@ -1,7 +1,7 @@
 """R1, R2, R7, R8, R16, R17, R19, R21: contexts, strangers, cancellations and losses in any order.
 
 Each rule is one step of one context in one thread, on a clock of the test's own: what is explored are interleavings of
-the real thing (acquire_flow, the lock table, the memory backend), and a failure is replayed exactly.
+the real thing (acquire, the lock table, the memory backend), and a failure is replayed exactly.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from django_distlock.concurrency import leftovers
 from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.parking import Parker
 from django_distlock.exceptions import DeadlockDetected, LockLost, LockNotHeld
@@ -71,8 +72,13 @@ _flows: list[Coroutine[Any, Any, Any]] = []
 
 
 def close_flows() -> None:
+    """Close them, and do what they leave, as the keepalive thread would."""
     while _flows:
         _flows.pop().close()
+    while not leftovers.empty():
+        job = leftovers.take(0)
+        if job is not None:
+            job()
 
 
 class World:
@@ -81,6 +87,7 @@ class World:
         self._patch = pytest.MonkeyPatch()
         self.clock = FakeClock(self._patch)
         self.current: Actor | None = None
+        self.resuming = False  # is an acquire under way, that stops at each step?
         self._patch.setattr("django_distlock.manager.acquire.current", lambda: self.current)
         self.backend: Any = registry.entry("memory").backend
         self._stop_at_each_step()
@@ -96,7 +103,8 @@ class World:
 
         self._patch.setattr(Hold, "ask", asking)
         self._patch.setattr(Parker, "park", lambda parker, timeout: Step("park", parker.leave, (parker, timeout)))
-        self._patch.setattr("django_distlock.manager.acquire.in_task", lambda: True)
+        for module in ("acquire", "release"):
+            self._patch.setattr(f"django_distlock.manager.{module}.in_task", lambda: self.resuming)
         self._patch.setattr(backend, "arelease", lambda grant: Step("release", lambda: backend.release(grant), grant))
         self._patch.setattr(backend, "await_", lambda *args: Step("wait", lambda: None, args))
 
@@ -146,7 +154,7 @@ class World:
         raise AssertionError("a cancellation was swallowed")
 
     def _resume(self, actor: Actor, how: Any) -> Any:
-        self.current = actor
+        self.current, self.resuming = actor, True
         try:
             actor.step = how(actor.flow)
         except StopIteration as stop:
@@ -157,6 +165,8 @@ class World:
         except BaseException:
             actor.flow = actor.step = None
             raise
+        finally:
+            self.resuming = False
         return None
 
     # what was granted

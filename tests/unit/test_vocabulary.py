@@ -78,7 +78,9 @@ def test_r19_drift_is_one_percent_and_two_milliseconds() -> None:
 
 
 def test_a_record_cannot_be_changed_by_those_who_get_it() -> None:
-    for record in (Claim(key=KEY), LockInfo(backend="a", key="k"), BackendReport(alias="a", backend="b")):
+    with pytest.raises(AttributeError):
+        Claim(key=KEY).token = "other"  # type: ignore[misc]
+    for record in (LockInfo(backend="a", key="k"), BackendReport(alias="a", backend="b")):
         assert not hasattr(record, "__dict__")
         for field in dataclasses.fields(record):
             with pytest.raises(dataclasses.FrozenInstanceError):
@@ -89,6 +91,7 @@ def test_what_was_not_said_is_not_there() -> None:
     claim, grant = Claim(key=KEY), Grant(Claim(key=KEY), 1.0)
     assert (claim.shared, claim.ttl, claim.token, claim.scope) == (False, None, "", "session")
     assert len({claim, Claim(key=KEY), Claim(key=KEY, token="t")}) == 2
+    assert "secret" not in repr(Claim(key=KEY, token="secret"))
     assert (grant.fence, grant.valid_until, grant.session) == (None, None, None)
     assert LockInfo(backend="a", key="k").details is not LockInfo(backend="a", key="k").details
 

@@ -83,24 +83,6 @@ class LeaseTableBackend(Backend):
         self._cleanup = PendingCleanup(self._undo_claim, f"distlock-{self.alias}-undo")
         self._pruning = Pruning(self.store, self.alias)
 
-    def acquire_fast(self, claim: Claim, wait: float) -> Grant | None:
-        store = self._embedded
-        if store is None or self._cleanup.requests or store.statements.expects_queue(claim):
-            return None
-        asked = clock.now()
-        self._claims[claim.token] = ASKING
-        try:
-            fence = store.statements.take(store.file(), claim, self._holder.text())
-            if fence is not None:
-                return self._granted(claim, fence, asked)
-        except FILE_ERRORS:
-            pass
-        except BaseException:
-            self.withdraw(claim)
-            raise
-        del self._claims[claim.token]
-        return None
-
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         store, waiter = self._embedded, self._claims.get(claim.token)
         if store is None or self._cleanup.requests or (waiter is not None and wait < LAST_LOOK):
@@ -112,6 +94,10 @@ class LeaseTableBackend(Backend):
                 waiter.took(asked)
                 return None if fence is None else self._granted(claim, fence, asked)
             self._claims[claim.token] = ASKING
+            if not store.statements.expects_queue(claim):  # most often it is free: one statement, and no socket
+                fence = store.statements.take(store.file(), claim, self._holder.text())
+                if fence is not None:
+                    return self._granted(claim, fence, asked)
             socket = self._wake_socket(wait)
             address = None if socket is None else socket.address
             entered = store.statements.enter(store.file(), claim, self._holder.text(), wait > 0, address)
@@ -236,21 +222,18 @@ class LeaseTableBackend(Backend):
             await self.store.run(until, self._sql.give, claim)
         await self.store.run(until, self._sql.leave, claim)
 
-    def release_fast(self, grant: Grant) -> bool:
-        store = self._embedded
-        if store is None:
-            return False
-        try:
-            given = store.statements.release(store.file(), grant)
-        except FILE_ERRORS:
-            return False
-        except BaseException:
-            self._leave_behind(grant.claim, True)
-            raise
-        self._claims.pop(grant.claim.token, None)
-        return given
-
     def release(self, grant: Grant) -> bool:
+        store = self._embedded
+        if store is not None:
+            try:
+                if store.statements.release(store.file(), grant):
+                    self._claims.pop(grant.claim.token, None)
+                    return True
+            except FILE_ERRORS:
+                pass  # _release asks again, and handles these
+            except BaseException:
+                self._leave_behind(grant.claim, True)
+                raise
         return run(self._release(grant))
 
     async def arelease(self, grant: Grant) -> bool:

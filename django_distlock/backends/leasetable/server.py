@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from django.db import DEFAULT_DB_ALIAS, InterfaceError, InternalError, OperationalError, connections
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DEFAULT_DB_ALIAS, Error, InterfaceError, InternalError, OperationalError, connections
 
 from django_distlock.backends.side_connection import SideConnection
 from django_distlock.concurrency import clock, sockets
-from django_distlock.concurrency.abandoned_calls import Background, CallTimeout
+from django_distlock.concurrency.abandoned_calls import Background, CallTimeout, NotStarted
 from django_distlock.concurrency.deadline import pause
 from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.parking import FairLock
@@ -161,11 +162,11 @@ class ServerStore(Store):
                 value = operation(session, *args)
             self._replied_at = clock.now()
             return None, value
-        except Exception as error:
+        except (Error, OSError) as error:
             if clock.now() >= limit:
                 return Hung(), None
             return error, None
-        except BaseException:  # the driver is in the middle of something
+        except BaseException:  # that of a signal: the driver is in the middle of something
             self._drop()
             raise
         finally:
@@ -188,7 +189,7 @@ class ServerStore(Store):
             self.session = session
         except CallTimeout:
             raise self._no_time(uncertain) from None
-        except Exception as error:
+        except (NotStarted, ImproperlyConfigured, Error, OSError) as error:
             raise StoreError(self._failed(error), uncertain=uncertain) from error
         return session
 

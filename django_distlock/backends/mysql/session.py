@@ -303,7 +303,7 @@ async def open_session(alias: str, parameters: dict[str, Any], waits: bool, unti
         raise StatementTimeout from error
     except NotStarted as error:
         raise SessionDead(str(error)) from error
-    except Exception as error:
+    except (MySQLdb.Error, TypeError) as error:
         raise SessionDead(str(error.args[-1])) from error
     session = MySQLSession(conn, waits)
     try:

@@ -6,7 +6,6 @@ connection and dies with the transaction it protects.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -50,8 +49,6 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
     def __init__(self, alias: str, options: Mapping[str, Any]) -> None:
         super().__init__(alias, options)
         self._transactions = TransactionLocks(alias, self.session_database, self._busy)
-        #: Acquire in the transaction of a connection of this thread: ``(connection, claim, wait)``.
-        self.acquire_inside = self._transactions.acquire
 
     async def _open(self, waits: bool, until: float) -> PostgresSession:
         connection = connections[self.session_database]
@@ -67,17 +64,20 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
 
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         if claim.scope == "transaction":
-            return self.acquire_inside(connections[self.database], claim, wait)
-        return run(self._acquire(claim, wait))
+            return self._transactions.acquire(connections[self.database], claim, wait)
+        return super().try_acquire(claim, wait)
 
     async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         if claim.scope == "transaction":  # Django's connections are not for tasks
-            claim = replace(claim, scope="session")
-        return await self._acquire(claim, wait)
+            claim = claim._replace(scope="session")
+        return await super().atry_acquire(claim, wait)
 
     def release(self, grant: Grant) -> bool:
         # the end of its transaction frees it
-        return True if grant.claim.scope == "transaction" else run(self._release(grant))
+        return True if grant.claim.scope == "transaction" else super().release(grant)
+
+    def release_again(self, grant: Grant) -> bool:
+        return True if grant.claim.scope == "transaction" else super().release_again(grant)
 
     async def arelease(self, grant: Grant) -> bool:
         if grant.claim.scope == "transaction":
@@ -88,7 +88,7 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
         if grant.claim.scope != "transaction":
             return run(self._verify(grant))
         if grant.session.connection is connections[self.database]:
-            return self.try_acquire(replace(grant.claim, answer_by=0.0)) is not None
+            return self.try_acquire(grant.claim._replace(answer_by=0.0)) is not None
         return self.look(grant)  # asked by another thread, and the connection is its owner's
 
     async def averify(self, grant: Grant) -> bool:

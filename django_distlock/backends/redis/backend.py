@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django_distlock.backends.base import TICK, Backend
 from django_distlock.backends.cleanup import UNDO_WINDOW, PendingCleanup
 from django_distlock.backends.query import Chosen, LockQuery, Mine, chosen
-from django_distlock.concurrency import clock, finalizers
-from django_distlock.concurrency.deadline import LEAST_ANSWER
+from django_distlock.concurrency import clock, leftovers
 from django_distlock.concurrency.flow import finished, run
 from django_distlock.concurrency.places import LOOK_EVERY, TURN, Place, Places
 from django_distlock.exceptions import BackendUnavailable, DistlockError, UnsupportedOperation
@@ -126,17 +125,6 @@ class RedisBackend(Backend):
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         return run(self.atry_acquire(claim, wait))
 
-    def acquire_fast(self, claim: Claim, wait: float) -> Grant | None:
-        """:meth:`try_acquire` for a caller that waits. It waits at the server as any other does: None means that its
-        time is up, or that it must ask in the ordinary way."""
-        if wait <= LEAST_ANSWER:
-            return None
-        try:
-            return run(self.atry_acquire(claim, wait))
-        except BaseException:
-            self.withdraw(claim)
-            raise
-
     @staticmethod
     async def _asked(attempt: RedisAttempt) -> Grant | None:
         """Ask once, without queueing."""
@@ -164,7 +152,7 @@ class RedisBackend(Backend):
                     taken, seconds = False, 2 * seconds
             self._places.leave(place)
         except BaseException:
-            finalizers.now_or_later(self._places.leave, place)
+            leftovers.now_or_later(self._places.leave, place)
             raise
         return grant
 
@@ -216,8 +204,8 @@ class RedisBackend(Backend):
     def withdraw(self, claim: Claim) -> None:
         run(self.awithdraw(claim))
 
-    def release_fast(self, grant: Grant) -> bool:
-        """Release with one command on a connection at hand. It waits for no task, so an event loop may call it."""
+    def _release_at_once(self, grant: Grant) -> bool:
+        """Release with one command on a connection at hand; False if that is not possible, or the lease had ended."""
         claim = grant.claim
         connection = None if claim.token in self._echoes else self.pool.take()
         if connection is None:
@@ -257,7 +245,7 @@ class RedisBackend(Backend):
         return bool(given)
 
     def release(self, grant: Grant) -> bool:
-        return run(self.arelease(grant))
+        return self._release_at_once(grant) or run(self.arelease(grant))
 
     async def averify(self, grant: Grant) -> bool:
         return bool(await self._tried(PATIENCE, HOLDS, grant.claim))

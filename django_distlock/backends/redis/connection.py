@@ -24,7 +24,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final
 
 from django_distlock.backends.base import IDLE
-from django_distlock.concurrency import clock, finalizers
+from django_distlock.concurrency import clock, leftovers
 from django_distlock.concurrency.abandoned_calls import Background, CallTimeout, NotStarted
 from django_distlock.concurrency.flow import in_task
 from django_distlock.concurrency.parking import Parker
@@ -326,7 +326,7 @@ class Pool:
             if not await waiter.parker.park(until - clock.now()):
                 raise ConnectionFailed("All connections to Redis are in use.", timed_out=True)
         except BaseException:
-            finalizers.now_or_later(self._desert, waiter)
+            leftovers.now_or_later(self._desert, waiter)
             raise
         return waiter.connection or await self._opened(until)
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from django_distlock.backends.redis.commands import milliseconds
-from django_distlock.concurrency import clock, finalizers
+from django_distlock.concurrency import clock, leftovers
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import Grant, drift
 
@@ -124,10 +124,10 @@ class RedlockAttempt:
                 raise ballot.error()
             grant = self._grant(ballot, vote, holder) if verdict is Verdict.GRANTED else None
         except BackendUnavailable:
-            finalizers.now_or_later(partial(self.end, known=True))
+            leftovers.now_or_later(partial(self.end, known=True))
             raise
         except BaseException:
-            finalizers.now_or_later(self.end)
+            leftovers.now_or_later(self.end)
             raise
         if grant is None:
             self.end(known=True)

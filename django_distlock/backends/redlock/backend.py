@@ -11,7 +11,7 @@ from django_distlock.backends.base import Backend
 from django_distlock.backends.cleanup import PendingCleanup
 from django_distlock.backends.redis.commands import HolderInfo, milliseconds
 from django_distlock.backends.redis.connection import PENDING
-from django_distlock.concurrency import clock, finalizers
+from django_distlock.concurrency import clock, leftovers
 from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.places import Places
 from django_distlock.exceptions import BackendUnavailable
@@ -102,7 +102,7 @@ class RedlockBackend(Backend):
                 self._claims[claim.token] = (waiter, attempt)
                 grant = await waiter.wait(failed)
         except (Exception, GeneratorExit):  # also one of a task queue, which may come anywhere
-            finalizers.now_or_later(self.withdraw, claim)
+            leftovers.now_or_later(self.withdraw, claim)
             raise
         if grant is None:
             self._note_busy(claim.key)
@@ -233,7 +233,7 @@ class RedlockBackend(Backend):
                 self._vote_again(ballot, grant, ttl)
             ballot.close()
         except BaseException:
-            finalizers.now_or_later(ballot.close)
+            leftovers.now_or_later(ballot.close)
             raise
         return verdict
 

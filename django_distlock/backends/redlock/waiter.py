@@ -6,7 +6,7 @@ import random
 from typing import TYPE_CHECKING
 
 from django_distlock.backends.redis.connection import PENDING, ConnectionFailed, pack
-from django_distlock.concurrency import clock, finalizers
+from django_distlock.concurrency import clock, leftovers
 from django_distlock.concurrency.deadline import pause
 from django_distlock.concurrency.places import TURN, Place
 from django_distlock.exceptions import BackendUnavailable
@@ -141,7 +141,7 @@ class RedlockWaiter:
                     await pause(max(left, 0.0))
                     break
         finally:
-            finalizers.now_or_later(self.end)
+            leftovers.now_or_later(self.end)
         if self._error is not None:
             raise self._error
         return None

@@ -7,8 +7,8 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-import threading
 from abc import abstractmethod
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from django.core.checks import CheckMessage, Warning
@@ -16,7 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from django_distlock.backends.base import TICK, Backend
-from django_distlock.concurrency import clock, finalizers
+from django_distlock.concurrency import clock, leftovers
 from django_distlock.concurrency.deadline import LEAST_PATIENCE
 from django_distlock.concurrency.flow import clean_up, finished, run
 from django_distlock.concurrency.parking import Turn
@@ -40,7 +40,7 @@ from .session import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from django_distlock.keys import LockKey
     from django_distlock.records import Claim
@@ -153,27 +153,32 @@ class SessionLockBackend(Backend, Generic[S]):
 
     # acquiring
 
-    def acquire_fast(self, claim: Claim, wait: float) -> Grant | None:
+    def _acquire_at_once(self, claim: Claim, wait: float, granted: list[Grant]) -> bool:
+        """Take the lock in this thread by blocking calls of the driver, on an open session. False: :meth:`_acquire` is
+        to try, or its time is over. ``granted`` takes the grant in the moment in which it is counted."""
         key, shared, asked = claim.key, claim.shared, clock.now()
-        if self._busy.until and self._busy.until.get(key.digest, 0.0) >= asked:  # lately(), without its call
-            return self._wait_fast(claim, wait, asked)
+        busy_until = self._busy.until
+        if wait > 0 and busy_until and busy_until.get(key.digest, 0.0) >= asked:  # lately(), without its call
+            return self._wait_at_once(claim, wait, asked, granted)
         session = self.sessions.open_shared
         if session is None or wait <= FAST_WAIT or session.dead is not None:
-            return None
+            return False
         turn, busy = Turn(session.mutex), False
         if not turn.try_acquire():
-            return None
+            return False
         try:
             try:
                 held = session.held
                 if session.dead is None and session.orphaned_at is None and len(held) < LOCKS_PER_SESSION:
                     if session.lock_fast(key, shared):
                         held[key.digest] = held.get(key.digest, 0) + 1
-                        return grant_of((claim, asked, None, None, session))
+                        granted.append(grant_of((claim, asked, None, None, session)))
+                        return True
                     busy = True
             except (SessionDead, ServerError, StatementTimeout):
                 pass  # _acquire asks again, and handles these
             except BaseException:
+                granted.clear()
                 run(self._undo_try(session, claim))
                 raise
             finally:
@@ -182,74 +187,86 @@ class SessionLockBackend(Backend, Generic[S]):
             turn.release()  # again: see locked()
             raise
         if not busy:
-            return None
+            return False
         self._busy.add(key.digest, asked)
-        return self._wait_fast(claim, wait, asked)
+        return self._wait_at_once(claim, wait, asked, granted)
 
-    def _wait_fast(self, claim: Claim, wait: float, asked: float) -> Grant | None:
-        """:meth:`acquire_fast` for a key that was busy lately: wait for it at once, on a session of its own."""
+    def _wait_at_once(self, claim: Claim, wait: float, asked: float, granted: list[Grant]) -> bool:
+        """:meth:`_acquire_at_once` for a key that was busy lately: wait for it, on a session of its own."""
         place = Place()
         try:
-            return self._wait_fast_at(claim, wait, asked) if self._places.take(place) else None
+            return self._places.take(place) and self._wait_at_place(claim, wait, asked, granted)
         finally:
             self._places.leave(place)
 
-    def _wait_fast_at(self, claim: Claim, wait: float, asked: float) -> Grant | None:
+    def _wait_at_place(self, claim: Claim, wait: float, asked: float, granted: list[Grant]) -> bool:
         ready = self.sessions.ready_to_wait()
         if ready is None:
-            return None
+            return False
         session, turn = ready
         session.wanted, session.turn_ends = self._places.wanted, asked + TURN
-        grant: Grant | None = None
         try:
             try:
                 if session.wait_fast(claim.key, claim.shared, asked + wait):
                     session.held[claim.key.digest] += 1
-                    grant = grant_of((claim, asked, None, None, session))
-                return grant
+                    granted.append(grant_of((claim, asked, None, None, session)))
+                return bool(granted)
             except (SessionDead, ServerError):
-                return None  # _acquire asks again, and handles these
+                return False  # _acquire asks again, and handles these
             except StatementTimeout:
                 session.kill("a wait was cut off")
-                return None
+                return False
             except BaseException as error:
+                granted.clear()
+                session.held.clear()
                 run(self._stop_waiting(session))
                 if not isinstance(error, TurnOver):
                     raise
-                return None
+                return False
             finally:
                 session.turn_ends = math.inf
                 turn.release()
-                if grant is None:
+                if not granted:
                     self.sessions.give_back(session)
         except BaseException:
             turn.release()  # again: see locked()
             raise
 
-    def stray(self, claim: Claim, known: Sequence[Grant]) -> Grant | None:
-        digest = claim.key.digest
-        for session in self.sessions.all():
-            if session.held.get(digest, 0) > sum(grant.session is session for grant in known):
-                return Grant(claim=claim, acquired_at=clock.now(), session=session)
-        return None
-
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        return run(self._acquire(claim, wait))
+        began, granted = clock.now(), list[Grant]()
+        try:
+            if self._acquire_at_once(claim, wait, granted):
+                return granted[0]
+            return run(self._acquire(claim, max(0.0, wait - (clock.now() - began)), granted))
+        except BaseException:
+            self._release_later(granted)
+            raise
 
     async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        return await self._acquire(claim, wait)
+        granted = list[Grant]()
+        try:
+            return await self._acquire(claim, wait, granted)
+        except BaseException:
+            self._release_later(granted)
+            raise
 
-    async def _acquire(self, claim: Claim, wait: float) -> Grant | None:
+    def _release_later(self, granted: list[Grant]) -> None:
+        """Give back what an exception has kept from the caller: in another thread, because of what it may be."""
+        for grant in granted:
+            leftovers.leave(partial(self.release, grant))
+
+    async def _acquire(self, claim: Claim, wait: float, granted: list[Grant]) -> Grant | None:
+        """``granted`` takes the grant in the moment in which it is counted on its session."""
         now = clock.now()
         until = max(claim.answer_by or now + max(wait, LEAST_PATIENCE), now + GRACE)
         digest = claim.key.digest
         try:
             if wait <= 0 or not self._busy.lately(digest, now):
-                grant = await self._try(claim, until)
+                grant = await self._try(claim, until, granted)
                 if grant is not None or wait <= 0:
                     return grant
                 self._busy.add(digest, now)
-            return await self._queue(claim, now + wait, until)
+            return await self._queue(claim, now + wait, until, granted)
         except StatementTimeout as error:
             if self.sessions.heard_since(clock.now() - SILENCE):
                 return None  # the server is well: all the time was spent behind others of this process
@@ -260,7 +277,7 @@ class SessionLockBackend(Backend, Generic[S]):
         except (SessionDead, ServerError) as error:
             raise unavailable(self.alias, error) from (error.__cause__ or error)
 
-    async def _try(self, claim: Claim, until: float) -> Grant | None:
+    async def _try(self, claim: Claim, until: float, granted: list[Grant]) -> Grant | None:
         """Take the lock on the shared session if it is free. If that session is dead, another is opened, twice."""
         attempts = 3
         while True:
@@ -270,24 +287,25 @@ class SessionLockBackend(Backend, Generic[S]):
             if self._proven_at != proven_at:  # the proof may have taken the caller's time
                 until = max(until, clock.now() + LEAST_PATIENCE)
             try:
-                return await locked(session.mutex, until - clock.now(), self._try_on, session, claim, until)
+                return await locked(session.mutex, until - clock.now(), self._try_on, session, claim, until, granted)
             except SessionDead:
                 if not attempts:
                     raise
 
-    async def _try_on(self, session: S, claim: Claim, until: float) -> Grant | None:
+    async def _try_on(self, session: S, claim: Claim, until: float, granted: list[Grant]) -> Grant | None:
         if session.dead is not None:
             raise SessionDead(session.dead)
         asked = clock.now()
         try:
-            granted = await session.lock(claim.key, claim.shared, min(until, asked + STATEMENT_LIMIT))
-            if not granted:
+            if not await session.lock(claim.key, claim.shared, min(until, asked + STATEMENT_LIMIT)):
                 return None
             session.held[claim.key.digest] += 1
-            return Grant(claim=claim, acquired_at=asked, session=session)
+            granted.append(Grant(claim=claim, acquired_at=asked, session=session))
+            return granted[0]
         except (SessionDead, ServerError, StatementTimeout, GeneratorExit):
             raise  # nothing was granted, or the session cleans up when the reply comes
         except BaseException:
+            granted.clear()
             await clean_up(self._undo_try(session, claim))
             raise
 
@@ -302,7 +320,7 @@ class SessionLockBackend(Backend, Generic[S]):
         except (SessionDead, ServerError, StatementTimeout):
             session.kill("an interrupted statement could not be undone")
 
-    async def _queue(self, claim: Claim, until: float, answer_by: float) -> Grant | None:
+    async def _queue(self, claim: Claim, until: float, answer_by: float, granted: list[Grant]) -> Grant | None:
         """Wait in the engine's queue; before that, in this process for a place to do so. None at the deadline."""
         place, seconds = Place(), TURN
         try:
@@ -310,21 +328,21 @@ class SessionLockBackend(Backend, Generic[S]):
             while grant is None and (taken or clock.now() < until):
                 if not taken:
                     taken = await self._places.enter(place, min(until - clock.now(), ASK_EVERY))
-                    grant = await self._try(claim, answer_by)
+                    grant = await self._try(claim, answer_by, granted)
                 if taken and grant is None:
                     try:
-                        grant = await self._wait(claim, until, clock.now() + seconds)
+                        grant = await self._wait(claim, until, clock.now() + seconds, granted)
                         break
                     except TurnOver:
                         self._places.leave(place)
                         taken, seconds = False, 2 * seconds
             self._places.leave(place)
         except BaseException:
-            finalizers.now_or_later(self._places.leave, place)
+            leftovers.now_or_later(self._places.leave, place)
             raise
         return grant
 
-    async def _wait(self, claim: Claim, until: float, turn_ends: float) -> Grant | None:
+    async def _wait(self, claim: Claim, until: float, turn_ends: float, granted: list[Grant]) -> Grant | None:
         """Wait on a session that is lent for it; None at the deadline. TurnOver: others want the place."""
         try:
             # a wait of a millisecond is too short to connect in: let the session come for the next one
@@ -335,7 +353,7 @@ class SessionLockBackend(Backend, Generic[S]):
         grant: Grant | None = None
         try:
             if clock.now() < until:
-                grant = await locked(session.mutex, math.inf, self._wait_on, session, claim, until)
+                grant = await locked(session.mutex, math.inf, self._wait_on, session, claim, until, granted)
             return grant
         finally:
             session.turn_ends = math.inf
@@ -344,13 +362,14 @@ class SessionLockBackend(Backend, Generic[S]):
                     session.kill("a wait was interrupted")
                 self.sessions.give_back(session)
 
-    async def _wait_on(self, session: S, claim: Claim, until: float) -> Grant | None:
+    async def _wait_on(self, session: S, claim: Claim, until: float, granted: list[Grant]) -> Grant | None:
         asked = clock.now()
         try:
             if not await session.wait(claim.key, claim.shared, until):
                 return None
             session.held[claim.key.digest] += 1
-            return Grant(claim=claim, acquired_at=asked, session=session)
+            granted.append(Grant(claim=claim, acquired_at=asked, session=session))
+            return granted[0]
         except SessionDead:
             return None  # the caller asks again, on another session
         except (StatementTimeout, GeneratorExit):
@@ -360,6 +379,7 @@ class SessionLockBackend(Backend, Generic[S]):
             session.kill("a wait failed")
             raise
         except BaseException:
+            granted.clear()
             session.held.clear()
             await clean_up(self._stop_waiting(session))
             raise
@@ -387,7 +407,8 @@ class SessionLockBackend(Backend, Generic[S]):
 
     # releasing
 
-    def release_fast(self, grant: Grant) -> bool:
+    def _release_at_once(self, grant: Grant) -> bool:
+        """Release in this thread by a blocking call of the driver. False: :meth:`_release` is to do it."""
         claim = grant.claim
         session: S = grant.session
         if session.dead is not None or session.orphaned_at is not None:
@@ -409,10 +430,10 @@ class SessionLockBackend(Backend, Generic[S]):
         return freed
 
     def release(self, grant: Grant) -> bool:
-        return run(self._release(grant))
+        return self._release_at_once(grant) or run(self._release(grant))
 
-    def release_again(self, grant: Grant, alone: bool) -> bool:
-        if grant.claim.shared and not alone:
+    def release_again(self, grant: Grant) -> bool:
+        if grant.claim.shared:
             # the server counts the shares of a session: a second unlock could be that of another reader
             grant.session.kill("the release of a shared lock was interrupted")
             return True
@@ -435,9 +456,7 @@ class SessionLockBackend(Backend, Generic[S]):
         try:
             entered = entered or await turn.acquire(2 * STATEMENT_LIMIT)
         except GeneratorExit:  # the event loop is closed, and does not go on here
-            threading.Thread(
-                target=self._release_in_thread, args=(grant,), name="distlock-release", daemon=True
-            ).start()
+            leftovers.leave(partial(self.release, grant))
             raise
         if not entered:
             session.kill("a release could not get through")  # rather lost than held without a holder
@@ -464,10 +483,6 @@ class SessionLockBackend(Backend, Generic[S]):
             held[digest] -= 1
         else:
             held.pop(digest, None)
-
-    def _release_in_thread(self, grant: Grant) -> None:
-        with contextlib.suppress(BackendUnavailable):  # its session is dead then, and the lock free
-            self.release(grant)
 
     # verifying
 

@@ -52,6 +52,7 @@ def test_one_command_to_acquire_and_one_to_release(own: Own, name: str) -> None:
 def test_r4_a_wait_and_its_hand_over_cost_one_command(own: Own, name: str) -> None:
     """The waiter's, to queue, however long it waits; and the holder's release, whose message has what the waiter needs:
     the fence, and when its lease began."""
+    assert own.holder.release(own.hold(name))  # now the server knows the scripts
     held, backend = own.hold(name), registry.entry(USING).backend
     with ThreadPoolExecutor(1) as pool, counted(own.client) as commands:
         waiting = pool.submit(backend.try_acquire, claim_of(name), 20)

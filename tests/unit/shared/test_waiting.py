@@ -83,12 +83,11 @@ def test_r19_a_grant_that_comes_after_its_own_validity_is_given_back(
         late.append(grant)
         return grant._replace(valid_until=clock.now() - 0.001)
 
-    fast, try_acquire = backend.acquire_fast, backend.try_acquire
+    try_acquire = backend.try_acquire
 
     async def atry_acquire(*args: Any) -> Any:
         return aged(try_acquire(*args))
 
-    monkeypatch.setattr(backend, "acquire_fast", lambda *args: aged(fast(*args)))
     monkeypatch.setattr(backend, "try_acquire", lambda *args: aged(try_acquire(*args)))
     monkeypatch.setattr(backend, "atry_acquire", atry_acquire)
     lease = me.acquire(lock)
