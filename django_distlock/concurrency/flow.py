@@ -12,12 +12,14 @@ import contextlib
 import logging
 import sys
 import threading
+from collections.abc import Coroutine
+from inspect import CORO_CREATED, getcoroutinestate
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Coroutine
+    from collections.abc import Awaitable, Generator
 
 logger = logging.getLogger("django_distlock.locks")
 
@@ -57,6 +59,36 @@ def _run_on_loop(coroutine: Coroutine[Any, Any, T]) -> T:
         _blocked.discard(ident)
 
 
+class _Begins(Coroutine[Any, Any, T]):
+    """A coroutine for a task of its own, which a cancellation before the first step does not keep from beginning.
+
+    asyncio throws that into the coroutine, which ends without having run. It comes when ``asyncio.run()`` ends at the
+    moment of a cancellation: it cancels all tasks, and so the one that has just been made to clean up.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._coroutine = coroutine
+
+    def send(self, value: Any) -> Any:
+        return self._coroutine.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        if getcoroutinestate(self._coroutine) == CORO_CREATED:
+            return self._coroutine.send(None)
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self._coroutine.__await__()
+
+
+def _task(awaitable: Awaitable[T]) -> asyncio.Future[T]:
+    """The task of a coroutine; a future as it is."""
+    return asyncio.ensure_future(_Begins(awaitable) if isinstance(awaitable, Coroutine) else awaitable)
+
+
 async def uninterrupted(awaitable: Awaitable[T]) -> T:
     """Wait for ``awaitable`` to its end; a cancellation of this task is ignored.
 
@@ -64,7 +96,7 @@ async def uninterrupted(awaitable: Awaitable[T]) -> T:
     """
     if not in_task():
         return await awaitable
-    task = asyncio.ensure_future(awaitable)
+    task = _task(awaitable)
     while not task.done():
         try:
             await asyncio.shield(task)
@@ -80,7 +112,7 @@ async def finished(awaitable: Awaitable[T]) -> T:
     """Wait for ``awaitable`` to its end; a cancellation of this task is raised after that."""
     if not in_task():
         return await awaitable
-    task = asyncio.ensure_future(awaitable)
+    task = _task(awaitable)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:

@@ -90,6 +90,25 @@ def test_r7_a_waiter_that_is_cancelled_leaves_the_queue(rival: Any, using: str, 
     rival.release(rival.acquire(using, name))
 
 
+def test_r7_a_waiter_that_is_cancelled_as_the_event_loop_ends_leaves_the_queue(
+    rival: Any, using: str, name: str
+) -> None:
+    """asyncio.run() cancels all that is left, and so the clean-up in the moment of its beginning."""
+    busy = rival.acquire(using, name)
+
+    async def main() -> None:
+        task = asyncio.create_task(advisory_lock(name, using=using).aacquire(timeout=None))
+        async with asyncio.timeout(PATIENCE):
+            while not await asyncio.to_thread(waiting_at_the_engine, using, name):
+                await turns()
+        task.cancel()
+
+    asyncio.run(main())
+    eventually(lambda: waiting_at_the_engine(using, name) == 0, "a dead waiter stands at the engine")
+    rival.release(busy)
+    rival.release(rival.acquire(using, name))
+
+
 def test_r7_cancelled_in_the_moment_of_the_hand_over(using: str, name: str) -> None:
     """The waiter is woken and cancelled in the same step of the event loop: the next one gets the lock."""
     lock = advisory_lock(name, using=using, timeout=PATIENCE)

@@ -131,3 +131,17 @@ def test_r7_what_must_be_finished_is_finished_before_the_cancellation_is_raised(
         assert ended
 
     asyncio.run(main())
+
+
+def test_r7_a_clean_up_begins_although_the_event_loop_ends() -> None:
+    """asyncio.run() cancels all that is left, and so the task of a clean-up that has not begun."""
+    work = CleanUp(None)
+
+    async def main() -> None:
+        task = asyncio.create_task(work.operation())
+        await turns(3)
+        task.cancel()
+        work.may_end.set()
+
+    asyncio.run(main())
+    assert work.ended
