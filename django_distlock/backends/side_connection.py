@@ -15,7 +15,7 @@ from django.db import OperationalError, connections
 from django.db.utils import load_backend
 
 from django_distlock.concurrency import clock, sockets
-from django_distlock.concurrency.abandoned_calls import Background, CallTimeout, NotStarted
+from django_distlock.concurrency.background import Background, CallTimeout, NotStarted
 from django_distlock.concurrency.flow import run
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_distlock import signals
 from django_distlock.backends.query import Chosen, LockQuery, Mine, chosen
 from django_distlock.concurrency import clock
-from django_distlock.concurrency.abandoned_calls import Background, Call, CallTimeout, NotStarted
+from django_distlock.concurrency.background import Background, CallTimeout, NotStarted
 from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.concurrency.text import one_line
@@ -31,6 +31,7 @@ from .site_key import site_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from concurrent.futures import Future
 
     from django_distlock.backends.base import Backend
 
@@ -64,8 +65,8 @@ def ask(query: LockQuery, using: str | None = None) -> list[AliasAnswer]:
     for alias in aliases:
         _load(alias)
     until = clock.now() + PATIENCE
-    calls = [(alias, _begun(alias, query)) for alias in aliases]
-    return [_taken(alias, call, until) for alias, call in calls]
+    answers = [(alias, _begun(alias, query)) for alias in aliases]
+    return [_taken(alias, answer, until) for alias, answer in answers]
 
 
 def _load(alias: str) -> None:
@@ -119,19 +120,19 @@ class AliasAnswer(NamedTuple):
     found: Chosen = Chosen((), 0, 0)
 
 
-def _begun(alias: str, query: LockQuery) -> Call[AliasAnswer] | None:
+def _begun(alias: str, query: LockQuery) -> Future[AliasAnswer] | None:
     """The query of one alias, in a thread; None if too many are still under way."""
-    queries = _queries.setdefault(alias, Background(f"distlock-list-{alias}", MOST_ABANDONED))
+    _queries.setdefault(alias, Background(f"distlock-list-{alias}", MOST_ABANDONED))
     with suppress(NotStarted):
-        return queries.start(_answer, alias, query)
+        return _queries[alias].start(_answer, alias, query)
     return None
 
 
-def _taken(alias: str, call: Call[AliasAnswer] | None, until: float) -> AliasAnswer:
+def _taken(alias: str, answer: Future[AliasAnswer] | None, until: float) -> AliasAnswer:
     """The answer, or a report of a timeout at the monotonic time ``until``."""
-    if call is not None:
+    if answer is not None:
         with suppress(CallTimeout):
-            return run(call.result(until))
+            return run(_queries[alias].result(answer, until))
     logger.warning("The locks of alias %r cannot be listed: no answer within %g s", alias, PATIENCE)
     name = type(registry.entry(alias).backend).__name__
     return AliasAnswer(BackendReport(alias=alias, backend=name, error="TimeoutError"))

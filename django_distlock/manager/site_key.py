@@ -17,7 +17,7 @@ from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
 
 from django_distlock.backends.side_connection import PATIENCE, Silent, ask
 from django_distlock.concurrency import clock
-from django_distlock.concurrency.abandoned_calls import Background, CallTimeout, NotStarted
+from django_distlock.concurrency.background import Background, CallTimeout, NotStarted
 from django_distlock.concurrency.flow import in_task
 from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.concurrency.parking import FairLock

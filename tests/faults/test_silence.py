@@ -13,7 +13,7 @@ import pytest
 from django.db import connections
 
 from django_distlock import BackendUnavailable, LockLost, LockNotAcquired, advisory_lock, lock_all
-from django_distlock.concurrency import abandoned_calls
+from django_distlock.concurrency import background
 from django_distlock.manager.registry import registry
 from tests.conftest import connect, eventually
 from tests.engines.actors import held_elsewhere
@@ -248,7 +248,7 @@ def test_r5_threads_that_connect_do_not_pile_up(
         return [*truth("127.0.0.9", *args, **kwargs), *truth(address, *args, **kwargs)]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    monkeypatch.setattr(abandoned_calls, "MAX_ABANDONED", MOST)
+    monkeypatch.setattr(background, "MAX_ABANDONED", MOST)
     with database_alias("named", "postgres", HOST="postgres.example"):
         options = {"database": "postgres", "session_database": "named"}
         alias = {"BACKEND": BACKENDS["postgres"], "OPTIONS": options}

@@ -188,7 +188,8 @@ def test_r6_a_crowd_at_a_server_that_answers_is_busy_and_not_unavailable(
     session = lease._grant.session
     other.release(other.try_acquire(advisory_lock(name + "first", using=using)))
     eventually(lambda: noted(using, name), "the name is not written down, of which the server would tell")
-    assert session.mutex.try_acquire()
+    turn = session.mutex.turn()
+    assert turn.try_acquire()
     try:
         waiting = other.start(advisory_lock(name + "other", using=using), "try_acquire", timeout=0.2)
         while not waiting.done():
@@ -198,5 +199,5 @@ def test_r6_a_crowd_at_a_server_that_answers_is_busy_and_not_unavailable(
         with pytest.raises(BackendUnavailable, match="did not answer within"):
             other.try_acquire(advisory_lock(name + "other", using=using), timeout=0.6)
     finally:
-        session.mutex.release()
+        turn.release()
     me.release(lease)

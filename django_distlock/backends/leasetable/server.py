@@ -14,7 +14,7 @@ from django.db import DEFAULT_DB_ALIAS, Error, InterfaceError, InternalError, Op
 
 from django_distlock.backends.side_connection import SideConnection
 from django_distlock.concurrency import clock, sockets
-from django_distlock.concurrency.abandoned_calls import Background, CallTimeout, NotStarted
+from django_distlock.concurrency.background import Background, CallTimeout, NotStarted
 from django_distlock.concurrency.deadline import pause
 from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.parking import FairLock
@@ -235,16 +235,18 @@ class ServerStore(Store):
             session.close()
 
     def close_idle(self) -> None:
-        if self._turn.try_acquire():
+        turn = self._turn.try_turn()
+        if turn is not None:
             try:
                 self._drop()
             finally:
-                self._turn.release()
+                turn.release()
 
     def close(self) -> None:
-        if run(self._turn.acquire(STATEMENT_LIMIT)):
+        turn = self._turn.turn()
+        if run(turn.acquire(STATEMENT_LIMIT)):
             self._drop()
-            self._turn.release()
+            turn.release()
         elif (session := self.session) is not None:
             session.cut()
 

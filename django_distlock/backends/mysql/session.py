@@ -26,7 +26,7 @@ from django_distlock.backends.sessions.session import (
     StatementTimeout,
 )
 from django_distlock.concurrency import clock
-from django_distlock.concurrency.abandoned_calls import Background, CallTimeout, NotStarted
+from django_distlock.concurrency.background import Background, CallTimeout, NotStarted
 from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.sockets import Replies, keep_alive, readable
 from django_distlock.exceptions import DeadlockDetected, UnsupportedOperation

@@ -14,7 +14,7 @@ from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
 from django_distlock.backends.sessions.session import ServerError, SessionDead, StatementTimeout
-from django_distlock.concurrency.abandoned_calls import Background, CallTimeout, NotStarted
+from django_distlock.concurrency.background import Background, CallTimeout, NotStarted
 from django_distlock.concurrency.sockets import ready
 from django_distlock.exceptions import UnsupportedOperation
 

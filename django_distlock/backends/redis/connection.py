@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from django_distlock.backends.base import IDLE
 from django_distlock.concurrency import clock, leftovers
-from django_distlock.concurrency.abandoned_calls import Background, CallTimeout, NotStarted
+from django_distlock.concurrency.background import Background, CallTimeout, NotStarted
 from django_distlock.concurrency.flow import in_task
 from django_distlock.concurrency.parking import Parker
 from django_distlock.concurrency.sockets import LONGEST_POLL, ready, shut

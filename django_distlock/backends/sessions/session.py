@@ -236,7 +236,8 @@ class Session(ABC):
             if now - started > STATEMENT_LIMIT:
                 self.kill("a statement hung")
             return
-        if self.dead is not None or not self.mutex.try_acquire():
+        turn = self.mutex.try_turn() if self.dead is None else None
+        if turn is None:
             return
         try:
             if self.orphaned_at is not None:
@@ -250,4 +251,4 @@ class Session(ABC):
         except Exception as error:
             self.kill(f"{type(error).__name__} while looking after it")
         finally:
-            self.mutex.release()
+            turn.release()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock.concurrency.abandoned_calls import Background, CallTimeout, NotStarted
+from django_distlock.concurrency.background import Background, CallTimeout, NotStarted
 from django_distlock.concurrency.flow import run
 from tests.conftest import PATIENCE, eventually
 
@@ -90,12 +90,13 @@ def test_abandoned_calls_do_not_pile_up(background: Background, door: Door) -> N
     """Those that are waited for have no limit."""
     calls = [background.start(door.wait) for _ in range(5)]
     for call in calls[:3]:
-        call.abandon()
+        with pytest.raises(CallTimeout):
+            run(background.result(call, AT_ONCE))
     with pytest.raises(NotStarted, match="3 are still under way"):
         run(background.call(FAR, door.wait))
     door.opened.set()
-    assert [run(call.result(FAR)) for call in calls[3:]] == ["result"] * 2
-    eventually(lambda: all(call.ended for call in calls), "a thread is left behind")
+    assert [run(background.result(call, FAR)) for call in calls[3:]] == ["result"] * 2
+    eventually(lambda: not background._abandoned, "a thread is left behind")
     assert run(background.call(FAR, door.wait)) == "result"
 
 

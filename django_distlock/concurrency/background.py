@@ -1,0 +1,103 @@
+"""Calls that their caller may abandon: each runs in a daemon thread, and the caller waits for it until a deadline.
+
+No driver keeps a deadline while it looks up a name or connects. A call to one of them is made like this::
+
+    self._connecting = Background(f"distlock-{alias}-connect")  # one per server
+    ...
+    try:
+        link = await self._connecting.call(until, connect, host, port, dispose=Link.close)
+    except CallTimeout: ...   # the call still runs in its thread; its result will be closed
+    except NotStarted as error: ...   # too many abandoned calls, or no thread: str(error) says which
+    except OSError: ...   # raised by connect()
+
+To make several calls at the same time, :meth:`Background.start` each, then take the :meth:`Background.result` of each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from . import clock
+from .parking import Parker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+# Abandoned calls to one server that may be under way. A name server that hangs keeps each of them for half a minute.
+MAX_ABANDONED = 32
+
+
+class CallTimeout(Exception):
+    """The call did not return by the deadline of its caller. It has been abandoned."""
+
+
+class NotStarted(Exception):
+    """The call was not made: too many abandoned ones are under way, or there is no thread for it."""
+
+
+class Background:
+    """The calls to one server. ``limit``: how many abandoned ones may be under way (MAX_ABANDONED).
+
+    There is no mutex, which a fork could leave locked: one abandoned call more than the limit does no harm.
+    """
+
+    def __init__(self, thread_name: str, limit: int | None = None) -> None:
+        self.thread_name = thread_name
+        self._limit = limit
+        self._abandoned: set[Future[Any]] = set()
+
+    async def call(
+        self, until: float, function: Callable[..., T], *args: Any, dispose: Callable[[T], object] | None = None
+    ) -> T:
+        """The result of ``function(*args)``, or its exception. CallTimeout at the monotonic time ``until``; NotStarted.
+
+        ``dispose`` gets a result that the caller does not: after an error, a cancellation or KeyboardInterrupt in its
+        wait, too. Exceptions of ``dispose`` are dropped.
+        """
+        return await self.result(self.start(function, *args), until, dispose)
+
+    def start(self, function: Callable[..., T], *args: Any) -> Future[T]:
+        """Begin a call, whose :meth:`result` the caller takes later. NotStarted."""
+        if len(self._abandoned) >= (MAX_ABANDONED if self._limit is None else self._limit):
+            raise NotStarted(f"No new attempt is made: {len(self._abandoned)} are still under way.")
+        future: Future[T] = Future()
+        try:
+            threading.Thread(target=_run, args=(future, function, args), name=self.thread_name, daemon=True).start()
+        except RuntimeError as error:  # a limit of the system, or the end of the interpreter
+            raise NotStarted(f"No new attempt is made: {error}.") from error
+        return future
+
+    async def result(self, future: Future[T], until: float, dispose: Callable[[T], object] | None = None) -> T:
+        """Wait for the result of a call that :meth:`start` began, as :meth:`call` does."""
+        parker = Parker()
+        future.add_done_callback(lambda _: parker.wake())
+        try:
+            if not await parker.park(until - clock.now()):
+                raise CallTimeout("There was no answer in time.")
+            return future.result()
+        except BaseException:
+            self._abandoned.add(future)
+            future.add_done_callback(lambda ended: self._ended(ended, dispose))
+            raise
+        finally:
+            del future  # it refers to the error, whose traceback refers to this frame
+
+    def _ended(self, future: Future[T], dispose: Callable[[T], object] | None) -> None:
+        self._abandoned.discard(future)
+        if dispose is not None and future.exception() is None:
+            with contextlib.suppress(Exception):
+                dispose(future.result())
+
+
+def _run(future: Future[T], function: Callable[..., T], args: tuple[Any, ...]) -> None:
+    try:
+        future.set_result(function(*args))
+    except BaseException as error:
+        future.set_exception(error)
+    finally:
+        del future, function, args  # the traceback of an error refers to this frame, and the future to the error
