@@ -59,9 +59,9 @@ class Background:
         ``dispose`` gets a result that the caller does not: after an error, a cancellation or KeyboardInterrupt in its
         wait, too. Exceptions of ``dispose`` are dropped.
         """
-        return await self.result(self.start(function, *args), until, dispose)
+        return await self.result(self.start(function, *args, dispose=dispose), until, dispose)
 
-    def start(self, function: Callable[..., T], *args: Any) -> Future[T]:
+    def start(self, function: Callable[..., T], *args: Any, dispose: Callable[[T], object] | None = None) -> Future[T]:
         """Begin a call, whose :meth:`result` the caller takes later. NotStarted."""
         if len(self._abandoned) >= (MAX_ABANDONED if self._limit is None else self._limit):
             raise NotStarted(f"No new attempt is made: {len(self._abandoned)} are still under way.")
@@ -70,6 +70,9 @@ class Background:
             threading.Thread(target=_run, args=(future, function, args), name=self.thread_name, daemon=True).start()
         except RuntimeError as error:  # a limit of the system, or the end of the interpreter
             raise NotStarted(f"No new attempt is made: {error}.") from error
+        except BaseException:  # of a signal: the thread may be running
+            future.add_done_callback(lambda ended: self._ended(ended, dispose))
+            raise
         return future
 
     async def result(self, future: Future[T], until: float, dispose: Callable[[T], object] | None = None) -> T:

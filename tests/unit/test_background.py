@@ -111,6 +111,22 @@ def test_no_thread_to_be_had(background: Background, monkeypatch: pytest.MonkeyP
     assert run(background.call(FAR, str, 1)) == "1"
 
 
+def test_r7_an_interrupt_while_the_thread_starts_abandons_it(
+    background: Background, door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        begin(thread)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(KeyboardInterrupt):
+            run(background.call(FAR, door.wait, dispose=door.disposed.append))
+    door.open_late()
+
+
 def test_r23_a_call_that_failed_is_not_kept_alive_by_its_error(background: Background) -> None:
     """Its traceback refers to the thread's function, and with it to the arguments, as a socket."""
     argument = Door()
