@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django_distlock import signals
+from django_distlock.concurrency import finalizers
 from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.fork import Order, at_fork
 
@@ -94,6 +95,9 @@ class TransactionWatch:
 
     def finish(self) -> None:
         """Release the locks kept for the transaction, which has been committed or rolled back."""
+        if finalizers.here.collecting:  # it has closed a generator inside of the transaction
+            finalizers.later(self.finish)
+            return
         with _mutex:
             ended, self.holds = self.holds, []
         others = [other for other in open_transactions() if other is not self.connection]  # Django is still ending it
