@@ -94,9 +94,13 @@ class TransactionWatch:
 
     def finish(self) -> None:
         """Release the locks kept for the transaction, which has been committed or rolled back."""
+        others = [other for other in open_transactions() if other is not self.connection]  # Django is still ending it
+        leftovers.now_or_later(self._finish, others)
+
+    def _finish(self, others: list[BaseDatabaseWrapper]) -> None:
+        """``others``: the other transactions of the thread that has ended this one."""
         with _mutex:
             ended, self.holds = self.holds, []
-        others = [other for other in open_transactions() if other is not self.connection]  # Django is still ending it
         try:
             for hold in ended:
                 self._finish_hold(hold, others)

@@ -10,10 +10,11 @@ import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import connections
+from django.db import connections, transaction
 
 from django_distlock import advisory_lock, lock_all, semaphore
 from django_distlock.backends import memory
@@ -261,14 +262,15 @@ def test_r16_r20_nothing_is_acquired_that_nobody_looks_after(
         lease.ensure_held()
 
 
-def test_garbage_in_the_midst_of_bookkeeping(name: str) -> None:
+@pytest.mark.parametrize(("around", "step"), [(nullcontext, 7), (transaction.atomic, 23)])
+def test_garbage_in_the_midst_of_bookkeeping(name: str, around: Callable[[], Any], step: int) -> None:
     """A generator that holds a lock is closed as cyclic garbage, at any place of a thread that may have the very mutex
     which its clean-up needs. What went wrong here would stand still for ever."""
     left = -1
 
     def leave_garbage() -> None:
         def inside() -> Generator[None, None, None]:
-            with advisory_lock(f"{name}2", using="memory"):
+            with around(), advisory_lock(f"{name}2", using="memory"):
                 yield
 
         cycle: list[Any] = [inside()]
@@ -283,7 +285,7 @@ def test_garbage_in_the_midst_of_bookkeeping(name: str) -> None:
 
     def work() -> int:
         nonlocal left
-        for at in range(1, 10_000, 7):
+        for at in range(1, 10_000, step):
             leave_garbage()
             left = at
             sys.setprofile(collect)
@@ -293,6 +295,7 @@ def test_garbage_in_the_midst_of_bookkeeping(name: str) -> None:
             eventually(lambda: not lock_table.all(), "still held")
             if left > 0:
                 return at
+            connections.close_all()
         return 0
 
     gc.disable()
