@@ -4,6 +4,7 @@ verified, and what happens when a statement is interrupted, times out, or finds 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import re
@@ -434,10 +435,15 @@ class SessionLockBackend(Backend, Generic[S]):
         turn = turn or session.mutex.turn()
         try:
             entered = entered or await turn.acquire(2 * STATEMENT_LIMIT)
-        except GeneratorExit:  # the event loop is closed, and does not go on here
-            threading.Thread(
-                target=self._release_in_thread, args=(grant,), name="distlock-release", daemon=True
-            ).start()
+            if entered and session.orphaned_at is not None and session.dead is None:  # behind it the unlock goes at once
+                with contextlib.suppress(SessionDead, ServerError, StatementTimeout):  # the unlock raises it again
+                    await session.settle(clock.now() + STATEMENT_LIMIT)
+        except BaseException as error:
+            turn.release()
+            if isinstance(error, GeneratorExit | asyncio.CancelledError):  # the event loop ends, and does not go on here
+                threading.Thread(
+                    target=self._release_in_thread, args=(grant,), name="distlock-release", daemon=True
+                ).start()
             raise
         if not entered:
             session.kill("a release could not get through")  # rather lost than held without a holder
