@@ -90,10 +90,11 @@ def test_r7_a_waiter_that_is_cancelled_leaves_the_queue(rival: Any, using: str, 
     rival.release(rival.acquire(using, name))
 
 
+@pytest.mark.parametrize("steps", range(4))
 def test_r7_a_waiter_that_is_cancelled_as_the_event_loop_ends_leaves_the_queue(
-    rival: Any, using: str, name: str
+    rival: Any, using: str, name: str, steps: int
 ) -> None:
-    """asyncio.run() cancels all that is left, and so the clean-up in the moment of its beginning."""
+    """asyncio.run() cancels all that is left, and so the clean-up, when it begins or in the middle."""
     busy = rival.acquire(using, name)
 
     async def main() -> None:
@@ -102,6 +103,7 @@ def test_r7_a_waiter_that_is_cancelled_as_the_event_loop_ends_leaves_the_queue(
             while not await asyncio.to_thread(waiting_at_the_engine, using, name):
                 await turns()
         task.cancel()
+        await turns(steps)
 
     asyncio.run(main())
     eventually(lambda: waiting_at_the_engine(using, name) == 0, "a dead waiter stands at the engine")
@@ -144,6 +146,26 @@ def test_r7_a_release_that_is_cancelled_is_a_release(rival: Any, using: str, nam
     for steps in (1, 2, 1, 5):
         asyncio.run(main(steps))
         eventually(lambda: not lock_table.all(), "something is held")
+    for each in names:
+        rival.release(rival.acquire(using, each))
+
+
+@pytest.mark.parametrize("steps", range(4))
+def test_r7_a_release_that_is_cancelled_as_the_event_loop_ends_is_a_release(
+    rival: Any, using: str, name: str, steps: int
+) -> None:
+    names = [f"{name}{number}" for number in range(5)]
+
+    async def main() -> None:
+        leases = [await advisory_lock(each, using=using).aacquire() for each in names]
+        tasks = [asyncio.create_task(lease.arelease()) for lease in leases]
+        await turns()
+        for task in tasks:
+            task.cancel()
+        await turns(steps)
+
+    asyncio.run(main())
+    eventually(lambda: not lock_table.all(), "something is held")
     for each in names:
         rival.release(rival.acquire(using, each))
 

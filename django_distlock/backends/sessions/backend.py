@@ -4,6 +4,7 @@ verified, and what happens when a statement is interrupted, times out, or finds 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import re
@@ -455,8 +456,14 @@ class SessionLockBackend(Backend, Generic[S]):
         turn = turn or session.mutex.turn()
         try:
             entered = entered or await turn.acquire(2 * STATEMENT_LIMIT)
-        except GeneratorExit:  # the event loop is closed, and does not go on here
-            leftovers.leave(partial(self.release, grant))
+            if entered and session.orphaned_at is not None and session.dead is None:
+                # the unlock is sent at once after that, and raises what is suppressed again
+                with contextlib.suppress(SessionDead, ServerError, StatementTimeout):
+                    await session.settle(clock.now() + STATEMENT_LIMIT)
+        except BaseException as error:
+            turn.release()
+            if isinstance(error, (GeneratorExit, asyncio.CancelledError)):  # the event loop ends: nothing goes on here
+                leftovers.leave(partial(self.release, grant))
             raise
         if not entered:
             session.kill("a release could not get through")  # rather lost than held without a holder
