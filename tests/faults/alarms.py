@@ -88,6 +88,10 @@ def _once(work: Callable[[], Any], seconds: float) -> bool:
             signal.setitimer(signal.ITIMER_REAL, 0)
     except TimeLimit:
         return True
+    except KeyError as error:  # of threading.Thread.start(), interrupted when the thread has begun already
+        if not isinstance(error.__context__, TimeLimit):
+            raise
+        return True
     except DistlockError:  # busy, or lost with the session that another alarm has ended
         pass
     return False
