@@ -95,20 +95,23 @@ def test_r7_a_waiter_that_is_cancelled_as_the_event_loop_ends_leaves_the_queue(
     rival: Any, using: str, name: str, steps: int
 ) -> None:
     """asyncio.run() cancels all that is left, and so the clean-up, when it begins or in the middle."""
-    busy = rival.acquire(using, name)
+    names = [f"{name}{number}" for number in range(4)]
+    busy = [rival.acquire(using, each) for each in names]
 
     async def main() -> None:
-        task = asyncio.create_task(advisory_lock(name, using=using).aacquire(timeout=None))
+        tasks = [asyncio.create_task(advisory_lock(each, using=using).aacquire(timeout=None)) for each in names]
         async with asyncio.timeout(PATIENCE):
-            while not await asyncio.to_thread(waiting_at_the_engine, using, name):
+            while not await asyncio.to_thread(waiting_at_the_engine, using, names[0]):
                 await turns()
-        task.cancel()
+        for task in tasks:
+            task.cancel()
         await turns(steps)
 
     asyncio.run(main())
-    eventually(lambda: waiting_at_the_engine(using, name) == 0, "a dead waiter stands at the engine")
-    rival.release(busy)
-    rival.release(rival.acquire(using, name))
+    for each, grant in zip(names, busy, strict=True):
+        eventually(lambda name=each: not waiting_at_the_engine(using, name), "a dead waiter stands at the engine")
+        rival.release(grant)
+        rival.release(rival.acquire(using, each))
 
 
 def test_r7_cancelled_in_the_moment_of_the_hand_over(using: str, name: str) -> None:
