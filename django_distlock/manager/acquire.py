@@ -84,7 +84,9 @@ async def acquire(request: LockRequest, lease_of: Callable[[Hold], H]) -> H | No
             new = hold = Hold(entry.backend, key, owner, request.shared, request.limit, request.template)
             lease = lease_of(hold)
             hold = lock_table.arrive(hold, request.timeout != 0, request.reenter, entry.config.max_held)
-            keepalive.ensure()
+            keepalive.used = True
+            if keepalive.thread is None:
+                keepalive.ensure()
             if hold is None:
                 break
             if hold is new:

@@ -65,14 +65,10 @@ class Keepalive:
         return self.thread is not None
 
     def ensure(self) -> None:
-        """Start the thread if it does not run: a lock is to be acquired.
+        """Start the thread if it does not run.
 
         Raises RuntimeError if no thread can be started: the lock could not be renewed.
         """
-        self.used = True
-        self._begin()
-
-    def _begin(self) -> None:
         if self.thread is None:
             with self._mutex:
                 if self.thread is None:
@@ -86,7 +82,7 @@ class Keepalive:
     def wake_at(self, when: float) -> None:
         """Schedule the next tick for the monotonic time ``when`` at the latest; start the thread if it does not run."""
         if self.thread is None:
-            self._begin()  # with a tick
+            self.ensure()  # it begins with a tick
         elif when < self.next_tick:
             with self._mutex:
                 self.next_tick = min(self.next_tick, when)

@@ -77,7 +77,7 @@ async def give_back(hold: Hold) -> DistlockError | None:
     """
     grant: Any = hold.grant
     try:
-        released = await ask_to_release(hold.backend, grant)
+        released = await hold.backend.arelease(grant) if in_task() else hold.backend.release(grant)
     except DistlockError as error:
         lose(hold, "unreachable", releasing=True)
         lock_table.end(hold)

@@ -234,7 +234,8 @@ class SessionLockBackend(Backend, Generic[S]):
             raise
 
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        began, granted = clock.now(), list[Grant]()
+        granted: list[Grant] = []
+        began = clock.now()
         try:
             if self._acquire_at_once(claim, wait, granted):
                 return granted[0]
@@ -244,7 +245,7 @@ class SessionLockBackend(Backend, Generic[S]):
             raise
 
     async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        granted = list[Grant]()
+        granted: list[Grant] = []
         try:
             return await self._acquire(claim, wait, granted)
         except BaseException:
