@@ -95,12 +95,14 @@ class TransactionWatch:
     def finish(self) -> None:
         """Release the locks kept for the transaction, which has been committed or rolled back."""
         others = [other for other in open_transactions() if other is not self.connection]  # Django is still ending it
-        leftovers.now_or_later(self._finish, others)
+        leftovers.now_or_later(self._finish, set(self.holds), others)
 
-    def _finish(self, others: list[BaseDatabaseWrapper]) -> None:
-        """``others``: the other transactions of the thread that has ended this one."""
+    def _finish(self, mine: set[Hold], others: list[BaseDatabaseWrapper]) -> None:
+        """``mine``: what was kept for the transaction that has ended; by now there may be another one. ``others``: the
+        other transactions of the thread that has ended it."""
         with _mutex:
-            ended, self.holds = self.holds, []
+            ended = [hold for hold in self.holds if hold in mine]
+            self.holds = [hold for hold in self.holds if hold not in mine]
         try:
             for hold in ended:
                 self._finish_hold(hold, others)

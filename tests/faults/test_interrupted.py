@@ -305,6 +305,27 @@ def test_garbage_in_the_midst_of_bookkeeping(name: str, around: Callable[[], Any
         gc.enable()
 
 
+def test_r11_a_transaction_that_begins_behind_a_closed_generator_keeps_its_own_lock(name: str) -> None:
+    """What the generator had is given back by another thread, a moment later."""
+
+    def inside() -> Generator[None, None, None]:
+        with transaction.atomic(), advisory_lock(f"{name}1", using="memory"):
+            yield
+
+    def work() -> None:
+        for _ in range(20):
+            generator = inside()
+            next(generator)
+            generator.close()
+            with transaction.atomic():
+                advisory_lock(name, using="memory").acquire().release()
+                in_thread(lambda: advisory_lock(f"{name}1", using="memory", timeout=PATIENCE).acquire().release())
+                assert in_thread(lambda: advisory_lock(name, using="memory").try_acquire()) is None
+        connections.close_all()
+
+    in_thread(work)
+
+
 # tasks: cancelled, and those of a closed event loop, which are never run again, not even to be cancelled
 
 
