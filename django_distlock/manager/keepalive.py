@@ -190,7 +190,12 @@ class Keepalive:
     def _may_renew(hold: Hold, now: float) -> bool:
         if hold.bounded(1) <= 0:
             return False
-        return owner.alive(hold.owner) or (owner.finished(hold.owner) and hold.in_use())
+        if owner.alive(hold.owner):
+            return True
+        if not owner.finished(hold.owner):
+            return False
+        hold.owner = object()  # a task refers to its result, which may be the Lease
+        return hold.in_use()
 
     def _start_renewals(self, backend: Backend, holds: list[Hold]) -> None:
         renew = partial(self._renew_all, backend, holds)
