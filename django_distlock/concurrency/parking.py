@@ -149,8 +149,12 @@ class Turn:
 
     def try_acquire(self) -> bool:
         """Take the lock if it is free."""
-        with self._lock._guard:
-            return self._lock._take(self)
+        lock = self._lock
+        with lock._guard:
+            if lock._holder is None and not lock._queue:  # the usual case, without a call
+                lock._holder = self._reference
+                return True
+            return lock._take(self)
 
     async def acquire(self, timeout: float) -> bool:
         """Wait for at most ``timeout`` seconds. True if it holds the lock now."""
@@ -173,6 +177,10 @@ class Turn:
     def _release(self) -> None:
         lock = self._lock
         with lock._guard:
+            if not lock._queue:  # each statement comes here
+                if lock._holder is self._reference:
+                    lock._holder = None
+                return
             if self in lock._queue:
                 lock._queue.remove(self)
             if lock._holder is self._reference:

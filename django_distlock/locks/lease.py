@@ -57,7 +57,8 @@ class BaseLease:
                     await lease._give_back()
             except (DistlockError, asyncio.CancelledError) as error:
                 errors.append(error)
-        _report(errors, raising)
+        if errors:
+            _report(errors, raising)
 
     def _release(self, raising: bool) -> None:
         """:meth:`_arelease` in this thread.
@@ -75,7 +76,8 @@ class BaseLease:
                     leftovers.leave(partial(run, lease._give_back()))
             except DistlockError as error:
                 errors.append(error)
-        _report(errors, raising)
+        if errors:
+            _report(errors, raising)
 
     def _give_up(self) -> None:
         """Do what is left of the release, in a thread that may wait. Does nothing if nothing is left."""
@@ -347,8 +349,6 @@ class Lease(BaseLease):
 
 def _report(errors: list[BaseException], raising: bool) -> None:
     """Raise a cancellation or the first error."""
-    if not errors:
-        return
     first = next((error for error in errors if isinstance(error, asyncio.CancelledError)), errors[0])
     if raising or isinstance(first, asyncio.CancelledError):
         raise first

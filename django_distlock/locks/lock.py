@@ -136,8 +136,10 @@ class BaseLock(decorators.Recipe, Generic[L]):
     def _block(self) -> L | None:
         """The lease of the latest block of the caller, or of the only open block (R24); None without."""
         leases = tuple(self._open)
-        me = owner.current() if len(leases) > 1 else None
-        return next((lease for lease in reversed(leases) if me is None or lease.owner is me), None)
+        if len(leases) <= 1:
+            return leases[0] if leases else None
+        me = owner.current()
+        return next((lease for lease in reversed(leases) if lease.owner is me), None)
 
     def _close_block(self, lease: L) -> None:
         try:  # noqa: SIM105 - contextlib takes a microsecond more

@@ -191,7 +191,8 @@ class LockTable:
         with self._mutex:
             line = self._lines.get(key.digest)
             if line is None:
-                self._refuse_too_many(hold.backend, most)
+                if len(self._lines) >= most:
+                    self._refuse_too_many(hold.backend, most)
                 self._lines[key.digest] = [hold]
                 return hold
             if not hold.limit:
@@ -214,7 +215,7 @@ class LockTable:
             return hold
 
     def _refuse_too_many(self, backend: Backend, most: int) -> None:
-        if len(self._lines) >= most and sum(line[0].backend is backend for line in self._lines.values()) >= most:
+        if sum(line[0].backend is backend for line in self._lines.values()) >= most:
             raise DistlockError(
                 f"This process holds {most} locks of alias {backend.alias!r}, which is its MAX_HELD. "
                 "Lock something coarser, or raise MAX_HELD in DISTLOCK."

@@ -69,7 +69,7 @@ def open_transactions() -> list[BaseDatabaseWrapper]:
 
 def of_thread(thread: threading.Thread) -> list[BaseDatabaseWrapper]:
     """The connections of a thread that are in a transaction."""
-    if ignored:
-        return []
     known: tuple[weakref.ref[BaseDatabaseWrapper], ...] = getattr(thread, "_distlock_connections", ())
+    if ignored or not known:
+        return []
     return [connection for ref in known if (connection := ref()) is not None and in_transaction(connection)]
