@@ -7,6 +7,7 @@ connection that end its transaction are wrapped when the first lock is kept for 
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from django_distlock.concurrency import leftovers
 from django_distlock.concurrency.fork import Order, at_fork
 
 from . import events
-from .lock_table import State, lock_table
+from .lock_table import IN_USE, State, lock_table
 from .open_transactions import in_transaction, of_thread, open_transactions
 from .release import finish, lose, notify_of_loss
 
@@ -95,21 +96,27 @@ class TransactionWatch:
     def finish(self) -> None:
         """Release the locks kept for the transaction, which has been committed or rolled back."""
         others = [other for other in open_transactions() if other is not self.connection]  # Django is still ending it
-        leftovers.now_or_later(self._finish, set(self.holds), others)
+        if isinstance(sys.exc_info()[1], GeneratorExit):  # another thread does it: see concurrency/leftovers.py
+            ended, self.holds = self.holds, []
+            started = {hold for hold in ended if hold.state in IN_USE and hold.transactions == {self}}
+            for hold in started:
+                hold.state = State.RELEASING  # whoever asks for it meanwhile waits, also its own context
+            leftovers.leave(partial(self._finish, ended, others, started))
+        else:
+            with _mutex:
+                ended, self.holds = self.holds, []
+            self._finish(ended, others, set())
 
-    def _finish(self, mine: set[Hold], others: list[BaseDatabaseWrapper]) -> None:
-        """``mine``: what was kept for the transaction that has ended; by now there may be another one. ``others``: the
-        other transactions of the thread that has ended it."""
-        with _mutex:
-            ended = [hold for hold in self.holds if hold in mine]
-            self.holds = [hold for hold in self.holds if hold not in mine]
+    def _finish(self, ended: list[Hold], others: list[BaseDatabaseWrapper], started: set[Hold]) -> None:
+        """``ended``: what was kept for the transaction. ``others``: the other transactions of the thread that has ended
+        it. ``started``: those of ``ended`` whose release has begun."""
         try:
             for hold in ended:
-                self._finish_hold(hold, others)
+                self._finish_hold(hold, others, hold in started)
         except BaseException:  # Ctrl-C: the keepalive thread releases what is left
             for hold in ended:
                 hold.transactions.discard(self)
-                if not hold.transactions and lock_table.start_release(hold):
+                if not hold.transactions and (hold in started or lock_table.start_release(hold)):
                     leftovers.leave(partial(finish, hold, again=False))
             raise
         finally:
@@ -120,15 +127,17 @@ class TransactionWatch:
                 for send in pending:
                     send()
 
-    def _finish_hold(self, hold: Hold, others: list[BaseDatabaseWrapper]) -> None:
+    def _finish_hold(self, hold: Hold, others: list[BaseDatabaseWrapper], started: bool) -> None:
         hold.transactions.discard(self)
         if hold.transactions:
             return
         if others and hold.scope == "session" and hold.state is not State.ENDED:
+            if started:
+                hold.state = State.DEFERRED
             bind(hold, others)  # they began under the lock and are not committed
-        elif others and lock_table.lose(hold, "transaction"):  # the server has freed it with this one
+        elif others and lock_table.lose(hold, "transaction", releasing=started):  # the server has freed it, too
             self.pending_signals.append(partial(notify_of_loss, hold, "transaction"))
-        else:
+        elif started or lock_table.start_release(hold):
             self.pending_signals += give_back_after_transaction(hold)
 
     def _recheck(self) -> None:
@@ -154,18 +163,15 @@ class TransactionWatch:
 
 
 def give_back_after_transaction(hold: Hold) -> Sequence[Callable[[], object]]:
-    """Release a hold after the last transaction for which it was kept. Returns the signals to be sent.
+    """Release a hold, whose state is RELEASING, after the last transaction for which it was kept. Returns the signals
+    to be sent.
 
     An error of the engine is not raised, because the transaction is over.
     """
     released = [partial(events.send_held, signals.lock_released, hold)] if signals.lock_released.receivers else []
     if hold.scope == "transaction":  # the lock has ended with its transaction
-        if not lock_table.start_release(hold):
-            return []
         lock_table.end(hold)
         return released
-    if not lock_table.start_release(hold):
-        return []
     lost = ""
     try:
         if hold.grant is not None and not hold.backend.release(hold.grant):

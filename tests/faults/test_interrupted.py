@@ -25,7 +25,7 @@ from django_distlock.manager import lock_table as lock_table_module
 from django_distlock.manager.keepalive import keepalive
 from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
-from tests.conftest import PATIENCE, connect, eventually
+from tests.conftest import PATIENCE, _threads, connect, eventually
 from tests.engines.actors import held_elsewhere
 from tests.faults.server import SESSION_LOCKS, holders, waiters
 from tests.support.interrupts import interrupted_everywhere
@@ -321,6 +321,28 @@ def test_r11_a_transaction_that_begins_behind_a_closed_generator_keeps_its_own_l
                 advisory_lock(name, using="memory").acquire().release()
                 in_thread(lambda: advisory_lock(f"{name}1", using="memory", timeout=PATIENCE).acquire().release())
                 assert in_thread(lambda: advisory_lock(name, using="memory").try_acquire()) is None
+        connections.close_all()
+
+    in_thread(work)
+
+
+def test_r11_a_generator_that_was_closed_does_not_free_what_its_context_acquires_next(name: str) -> None:
+    lock = advisory_lock(name, using="memory", timeout=PATIENCE)
+
+    def inside() -> Generator[None, None, None]:
+        with transaction.atomic(), lock:
+            yield
+
+    def work() -> None:
+        for _ in range(20):
+            generator = inside()
+            next(generator)
+            generator.close()
+            with transaction.atomic(), lock:
+                eventually(
+                    lambda: leftovers.empty() and not _threads("distlock-release"), "the generator's is not freed"
+                )
+                assert in_thread(lock.try_acquire) is None
         connections.close_all()
 
     in_thread(work)
