@@ -104,7 +104,8 @@ async def uninterrupted(awaitable: Awaitable[T]) -> T:
             if task.cancelled():
                 break
         except BaseException:
-            break
+            if not task.done():  # GeneratorExit: the event loop is closed, and the task never goes on
+                raise
     return task.result()
 
 

@@ -43,8 +43,7 @@ RENEWALS_PER_TTL = 3
 class Keepalive:
     """The keepalive thread. ``backends`` is read at each tick.
 
-    ``thread`` is None while it does not run. ``next_tick`` is a monotonic time. An acquire reads both directly, and it
-    sets ``used``.
+    ``thread`` is None while it does not run, and an acquire reads it. ``next_tick`` is a monotonic time.
     """
 
     def __init__(self) -> None:
@@ -268,7 +267,7 @@ def _end_task(task: Any, holds: list[Hold]) -> None:
         hold.owner = threading.current_thread()
     try:
         task.get_coro().close()
-    except Exception as error:  # its own, or it wanted to await something
+    except BaseException as error:  # its own, or it wanted to await something
         logger.warning("A task of a closed event loop could not clean up: %s", one_line(error))
     for hold in holds:
         if hold.state in (State.WAITING, State.CLAIMING) or lock_table.start_release(hold):

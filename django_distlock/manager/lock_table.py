@@ -292,7 +292,8 @@ class LockTable:
             return hold.state is DEFERRED
 
     def start_release(self, hold: Hold) -> bool:
-        """Begin to release a hold whose transactions and Leases have ended. False if it is no longer held."""
+        """Begin to release a hold whose last transaction has ended, or whose task is gone; Leases that are open end
+        with it. False if it is no longer held."""
         with self._mutex:
             if hold.state not in IN_USE:
                 return False

@@ -15,6 +15,7 @@ from django_distlock.manager.keepalive import keepalive
 from tests.conftest import PATIENCE, eventually
 from tests.contract.actors import turns
 from tests.contract.conftest import those
+from tests.contract.watching import waiting_at_the_engine
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
@@ -89,6 +90,30 @@ def ends_with_its_loop(loop: Loop, lock: Any, kind: str = "lock") -> None:
 
 def test_r7_hold_of_a_task_ends_with_its_event_loop(lock: Lock, loop: Loop) -> None:
     ends_with_its_loop(loop, lock)
+
+
+def test_r7_waiter_of_a_task_leaves_the_queue_and_never_goes_on(rival: Any, using: str, name: str, loop: Loop) -> None:
+    busy = rival.acquire(using, name)
+    inside: list[bool] = []
+
+    async def wait() -> None:
+        async with advisory_lock(name, using=using, timeout=None):
+            inside.append(True)
+
+    async def begin() -> asyncio.Task[None]:
+        task = asyncio.create_task(wait())
+        async with asyncio.timeout(PATIENCE):
+            while not await asyncio.to_thread(waiting_at_the_engine, using, name):
+                await turns()
+        return task
+
+    task = loop.run_until_complete(begin())
+    loop.close()
+    eventually(lambda: not waiting_at_the_engine(using, name), "a dead waiter stands at the engine")
+    rival.release(busy)
+    rival.release(rival.acquire(using, name))
+    assert not inside
+    del task
 
 
 @in_memory

@@ -6,6 +6,7 @@ connection and dies with the transaction it protects.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -64,7 +65,10 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
 
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         if claim.scope == "transaction":
-            return self._transactions.acquire(connections[self.database], claim, wait)
+            if asyncio._get_running_loop() is None:
+                return self._transactions.acquire(connections[self.database], claim, wait)
+            # DJANGO_ALLOW_ASYNC_UNSAFE: the transaction may be on a connection of another thread
+            claim = claim._replace(scope="session")
         return super().try_acquire(claim, wait)
 
     async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:

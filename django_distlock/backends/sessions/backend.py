@@ -171,9 +171,10 @@ class SessionLockBackend(Backend, Generic[S]):
             try:
                 held = session.held
                 if session.dead is None and session.orphaned_at is None and len(held) < LOCKS_PER_SESSION:
+                    grant = grant_of((claim, asked, None, None, session))  # before it is counted: see granted
                     if session.lock_fast(key, shared):
                         held[key.digest] = held.get(key.digest, 0) + 1
-                        granted.append(grant_of((claim, asked, None, None, session)))
+                        granted.append(grant)
                         return True
                     busy = True
             except (SessionDead, ServerError, StatementTimeout):
@@ -299,11 +300,12 @@ class SessionLockBackend(Backend, Generic[S]):
             raise SessionDead(session.dead)
         asked = clock.now()
         try:
+            grant = Grant(claim=claim, acquired_at=asked, session=session)  # before it is counted: see granted
             if not await session.lock(claim.key, claim.shared, min(until, asked + STATEMENT_LIMIT)):
                 return None
             session.held[claim.key.digest] += 1
-            granted.append(Grant(claim=claim, acquired_at=asked, session=session))
-            return granted[0]
+            granted.append(grant)
+            return grant
         except (SessionDead, ServerError, StatementTimeout, GeneratorExit):
             raise  # nothing was granted, or the session cleans up when the reply comes
         except BaseException:
@@ -362,21 +364,25 @@ class SessionLockBackend(Backend, Generic[S]):
             if grant is None:
                 if session.held:
                     session.kill("a wait was interrupted")
-                self.sessions.give_back(session)
+                leftovers.now_or_later(self.sessions.give_back, session)
 
     async def _wait_on(self, session: S, claim: Claim, until: float, granted: list[Grant]) -> Grant | None:
         asked = clock.now()
         try:
+            grant = Grant(claim=claim, acquired_at=asked, session=session)
             if not await session.wait(claim.key, claim.shared, until):
                 return None
             session.held[claim.key.digest] += 1
-            granted.append(Grant(claim=claim, acquired_at=asked, session=session))
-            return granted[0]
+            granted.append(grant)
+            return grant
         except SessionDead:
             return None  # the caller asks again, on another session
-        except (StatementTimeout, GeneratorExit):
+        except StatementTimeout:
             session.kill("a wait was cut off")
             return None
+        except GeneratorExit:
+            session.kill("a wait was cut off")
+            raise
         except ServerError:
             session.kill("a wait failed")
             raise
