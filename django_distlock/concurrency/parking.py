@@ -60,7 +60,8 @@ class Parker:
             return self.woken
 
     async def park(self, timeout: float) -> bool:
-        """Sleep for at most ``timeout`` seconds. True if woken. After an exception the caller asks :meth:`leave`."""
+        """Sleep for at most ``timeout`` seconds. True if woken. After an exception the caller asks :meth:`leave`, or
+        takes the waiter out of its queue."""
         if in_task():
             loop = asyncio.get_running_loop()
             future: asyncio.Future[None] = loop.create_future()

@@ -78,5 +78,5 @@ class Places:
             head = self._queue[0]
             self._taken.add(head)
             if head.parker is not None and not head.parker.wake():
-                self._taken.discard(head)  # its event loop is closed
+                self._taken.discard(head)  # its time is over, or its event loop is closed
             self._queue.pop(0)

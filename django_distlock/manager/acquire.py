@@ -93,7 +93,7 @@ async def acquire(request: LockRequest, lease_of: Callable[[Hold], H]) -> H | No
                 if await _claim(request, entry, hold, lease):
                     return lease
                 break
-            lease = lease_of(hold)
+            lease = lease_of(hold)  # of the hold that its context has already; the one above is dropped
             if await _enter_again(hold, lease):
                 return lease
             # it has ended meanwhile: begin again

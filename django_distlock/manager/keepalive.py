@@ -1,5 +1,5 @@
-"""One thread per process that renews leases, keeps lock sessions open, notices losses, and has done what callers leave
-that are gone: see concurrency/leftovers.py.
+"""One thread per process that renews leases, keeps lock sessions open, notices losses, and runs the jobs that callers
+could not finish: see concurrency/leftovers.py.
 
 It starts with the first lock and ends when no lock and no session is left and IDLE seconds have passed without a lock,
 so that a process that locks now and then does not start a thread each time. The leases of an alias are renewed in a

@@ -4,10 +4,10 @@ Engines distinguish sessions, not tasks: all tasks on one session would get the 
 time asks the engine for an exclusive lock; the others queue here. The mutex guards bookkeeping in memory only; no call
 under it blocks.
 
-Each lock has one line of holds, in order of arrival. A hold may ask the engine when nothing before it in the line
-excludes it: the position decides, so holders need no list besides that of the waiters. What ends a hold is one
-assignment, ``hold.state = ENDED``; :meth:`LockTable.settle` derives the rest and may be repeated at any time. So an
-exception of a signal (KeyboardInterrupt) leaves nothing half done for longer than a tick of the keepalive thread.
+Holders and waiters of a lock share one line, in order of arrival. A hold may ask the engine when nothing before it in
+the line excludes it: the position decides. What ends a hold is one assignment, ``hold.state = ENDED``;
+:meth:`LockTable.settle` derives the rest and may be repeated at any time. So an exception of a signal
+(KeyboardInterrupt) leaves nothing half done for longer than a tick of the keepalive thread.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Hold:
         self.parker: Parker | None = None
         self.claim: Claim | None = None
         self.grant: Grant | None = None
-        # The Leases that are not released. That of a Lease that was dropped stays, for it keeps the lock.
+        # The Leases that are not released. The reference to one that was dropped stays, so that the lock stays held.
         self.leases: set[weakref.ref[Any]] = set()
         self.lost: str | None = None
         self.callbacks: list[Callable[[], object]] = []

@@ -1,5 +1,6 @@
 """Keeps a lock until the transactions around it have ended: the next holder sees what was written under it.
 
+A lock ends with the last of its transactions, also if a Lease of it is still open.
 ``on_commit`` is not enough: it misses rollbacks, failed commits, and closed and killed connections. So the methods of a
 connection that end its transaction are wrapped when the first lock is kept for it, once for the life of the object.
 """

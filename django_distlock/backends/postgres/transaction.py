@@ -98,7 +98,7 @@ class TransactionLocks:
         self.alias = alias
         self.session_database = session_database
         self._busy = busy
-        self._proven = False  # proven, for this process and its children
+        self._proven = False  # has the server shown that it excludes? The children of this process know it, too
         self._prove_from = -math.inf
         self._proving = FairLock()
 

@@ -62,7 +62,7 @@ CANCEL_AGAIN = 0.1
 ASK_EVERY = 0.25
 # A session that is not open after this time has met a server that hangs, or a dead network; seconds.
 CONNECT_LIMIT = 10.0
-# The watchdog alone ends a blocking call, which would be too late for a caller that waits no longer than this; seconds.
+# Blocking calls are for callers with more time than this: the watchdog alone ends one that hangs; seconds.
 FAST_WAIT = STATEMENT_LIMIT + 2 * TICK
 # The default ports of poolers: pgbouncer, Odyssey and PgCat, Supabase in transaction mode; ProxySQL.
 POOLER_PORTS = {"postgresql": {"6432", "6543"}, "mysql": {"6033"}}
@@ -155,8 +155,8 @@ class SessionLockBackend(Backend, Generic[S]):
     # acquiring
 
     def _acquire_at_once(self, claim: Claim, wait: float, granted: list[Grant]) -> bool:
-        """Take the lock in this thread by blocking calls of the driver, on an open session. False: :meth:`_acquire` is
-        to try, or its time is over. ``granted`` takes the grant in the moment in which it is counted."""
+        """Take the lock in this thread by blocking calls of the driver, on an open session. False: nothing is held, and
+        :meth:`_acquire` goes on. ``granted`` takes the grant in the moment in which it is counted."""
         key, shared, asked = claim.key, claim.shared, clock.now()
         busy_until = self._busy.until
         if wait > 0 and busy_until and busy_until.get(key.digest, 0.0) >= asked:  # lately(), without its call
@@ -254,7 +254,8 @@ class SessionLockBackend(Backend, Generic[S]):
             raise
 
     def _release_later(self, granted: list[Grant]) -> None:
-        """Give back what an exception has kept from the caller: in another thread, because of what it may be."""
+        """Give back what an exception has kept from the caller: in another thread, because after
+        a KeyboardInterrupt this one must not wait."""
         for grant in granted:
             leftovers.leave(partial(self.release, grant))
 

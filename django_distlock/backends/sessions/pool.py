@@ -64,7 +64,7 @@ class Sessions(Generic[S]):
             return session, turn
 
     def _lend(self, session: S) -> None:
-        # before it leaves _idle, and back in the other order: an interrupt between the two must not lose its place
+        # added to the new set before it leaves the old one, so that an interrupt never leaves the session in neither
         session.used_at = clock.now()
         self._lent.add(session)
 

@@ -148,7 +148,7 @@ class Session(ABC):
     @abstractmethod
     def wait_fast(self, key: LockKey, shared: bool, until: float) -> bool:
         """:meth:`wait` in this thread, if one statement is enough. False, with nothing held, if it takes more, or if
-        the lock stayed busy. StatementTimeout: the session is dead."""
+        the lock stayed busy. After StatementTimeout the caller ends the session."""
 
     @abstractmethod
     async def wait(self, key: LockKey, shared: bool, until: float) -> bool:
