@@ -66,11 +66,14 @@ class MemoryBackend(Backend):
                 return self._taken(claim, clock.now())
         except BaseException:  # KeyboardInterrupt after the grant
             with self._mutex:
-                for entry in self._entries.get(claim.key.digest, ()):
-                    if entry.token == claim.token:
-                        entry.expires = 0.0
-                self._live(claim.key.digest, clock.now())
+                self._expire(claim)
             raise
+
+    def _expire(self, claim: Claim) -> None:
+        for entry in self._entries.get(claim.key.digest, ()):
+            if entry.token == claim.token:
+                entry.expires = 0.0
+        self._live(claim.key.digest, clock.now())
 
     def _taken(self, claim: Claim, now: float) -> Grant | None:
         ttl = claim.ttl or 0.0

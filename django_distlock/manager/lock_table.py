@@ -151,6 +151,18 @@ def _ahead(hold: Hold, line: list[Hold]) -> list[Hold]:
     return line[: line.index(hold)] if hold in line else line
 
 
+# A loop stands in a function of its own, and not in the block of the mutex: from Python 3.12 on the jump back in such a
+# block is outside of what the block protects, and the exception of a signal that comes there would keep the mutex.
+
+
+def _held_by(owner: object, line: list[Hold]) -> Hold | None:
+    """The hold that ``owner`` has in this line, if it has one."""
+    for hold in line:
+        if hold.owner is owner and hold.state in IN_USE:
+            return hold
+    return None
+
+
 def _admitted(hold: Hold, place: int, readers: bool) -> bool:
     """May ``hold`` ask the engine, at this place of its line? ``readers``: are all before it shared?"""
     if hold.limit:
@@ -195,12 +207,11 @@ class LockTable:
                     self._refuse_too_many(hold.backend, most)
                 self._lines[key.digest] = [hold]
                 return hold
-            if not hold.limit:
-                for mine in line:
-                    if mine.owner is hold.owner and mine.state in IN_USE:
-                        if reenter and mine.shared and not hold.shared:
-                            raise DeadlockDetected(_upgrade(mine))
-                        return mine if reenter else None
+            mine = None if hold.limit else _held_by(hold.owner, line)
+            if mine is not None:
+                if reenter and mine.shared and not hold.shared:
+                    raise DeadlockDetected(_upgrade(mine))
+                return mine if reenter else None
             if not _admitted(hold, len(line), all(other.shared for other in line)):
                 if not may_wait:
                     return None

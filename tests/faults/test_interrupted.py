@@ -25,7 +25,7 @@ from django_distlock.manager import lock_table as lock_table_module
 from django_distlock.manager.keepalive import keepalive
 from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
-from tests.conftest import PATIENCE, _threads, connect, eventually
+from tests.conftest import PATIENCE, connect, eventually
 from tests.engines.actors import held_elsewhere
 from tests.faults.server import SESSION_LOCKS, holders, waiters
 from tests.support.interrupts import interrupted_everywhere
@@ -49,7 +49,10 @@ class TimeLimit(Exception):
 
 def tick() -> None:
     """Until the keepalive thread has worked off what is left."""
-    eventually(leftovers.empty, "not begun")
+    begun = threading.Event()
+    leftovers.leave(begun.set)
+    keepalive.ensure()
+    assert begun.wait(PATIENCE), "not begun"  # the jobs before it have their threads by now
     eventually(lambda: not any(thread.name == "distlock-release" for thread in threading.enumerate()), "not through")
     lock_table.settle()  # as at the next tick
 
@@ -339,9 +342,7 @@ def test_r11_a_generator_that_was_closed_does_not_free_what_its_context_acquires
             next(generator)
             generator.close()
             with transaction.atomic(), lock:
-                eventually(
-                    lambda: leftovers.empty() and not _threads("distlock-release"), "the generator's is not freed"
-                )
+                tick()
                 assert in_thread(lock.try_acquire) is None
         connections.close_all()
 

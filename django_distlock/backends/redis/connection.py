@@ -402,22 +402,25 @@ class Pool:
         """Hand the connections at hand, or places for new ones, to the waiters in order. Waiters that were merely woken
         could be overtaken by the caller that has just given a connection back."""
         with self._guard:
-            while self._queue:
-                waiter = self._queue[0]
-                try:
-                    waiter.connection = self._idle.pop()
-                except IndexError:
-                    if len(self._connections) + self._opening >= MAX_CONNECTIONS:
-                        return
-                self._queue.popleft()
-                if waiter.connection is None:
-                    self._opening += 1
-                if waiter.parker.wake():
-                    continue
-                if waiter.connection is None:
-                    self._opening -= 1
-                else:
-                    self._idle.append(waiter.connection)
+            self._serve_in_order()
+
+    def _serve_in_order(self) -> None:
+        while self._queue:
+            waiter = self._queue[0]
+            try:
+                waiter.connection = self._idle.pop()
+            except IndexError:
+                if len(self._connections) + self._opening >= MAX_CONNECTIONS:
+                    return
+            self._queue.popleft()
+            if waiter.connection is None:
+                self._opening += 1
+            if waiter.parker.wake():
+                continue
+            if waiter.connection is None:
+                self._opening -= 1
+            else:
+                self._idle.append(waiter.connection)
 
     @property
     def ready_at(self) -> float:
