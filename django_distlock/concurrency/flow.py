@@ -36,7 +36,7 @@ def in_task() -> bool:
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run ``coroutine`` to its end in this thread, which its waits block."""
-    if in_task():
+    if asyncio._get_running_loop() is not None and in_task():
         return _run_on_loop(coroutine)
     try:
         coroutine.send(None)

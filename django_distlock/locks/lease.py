@@ -54,7 +54,7 @@ class BaseLease:
         for lease in reversed(self._leases):
             try:
                 if lease._ends_hold():
-                    await lease._give_back()
+                    await give_back(lease._hold)
             except (DistlockError, asyncio.CancelledError) as error:
                 errors.append(error)
         if errors:
@@ -73,7 +73,7 @@ class BaseLease:
         for lease in reversed(self._leases):
             try:
                 if lease._ends_hold():
-                    leftovers.leave(partial(run, lease._give_back()))
+                    leftovers.leave(partial(run, give_back(lease._hold)))
             except DistlockError as error:
                 errors.append(error)
         if errors:
@@ -316,11 +316,6 @@ class Lease(BaseLease):
     @property
     def _leases(self) -> tuple[Lease, ...]:
         return (self,)
-
-    async def _give_back(self) -> None:
-        error = await give_back(self._hold)
-        if error is not None:
-            raise error
 
     def _finish(self) -> None:
         """See :meth:`BaseLease._give_up`."""

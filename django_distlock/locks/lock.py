@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from django_distlock.concurrency import clock, leftovers
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
 
     from django_distlock.manager.lock_table import Hold
+
+logger = logging.getLogger("django_distlock.locks")
 
 L = TypeVar("L", bound=BaseLease)
 
@@ -147,6 +150,19 @@ class BaseLock(decorators.Recipe, Generic[L]):
         except ValueError:  # another context has closed it just now
             pass
 
+    def _not_entered(self, kind: type[BaseException] | None) -> None:
+        """A block ends in a context that has not entered it, as a generator's does that another thread closes."""
+        if kind is None:
+            raise LockNotHeld(f"{self._described()} was not entered by this context.")
+        if self._open:
+            logger.warning(
+                "%s stays held: one of its %d blocks was left with %s by a context that had not entered it, and it is "
+                "not known which one. Use a lock object of its own there: `with advisory_lock(...):`.",
+                self._described(),
+                len(self._open),
+                kind.__name__,
+            )
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         lease: L | None = None
         try:
@@ -154,8 +170,8 @@ class BaseLock(decorators.Recipe, Generic[L]):
             if lease is not None:
                 lease._close(kind)
                 self._close_block(lease)
-            elif kind is None:
-                raise LockNotHeld(f"{self._described()} was not entered by this context.")
+            else:
+                self._not_entered(kind)
         except BaseException as failure:
             lease = lease or self._block()
             if lease is not None:
@@ -168,8 +184,8 @@ class BaseLock(decorators.Recipe, Generic[L]):
         if lease is not None:
             self._close_block(lease)
             await lease._aleave(error)
-        elif kind is None:
-            raise LockNotHeld(f"{self._described()} was not entered by this context.")
+        else:
+            self._not_entered(kind)
 
 
 class Lock(BaseLock[Lease]):

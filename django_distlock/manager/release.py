@@ -70,18 +70,18 @@ async def ask_to_release(backend: Backend, grant: Grant) -> bool:
     return await backend.arelease(grant) if in_task() else backend.release(grant)
 
 
-async def give_back(hold: Hold) -> DistlockError | None:
-    """Release at the engine, then let the next one of this process ask. Returns what went wrong with the release.
+async def give_back(hold: Hold) -> None:
+    """Release at the engine, then let the next one of this process ask. LockLost, BackendUnavailable.
 
     What the exception of a signal cuts off is left to the caller: see :func:`finish`.
     """
     grant: Any = hold.grant
     try:
         released = await hold.backend.arelease(grant) if in_task() else hold.backend.release(grant)
-    except DistlockError as error:
+    except DistlockError:
         lose(hold, "unreachable", releasing=True)
         lock_table.end(hold)
-        return error
+        raise
     except (asyncio.CancelledError, GeneratorExit):  # the engine goes on with it
         leftovers.now_or_later(lock_table.end, hold)
         raise
@@ -89,10 +89,9 @@ async def give_back(hold: Hold) -> DistlockError | None:
         lose_dead(hold, grant, "stolen", releasing=True)
     lock_table.end(hold)
     if not released:
-        return LockLost(f"The lock {hold.key.name!r} of alias {hold.backend.alias!r} was lost before its release.")
+        raise LockLost(f"The lock {hold.key.name!r} of alias {hold.backend.alias!r} was lost before its release.")
     if signals.lock_released.receivers:
         events.send_held(signals.lock_released, hold)
-    return None
 
 
 def leave_behind(hold: Hold, lease: Any) -> None:

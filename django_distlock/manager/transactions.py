@@ -209,7 +209,7 @@ def defer(hold: Hold) -> bool:
     if hold.scope == "session":
         opened = open_transactions()
         owner = hold.owner
-        if owner is not threading.current_thread() and isinstance(owner, threading.Thread) and owner.is_alive():
+        if isinstance(owner, threading.Thread) and owner.ident != threading.get_ident() and owner.is_alive():
             opened += of_thread(owner)  # released by another thread while its owner may still write
         if opened:
             bind(hold, opened)

@@ -135,8 +135,9 @@ MANAGER = (
             "tests/contract/test_cancellation.py",
             "tests/faults/test_interrupted.py",
             "tests/transactions/test_snapshots.py",
+            "tests/faults/test_alarms.py",
         ),
-        only="r7 and postgres or leaves_nothing_held",
+        only="r7 and postgres or leaves_nothing_held or alarms and memory",
     ),
     Mutant(
         "a circle of waiters in one process is not looked for",

@@ -30,7 +30,7 @@ def test_r7_r16_r24_nested_entries_of_one_context_close_from_the_inside(me: Acto
 
 
 def test_r24_each_exit_closes_its_own_entry_and_one_elsewhere_none_of_several(
-    face: Face, using: str, name: str
+    face: Face, using: str, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     pool = semaphore(name, 2, using=using)
     first, second, third = face.actors(3)
@@ -38,6 +38,7 @@ def test_r24_each_exit_closes_its_own_entry_and_one_elsewhere_none_of_several(
     with pytest.raises(LockNotHeld, match="was not entered by this context"):
         third.exit(pool)
     third.exit(pool, KeyError("passes"))
+    assert "stays held: one of its 2 blocks was left with KeyError" in caplog.text
     assert (mine.held, theirs.held) == (True, True)
     first.exit(pool)
     assert (mine.held, theirs.held) == (False, True)
