@@ -10,16 +10,17 @@ import time
 from . import clock
 from .flow import in_task
 
-# The least time that an engine has for its answer, in seconds from the beginning of the call: for a caller that does
-# not wait, and for one that does. The call ends at most 50 ms after its timeout.
-LEAST_PATIENCE, LEAST_ANSWER = 0.5, 0.03
+# Seconds from the beginning of a call that a server has for its answer, however short the timeout is: before that it
+# counts neither as busy nor as unavailable (R5).
+SILENCE = 1.0
+LEAST_PATIENCE = LEAST_ANSWER = SILENCE
 
 
 class Deadline:
     """A point on the monotonic clock: ``timeout`` seconds after ``start`` (default: now); None never ends.
 
-    ``answer_by`` is the time by which the engine must have answered: the deadline, or a little later. A caller that
-    does not wait still gives the engine LEAST_PATIENCE to connect and to answer.
+    ``answer_by`` is the time by which the engine must have answered: the deadline, and at least SILENCE after the
+    start, which must be enough to connect.
     """
 
     __slots__ = ("_waits", "answer_by", "at")
@@ -28,7 +29,7 @@ class Deadline:
         start = clock.now() if start is None else start
         self._waits = timeout != 0
         self.at = math.inf if timeout is None else start + timeout
-        self.answer_by = max(self.at, start + (LEAST_ANSWER if self._waits else LEAST_PATIENCE))
+        self.answer_by = max(self.at, start + SILENCE)
 
     def over(self) -> bool:
         """Is the time of a waiting caller up? Always False for a caller that does not wait."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from django_distlock import signals
 from django_distlock.backends.side_connection import PATIENCE
 from django_distlock.concurrency import clock
-from django_distlock.concurrency.deadline import Deadline
+from django_distlock.concurrency.deadline import SILENCE, Deadline
 from django_distlock.concurrency.flow import clean_up, in_task
 from django_distlock.exceptions import DistlockError
 from django_distlock.records import claim_of, new_token
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from .registry import Entry
 
 H = TypeVar("H")
-# The least time that the first lock of a process has to read the site key, in seconds: to connect takes its time (R5).
-LEAST_COLD = 1.0
 
 
 class LockRequest(NamedTuple):
@@ -78,7 +76,7 @@ async def acquire(request: LockRequest, lease_of: Callable[[Hold], H]) -> H | No
             _refuse_unsupported(request, entry.backend)
         if not entry.ready:
             patience = Deadline(request.timeout, request.start).answer_by - clock.now()
-            await site_key.aload(min(max(patience, LEAST_COLD), PATIENCE))
+            await site_key.aload(min(max(patience, SILENCE), PATIENCE))
         key, owner = entry.key(*request.parts), current()
         while True:
             new = hold = Hold(entry.backend, key, owner, request.shared, request.limit, request.template)

@@ -45,7 +45,7 @@ both_faces = pytest.mark.parametrize("face", ["sync", "async"], indirect=True)
 
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the tests of times have servers that must connect and answer within half a second."""
+    """Only the tests of times have servers that must connect and answer within a second."""
     give_time(monkeypatch.setattr)
 
 

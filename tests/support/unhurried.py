@@ -1,7 +1,7 @@
 """Engines that may take their time, for tests of something else than time.
 
-A caller that does not wait gives the server half a second to connect and to answer. A machine that runs a whole suite
-has no processor for that long now and then.
+A server has a second to connect and to answer, however short the timeout is. A machine that runs a whole suite has no
+processor for that long now and then.
 """
 
 from __future__ import annotations
@@ -25,5 +25,6 @@ SECONDS = 3.0
 
 def give_time(set_attribute: Callable[[object, str, object], object] = setattr) -> None:
     """Let servers have SECONDS instead. With ``monkeypatch.setattr`` until the end of the test."""
-    for module in (deadline, leasetable, transaction, redis, commands, redlock, sessions, exclusion):
+    set_attribute(deadline, "SILENCE", SECONDS)
+    for module in (leasetable, transaction, redis, commands, redlock, sessions, exclusion):
         set_attribute(module, "LEAST_PATIENCE", SECONDS)
