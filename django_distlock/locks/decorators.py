@@ -32,7 +32,7 @@ def validate_on_busy(on_busy: object) -> Any:
 
 
 class Recipe:
-    """A Lock, LockSet or Semaphore as a decorator. Subclasses have the four methods that acquire it."""
+    """A Lock, lock_all or semaphore as a decorator. Subclasses have the four methods that acquire it."""
 
     timeout: Timeout
     on_busy: OnBusy = "raise"

@@ -31,16 +31,22 @@ L = TypeVar("L", bound=BaseLease)
 
 
 class BaseLock(decorators.Recipe, Generic[L]):
-    """Base class of Lock, LockSet and Semaphore. Subclasses implement ``_flow`` and the text of the "busy" error.
+    """Base class of Lock, lock_all and semaphore. Subclasses implement ``_flow`` and the text of the "busy" error.
 
     A recipe may be a module-level constant that many threads and tasks use at once.
     """
 
-    using: str
+    name: str
     #: The name as written in a decorator. Metrics use it as a label, because there are few different ones.
     template: str | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, using: str, timeout: Timeout, into: str | None) -> None:
+        # a recipe is often created at each use, so what is surely right is not validated
+        self.using = using if type(using) is str else validate_alias(using)
+        self.timeout = timeout if timeout is UNSET else optional_seconds("timeout", timeout, none=True)
+        if into is not None:
+            check_names(into=into)
+        self.into = into
         # the leases of the open ``with`` blocks; each change is one operation of a list, which needs no mutex
         self._open: list[L] = []
 
@@ -53,6 +59,13 @@ class BaseLock(decorators.Recipe, Generic[L]):
         made = object.__new__(type(self))
         vars(made).update(self.__getstate__(), **changes)
         return made
+
+    def templates(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def formatted(self, values: Mapping[str, str]) -> Self:
+        name = validate_name(values.get(self.name, self.name))
+        return self._with(name=name, template=self.template or self.name)
 
     async def _flow(self, timeout: float | None, start: float) -> L | None:
         """Acquire within ``timeout`` seconds (None: no limit) of the monotonic time ``start``; None if busy."""
@@ -87,11 +100,7 @@ class BaseLock(decorators.Recipe, Generic[L]):
         SynchronousOnlyOperation in the thread of a running event loop, which a wait would block.
         """
         self._refuse_task("await lock.aacquire()")
-        timeout = self._resolve(timeout)
-        lease = run(self._flow(timeout, clock.now()))
-        if lease is None:
-            raise self._busy(timeout)
-        return lease
+        return run(self.aacquire(timeout))
 
     async def aacquire(self, timeout: Timeout = UNSET) -> L:
         """:meth:`acquire` for a task. A cancelled call leaves nothing held."""
@@ -138,11 +147,11 @@ class BaseLock(decorators.Recipe, Generic[L]):
 
     def _block(self) -> L | None:
         """The lease of the latest block of the caller, or of the only open block (R24); None without."""
-        leases = tuple(self._open)
-        if len(leases) <= 1:
-            return leases[0] if leases else None
-        me = owner.current()
-        return next((lease for lease in reversed(leases) if lease.owner is me), None)
+        me = owner.current() if len(self._open) > 1 else None
+        for lease in reversed(self._open):
+            if me is None or lease.owner is me:
+                return lease
+        return None
 
     def _close_block(self, lease: L) -> None:
         try:  # noqa: SIM105 - contextlib takes a microsecond more
@@ -203,11 +212,8 @@ class Lock(BaseLock[Lease]):
         cancel_on_loss: bool = False,
         into: str | None = None,
     ) -> None:
-        super().__init__()
-        # a Lock is often created at each use, so what is surely right is not validated
+        super().__init__(using, timeout, into)
         self.name = name if type(name) is str and 0 < len(name) <= MAX_NAME_LENGTH else validate_name(name)
-        self.using = using if type(using) is str else validate_alias(using)
-        self.timeout = timeout if timeout is UNSET else optional_seconds("timeout", timeout, none=True)
         self.ttl = ttl if ttl is UNSET else optional_seconds("ttl", ttl, positive=True)
         self.max_hold = (
             max_hold if max_hold is UNSET else optional_seconds("max_hold", max_hold, none=True, positive=True)
@@ -215,22 +221,12 @@ class Lock(BaseLock[Lease]):
         self.shared = shared if shared is False else flag("shared", shared)
         self.on_busy = on_busy if on_busy == "raise" else decorators.validate_on_busy(on_busy)
         self.cancel_on_loss = cancel_on_loss if cancel_on_loss is False else flag("cancel_on_loss", cancel_on_loss)
-        if into is not None:
-            check_names(into=into)
-        self.into = into
 
     def __repr__(self) -> str:
         return f"<Lock {self.name!r} on {self.using!r}{' shared' if self.shared else ''}>"
 
     def _described(self) -> str:
         return f"The lock {self.name!r} of alias {self.using!r}"
-
-    def templates(self) -> tuple[str, ...]:
-        return (self.name,)
-
-    def formatted(self, values: Mapping[str, str]) -> Self:
-        name = validate_name(values.get(self.name, self.name))
-        return self._with(name=name, template=self.template or self.name)
 
     def locked(self) -> bool:
         """Does anybody hold this lock now, in either mode, this caller included? Asks the engine once, takes nothing.

@@ -1,4 +1,4 @@
-"""LockSet, several locks at once, and Semaphore, several holders at once.
+"""``lock_all``, several locks at once, and ``semaphore``, several holders at once.
 
 A failed attempt at several locks releases those that it has acquired as any other release does: inside a transaction
 when that ends (R11).
@@ -18,17 +18,22 @@ from django_distlock.exceptions import DistlockError
 from django_distlock.keys import validate_name
 from django_distlock.manager.acquire import LockRequest, acquire, announce
 from django_distlock.manager.registry import registry
-from django_distlock.validation import UNSET, Timeout, check_names, count, optional_seconds
+from django_distlock.validation import UNSET, Timeout, count, optional_seconds
 
 from .lease import Lease, LeaseSet
-from .lock import BaseLock, Lock, validate_alias
+from .lock import BaseLock, Lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 
-class LockSet(BaseLock[LeaseSet]):
-    """Several locks at once, all or nothing. Make it with :func:`lock_all`."""
+class lock_all(BaseLock[LeaseSet]):
+    """Several locks at once, all or nothing, within one timeout.
+
+    They are acquired in one canonical order, so that two callers with the same names cannot deadlock. A name may also
+    be a :class:`Lock`, which keeps its own alias and mode. ``into`` is for decorators: the argument of the function
+    that gets the LeaseSet, as for :func:`advisory_lock`.
+    """
 
     def __init__(
         self,
@@ -42,11 +47,7 @@ class LockSet(BaseLock[LeaseSet]):
     ) -> None:
         if isinstance(names, str):
             raise TypeError("names must be an iterable of names, not one str; for one lock use advisory_lock().")
-        super().__init__()
-        self.using = validate_alias(using)
-        self.timeout = optional_seconds("timeout", timeout, none=True)
-        check_names(into=into)
-        self.into = into
+        super().__init__(using, timeout, into)
         locks: dict[tuple[str, str], Lock] = {}
         for name in names:
             lock = name if isinstance(name, Lock) else Lock(name, using=using, ttl=ttl, shared=shared)
@@ -94,11 +95,12 @@ class LockSet(BaseLock[LeaseSet]):
             raise
 
 
-class Semaphore(BaseLock[Lease]):
-    """At most ``limit`` holders at once. Make it with :func:`semaphore`.
+class semaphore(BaseLock[Lease]):
+    """At most ``limit`` holders of ``name`` at once. All callers must give the same limit.
 
     On an engine without semaphores it consists of ``limit`` slot locks, which waiters try in random order; they are
-    then not served in order of arrival. Unlike a lock it is not re-entrant: each acquire takes another slot.
+    then not served in order of arrival. Unlike a lock it is not re-entrant: each acquire takes another slot. ``into``
+    is for decorators: the argument of the function that gets the Lease, as for :func:`advisory_lock`.
     """
 
     def __init__(
@@ -111,24 +113,15 @@ class Semaphore(BaseLock[Lease]):
         ttl: Timeout = UNSET,
         into: str | None = None,
     ) -> None:
-        super().__init__()
-        lock = Lock(name, using=using, timeout=timeout, ttl=ttl, into=into)
-        self.name, self.using, self.timeout = lock.name, lock.using, lock.timeout
-        self.ttl, self.into = lock.ttl, into
-        self.limit = count("limit", limit)
+        super().__init__(using, timeout, into)
+        self.name, self.limit = validate_name(name), count("limit", limit)
+        self.ttl = optional_seconds("ttl", ttl, positive=True)
 
     def __repr__(self) -> str:
         return f"<Semaphore {self.name!r} of {self.limit} on {self.using!r}>"
 
     def _described(self) -> str:
         return f"Each of the {self.limit} slots of the semaphore {self.name!r} of alias {self.using!r}"
-
-    def templates(self) -> tuple[str, ...]:
-        return (self.name,)
-
-    def formatted(self, values: Mapping[str, str]) -> Self:
-        name = validate_name(values.get(self.name, self.name))
-        return self._with(name=name, template=self.template or self.name)
 
     async def _flow(self, timeout: float | None, start: float) -> Lease | None:
         request = LockRequest(
@@ -162,37 +155,3 @@ class Semaphore(BaseLock[Lease]):
                 return None
             await pause(min(backoff(attempt, first=0.004), left))
             attempt += 1
-
-
-def lock_all(
-    names: Iterable[str | Lock],
-    *,
-    using: str = "default",
-    timeout: Timeout = UNSET,
-    ttl: Timeout = UNSET,
-    shared: bool = False,
-    into: str | None = None,
-) -> LockSet:
-    """Several locks at once, all or nothing, within one timeout.
-
-    They are acquired in one canonical order, so that two callers with the same names cannot deadlock. A name may also
-    be a :class:`Lock`, which keeps its own alias and mode. ``into`` is for decorators: the argument of the function
-    that gets the LeaseSet, as for :func:`advisory_lock`.
-    """
-    return LockSet(names, using=using, timeout=timeout, ttl=ttl, shared=shared, into=into)
-
-
-def semaphore(
-    name: str,
-    limit: int,
-    *,
-    using: str = "default",
-    timeout: Timeout = UNSET,
-    ttl: Timeout = UNSET,
-    into: str | None = None,
-) -> Semaphore:
-    """At most ``limit`` holders of ``name`` at once. All callers must give the same limit.
-
-    ``into`` is for decorators: the argument of the function that gets the Lease, as for :func:`advisory_lock`.
-    """
-    return Semaphore(name, limit, using=using, timeout=timeout, ttl=ttl, into=into)

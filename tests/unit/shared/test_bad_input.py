@@ -136,7 +136,7 @@ def test_on_busy_belongs_to_the_decorator_and_arguments_are_keywords(me: Actor, 
 
 def test_what_can_be_asked_for_with_locked() -> None:
     """A semaphore may be held and have a free slot, so it is neither held nor free."""
-    refused(TypeError, "name must be a str, not Semaphore.", locked, [semaphore("some", 2)])
+    refused(TypeError, "name must be a str, not semaphore.", locked, [semaphore("some", 2)])
     message = "names must be an iterable of names, not one str; for one lock use advisory_lock(name).locked()."
     refused(TypeError, message, locked, "some")
     refused(TypeError, "using must be a str, the alias in DISTLOCK, not NoneType.", locked, [], using=None)
