@@ -48,33 +48,21 @@ class BaseLease:
     def _leases(self) -> tuple[Lease, ...]:
         raise NotImplementedError
 
-    async def _arelease(self, raising: bool) -> None:
-        """Release in reverse order. ``raising``: raise the first error, do not log it."""
-        errors: list[BaseException] = []
-        for lease in reversed(self._leases):
-            try:
-                if lease._ends_hold():
-                    await give_back(lease._hold)
-            except (DistlockError, asyncio.CancelledError) as error:
-                errors.append(error)
-        if errors:
-            _report(errors, raising)
+    async def _arelease(self, raising: bool, wait: bool = True) -> None:
+        """Release in reverse order. ``raising``: raise the first error, do not log it.
 
-    def _release(self, raising: bool) -> None:
-        """:meth:`_arelease` in this thread.
-
-        On an event loop another thread asks the engine: another task of the same loop may be in the middle of a
-        statement, which ends only if the loop keeps running. Then errors of the engine are only logged.
+        ``wait`` is false on the thread of an event loop: another task of it may be in the middle of a statement, which
+        ends only if the loop keeps running. There another thread asks the engine, and errors of that are only logged.
         """
-        if not in_task():
-            run(self._arelease(raising))
-            return
         errors: list[BaseException] = []
         for lease in reversed(self._leases):
             try:
                 if lease._ends_hold():
-                    leftovers.leave(partial(run, give_back(lease._hold)))
-            except DistlockError as error:
+                    if wait:
+                        await give_back(lease._hold)
+                    else:
+                        leftovers.leave(partial(run, give_back(lease._hold)))
+            except (DistlockError, asyncio.CancelledError) as error:
                 errors.append(error)
         if errors:
             _report(errors, raising)
@@ -89,7 +77,7 @@ class BaseLease:
         if kind is GeneratorExit:
             leftovers.leave(self._give_up)
         else:
-            self._release(kind is None)
+            run(self._arelease(kind is None, wait=not in_task()))
 
     async def _aclose(self, kind: type[BaseException] | None) -> None:
         try:
@@ -134,18 +122,10 @@ class BaseLease:
             raise
 
     async def __aenter__(self) -> Self:
-        self._aenters()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        await self._aleave(error)
-
-    def _aenters(self) -> None:
-        """Called when an ``async with`` block begins in this task."""
-
-    async def _aleave(self, error: BaseException | None) -> None:
-        """Called when the block has ended, with its exception."""
-        await self._aclose(None if error is None else type(error))
+        await self._aclose(kind)
 
 
 logger = logging.getLogger("django_distlock.locks")
@@ -165,10 +145,8 @@ class Lease(BaseLease):
     _reference: weakref.ref[Lease] | None = None
     # True once its release has begun
     _released: bool = False
-    # True if its release is the one that the engine executes
+    # True if its release is the one that the engine executes, or has found the lock lost
     _last: bool = False
-    # True if it was released before other leases of its context, whose loss is not its own
-    _outlived: bool = False
 
     def __repr__(self) -> str:
         state = "lost" if self.lost else "held" if self.held else "released"
@@ -219,9 +197,8 @@ class Lease(BaseLease):
     @property
     def lost(self) -> bool:
         """Was the lock lost, as far as this process can know without asking the engine?"""
-        if self._released and (self._hold.lost is None or self._outlived):
-            return False
-        return notice_loss(self._hold)
+        # after its release a loss is that of other leases of its context, or of its transaction
+        return (self._last or not self._released) and notice_loss(self._hold)
 
     @property
     def held(self) -> bool:
@@ -299,18 +276,17 @@ class Lease(BaseLease):
     def _lost_message(self) -> str:
         return f"The lock {self.name!r} of alias {self.using!r} was lost ({self._hold.reason})."
 
-    def _aenters(self) -> None:
+    async def __aenter__(self) -> Self:
         if self._guard is not None:
             self._guard.arm()
+        return self
 
-    async def _aleave(self, error: BaseException | None) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if self._guard is None or not self._guard.disarm(error):
-            await self._aclose(None if error is None else type(error))
+            await self._aclose(kind)
             return
         with contextlib.suppress(DistlockError):
             await self._aclose(None)
-        if self._hold.lost is None:
-            raise LockLost(f"The lock {self.name!r} of alias {self.using!r} was in doubt while it was held.") from error
         raise LockLost(self._lost_message()) from error
 
     @property
@@ -332,14 +308,12 @@ class Lease(BaseLease):
             return False
         self._released = True
         if hold.lost is not None:
+            self._last = True
             raise LockLost(self._lost_message())
         if not lock_table.leave(hold, self):
-            self._outlived = bool(hold.leases)
             return False
-        if defer(hold):
-            self._last = False
-            return False
-        return True
+        self._last = not defer(hold)
+        return self._last
 
 
 def _report(errors: list[BaseException], raising: bool) -> None:

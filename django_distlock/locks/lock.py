@@ -142,8 +142,7 @@ class BaseLock(decorators.Recipe, Generic[L]):
             self._refuse_on_busy()
         lease = await self.aacquire()
         self._open.append(lease)
-        lease._aenters()
-        return lease
+        return await lease.__aenter__()
 
     def _block(self) -> L | None:
         """The lease of the latest block of the caller, or of the only open block (R24); None without."""
@@ -192,7 +191,7 @@ class BaseLock(decorators.Recipe, Generic[L]):
         lease = self._block()
         if lease is not None:
             self._close_block(lease)
-            await lease._aleave(error)
+            await lease.__aexit__(kind, error, trace)
         else:
             self._not_entered(kind)
 

@@ -241,8 +241,8 @@ MANAGER = (
         "the release masks the exception of the block",
         "R14",
         "locks/lease.py",
-        "            self._release(kind is None)\n",
-        "            self._release(True)\n",
+        "            run(self._arelease(kind is None, wait",
+        "            run(self._arelease(True, wait",
         (
             "tests/transactions/test_aborted.py",
             "tests/faults/test_loss.py",
