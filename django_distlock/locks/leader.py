@@ -5,28 +5,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import threading
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Literal, Self
+from concurrent import futures
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from django.db import connections
 
 from django_distlock.concurrency import clock
-from django_distlock.concurrency.deadline import backoff
-from django_distlock.concurrency.flow import finished
+from django_distlock.concurrency.background import Background
+from django_distlock.concurrency.deadline import Deadline, backoff, pause
+from django_distlock.concurrency.flow import finished, run
 from django_distlock.concurrency.text import one_line
 from django_distlock.exceptions import DistlockError, LockLost, UnsupportedOperation
 from django_distlock.manager import owner
 from django_distlock.manager.registry import registry
-from django_distlock.validation import UNSET, Timeout, optional_seconds, seconds
+from django_distlock.validation import UNSET, Timeout, optional_seconds, qualified_name, seconds
 
 from .decorators import is_async
 from .lock import Lock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from .lease import Lease
+
+T = TypeVar("T")
 
 __all__ = ["Leader", "Term"]
 
@@ -152,20 +156,17 @@ class Leader:
         self._on_elected, self._on_demoted = on_elected, on_demoted
         #: The present Term, or None. It may already be over: see ``leading``.
         self.term: Term | None = None
-        # told when a term begins and when the candidacy ends
-        self._news = threading.Condition()
+        self._mutex = threading.Lock()
         self._state: Literal["new", "standing", "over"] = "new"
         self._stopping = False
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        # the candidacy that start() began, and that of ``async with``
+        self._started: futures.Future[None] | None = None
         self._block: asyncio.Task[None] | None = None
-        # the threads that run callbacks now
-        self._callbacks: set[threading.Thread] = set()
-        # of the candidacy's task, which alone uses them
+        # the threads of the candidacy and of its callbacks
+        self._threads: set[int] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._task: asyncio.Task[object] | None = None
-        self._changed = asyncio.Event()
-        self._queueing = False
+        # what _wake() ends
+        self._wait: asyncio.Timeout | None = None
 
     def _refuse_margin(self, ttl: float) -> None:
         if self._margin is not None and self._margin >= ttl / 2:
@@ -196,47 +197,28 @@ class Leader:
         Returns None after ``timeout`` seconds (None: wait for ever), or if the candidacy ends.
         """
         owner.refuse_event_loop("await leader.aelected()")
-        seconds("timeout", timeout, none=True)
-        with self._news:
-            found = self._news.wait_for(self._outcome, timeout)
-        return found if isinstance(found, Term) else None
+        return run(self.aelected(timeout))
 
     async def aelected(self, timeout: float | None = None) -> Term | None:
         """:meth:`elected` for a task."""
-        seconds("timeout", timeout, none=True)
-        found = self._outcome()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                while not found:  # a wait in a thread could not be cancelled
-                    await asyncio.sleep(CHECK_EVERY / 2)
-                    found = self._outcome()
-        return found if isinstance(found, Term) else None
-
-    def _outcome(self) -> Term | bool:
-        """The term, if this candidate leads; else whether the candidacy has ended."""
+        deadline = Deadline(seconds("timeout", timeout, none=True))
+        while not self.leading and self._state != "over" and deadline.left():
+            await pause(min(CHECK_EVERY / 2, deadline.left()))
         term = self.term
-        return term if term is not None and term.leading else self._state == "over"
+        return term if term is not None and term.leading else None
 
     # --- in a thread
 
     def start(self) -> None:
         """Become a candidate in a background thread. Raises RuntimeError if it is one already."""
         self._enter()
-        self._error = None
-        thread = threading.Thread(target=self._run_in_thread, name="distlock-leader", daemon=True)
         try:
-            thread.start()
+            # on a new event loop, where a wait in the queue can be cancelled at any time
+            candidacy = Background("distlock-leader").start(self._in_thread, lambda: asyncio.run(self._stand()))
         except BaseException:  # no thread could be started: start() may be called again
-            self._leave()
+            self._state = "over"
             raise
-        self._thread = thread
-
-    def _run_in_thread(self) -> None:
-        # on a new event loop, where a wait in the queue can be cancelled at any time
-        try:
-            asyncio.run(self._stand())
-        except BaseException as error:
-            self._error = error
+        self._started = candidacy
 
     def stop(self, timeout: float | None = None) -> None:
         """Step down, release the lock and end the candidacy. Waits for the end, at most ``timeout`` seconds.
@@ -244,23 +226,24 @@ class Leader:
         If an error had ended the candidacy before, it is raised. In a callback this method does not wait.
         """
         seconds("timeout", timeout, none=True)
-        thread = self._thread
+        candidacy = self._started
         if self._state == "standing":
             self._stopping = True
             self._end_term("stopped")
-        if thread is None or threading.current_thread() in {thread, *self._callbacks}:
+            self._wake()
+        if candidacy is None or threading.get_ident() in self._threads:
             return
-        thread.join(timeout)
-        if not thread.is_alive():
-            self._thread = None
-            error, self._error = self._error, None
-            if error is not None:
-                raise error
+        futures.wait([candidacy], timeout)
+        if candidacy.done():
+            self._started = None
+            candidacy.result()
 
     def run(self) -> None:
         """Call :meth:`start` and wait until another thread or a callback calls :meth:`stop`."""
-        with self, self._news:
-            self._news.wait_for(lambda: self._state == "over")
+        with self:
+            candidacy = self._started
+            if candidacy is not None:
+                futures.wait([candidacy])
 
     def __enter__(self) -> Self:
         self.start()
@@ -301,37 +284,44 @@ class Leader:
     # --- the candidacy: one task, until it is stopped
 
     def _enter(self) -> None:
-        with self._news:
+        with self._mutex:
             if self._state == "standing":
                 raise RuntimeError(f"{self!r} is a candidate already.")
             self._state, self._stopping, self._loop = "standing", False, None
-
-    def _leave(self) -> None:
-        with self._news:
-            self._state = "over"
-            self._news.notify_all()
 
     def _end_term(self, reason: str) -> None:
         """End the present term. May be called in any thread."""
         term = self.term
         if term is not None:
             term._end(reason)
-        self._wake()
 
     def _wake(self) -> None:
+        """Have the candidacy check whether its term has ended, or the candidacy itself. May be called in any thread."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed, and the candidacy has ended with it
-                self._loop.call_soon_threadsafe(self._look_up)
+                self._loop.call_soon_threadsafe(self._end_wait)
 
-    def _look_up(self) -> None:
-        self._changed.set()
-        if self._stopping and self._queueing and self._task is not None:
-            self._queueing = False
-            self._task.cancel()
+    def _end_wait(self) -> None:
+        wait, self._wait = self._wait, None
+        if wait is not None:
+            wait.reschedule(0)
+
+    async def _until_woken(self, awaitable: Awaitable[T]) -> T | None:
+        """Wait for ``awaitable``; None if :meth:`_wake` has cancelled that."""
+        wait = self._wait = asyncio.timeout(None)
+        try:
+            async with wait:
+                return await awaitable
+        except TimeoutError:
+            if not wait.expired():
+                raise
+            return None
+        finally:
+            self._wait = None
 
     async def _stand(self) -> None:
         """Wait for the lock and lead, again and again."""
-        self._loop, self._task, self._changed = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         failures = 0
         try:
             entry = registry.entry(self.using)
@@ -339,46 +329,24 @@ class Leader:
                 self._refuse_margin(entry.config.ttl)
             while not self._stopping:
                 failures = 0 if await self._campaign() else failures + 1
-                if failures:
-                    await self._pause(backoff(failures, first=FIRST_PAUSE, longest=LONGEST_PAUSE))
+                if failures and not self._stopping:
+                    await self._until_woken(asyncio.sleep(backoff(failures, first=FIRST_PAUSE, longest=LONGEST_PAUSE)))
         except Exception as error:
             logger.error("The candidacy for %r of alias %r has ended: %s", self.name, self.using, one_line(error))
             raise
         finally:
-            self._leave()
+            self._state = "over"
 
     async def _campaign(self) -> bool:
-        """Wait for the lock and lead once; False if that failed, which is logged."""
+        """Wait for the lock and lead once, or until the candidacy is stopped; False if that failed, which is logged."""
         try:
-            lease = await self._queue()
+            lease = await self._until_woken(self._lock.aacquire())
             return lease is None or await self._lead(lease) != "failed"
         except UnsupportedOperation:
             raise
         except DistlockError as error:
             logger.warning("The election for %r of alias %r failed: %s", self.name, self.using, error)
             return False
-
-    async def _queue(self) -> Lease | None:
-        """Wait for the lock; None if the candidacy was stopped."""
-        assert self._task is not None  # noqa: S101 - set by _stand()
-        cancelling = self._task.cancelling()
-        self._queueing = True
-        try:
-            return await self._lock.aacquire()
-        except asyncio.CancelledError:
-            # as in asyncio.timeout: a cancellation by other code is raised
-            if not self._queueing and self._task.uncancel() <= cancelling:
-                return None
-            raise
-        finally:
-            self._queueing = False
-
-    async def _pause(self, seconds: float) -> None:
-        if not self._stopping:
-            self._changed.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._changed.wait()
 
     async def _lead(self, lease: Lease) -> str | None:
         """Lead with ``lease`` until the term ends, and return the reason."""
@@ -387,9 +355,7 @@ class Leader:
         try:
             lease.on_lost(lambda _: term._end("lost"))
             logger.info("%r of alias %r: elected.", lease.name, lease.using)
-            with self._news:
-                self.term = term
-                self._news.notify_all()
+            self.term = term
             if self._on_elected is not None:
                 work = asyncio.create_task(self._call(self._on_elected, term))
             await self._watch(term)
@@ -404,7 +370,7 @@ class Leader:
                 term._end("stopped")
             elif term.leading:
                 left = CHECK_EVERY if term.valid_until is None else term.valid_until - term.margin - clock.now()
-                await self._pause(min(CHECK_EVERY, max(left, 0)))
+                await self._until_woken(asyncio.sleep(min(CHECK_EVERY, max(left, 0))))
 
     async def _step_down(self, term: Term, work: asyncio.Task[None] | None) -> None:
         """Wait until the callbacks have returned, and release the lock only then."""
@@ -431,33 +397,20 @@ class Leader:
             if is_async(callback):
                 await callback(term)  # type: ignore[misc]
             else:
-                await self._call_in_thread(callback, term)
+                thread = Background(f"distlock-leader-{qualified_name(callback)}")
+                await thread.call(math.inf, self._in_thread, callback, term)
         except Exception:
             logger.exception("A callback for %r of alias %r failed.", self.name, self.using)
             term._end("failed")
 
-    async def _call_in_thread(self, callback: Callable[[Term], object], term: Term) -> None:
-        done: Future[None] = Future()
-        done.set_running_or_notify_cancel()  # a cancellation of this task does not reach the thread
-
-        def call() -> None:
-            error: BaseException | None = None
-            try:
-                callback(term)
-            except SystemExit:
-                pass  # it ends the thread, as in any other thread
-            except BaseException as why:
-                error = why
-            finally:
-                connections.close_all()  # those of this thread: nothing else would ever close them
-                self._callbacks.discard(thread)
-            if error is None:
-                done.set_result(None)
-            else:
-                done.set_exception(error)
-
-        name = str(getattr(callback, "__name__", type(callback).__name__))
-        thread = threading.Thread(target=call, name=f"distlock-leader-{name}", daemon=True)
-        self._callbacks.add(thread)
-        thread.start()
-        await asyncio.wrap_future(done)
+    def _in_thread(self, function: Callable[..., object], *args: Any) -> None:
+        """Call it in a new thread, which :meth:`stop` does not wait for in that thread itself."""
+        ident = threading.get_ident()
+        self._threads.add(ident)
+        try:
+            function(*args)
+        except SystemExit:
+            pass  # it ends the thread, as in any other thread
+        finally:
+            connections.close_all()  # those of this thread: nothing else would ever close them
+            self._threads.discard(ident)
