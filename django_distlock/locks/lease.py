@@ -8,7 +8,7 @@ import logging
 import sys
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from django_distlock.concurrency import clock, leftovers
 from django_distlock.concurrency.flow import in_task, run
@@ -278,11 +278,11 @@ class Lease(BaseLease):
 
     async def __aenter__(self) -> Self:
         if self._guard is not None:
-            self._guard.arm()
+            await self._guard.arm()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if self._guard is None or not self._guard.disarm(error):
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if self._guard is None or not await self._guard.disarm(kind, error, trace):
             await self._aclose(kind)
             return
         with contextlib.suppress(DistlockError):

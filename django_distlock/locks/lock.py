@@ -61,9 +61,11 @@ class BaseLock(decorators.Recipe, Generic[L]):
         return made
 
     def templates(self) -> tuple[str, ...]:
+        """The names that may hold ``{fields}`` when this is used as a decorator."""
         return (self.name,)
 
     def formatted(self, values: Mapping[str, str]) -> Self:
+        """The same recipe with each name in ``values`` (template -> name) replaced."""
         name = validate_name(values.get(self.name, self.name))
         return self._with(name=name, template=self.template or self.name)
 
@@ -250,7 +252,7 @@ class Lock(BaseLock[Lease]):
 def guarded_lease(hold: Hold) -> Lease:
     """A Lease for ``cancel_on_loss``: its ``async with`` block is cancelled if the lock is lost."""
     lease = Lease(hold)
-    lease._guard = TaskGuard(lease.ensure_held, lease.on_lost)
+    lease._guard = TaskGuard(lease.ensure_held)
     return lease
 
 
