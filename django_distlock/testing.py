@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from concurrent import futures
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from django.db import connections
 from django.test.runner import DiscoverRunner
 from django.test.utils import TestContextDecorator, override_settings
 
-from django_distlock.concurrency import clock
+from django_distlock.concurrency.background import Background
 
 from .operations import test_support
 
@@ -116,29 +117,22 @@ def race(fn: Callable[[], T] | Sequence[Callable[[], T]], times: int = 2, *, tim
     """
     calls = [fn] * times if callable(fn) else list(fn)
     barrier = threading.Barrier(len(calls))
-    results: list[Any] = [None] * len(calls)
 
-    def run(number: int) -> None:
+    def run(call: Callable[[], T]) -> T | BaseException:
         try:
             barrier.wait(timeout)
-            results[number] = calls[number]()
+            return call()
         except BaseException as error:
-            results[number] = error
+            return error
         finally:
             connections.close_all()
 
-    threads = [
-        threading.Thread(target=run, args=(number,), name=f"race-{number}", daemon=True) for number in range(len(calls))
-    ]
-    for thread in threads:
-        thread.start()
-    deadline = clock.now() + timeout
-    for thread in threads:
-        thread.join(max(0.0, deadline - clock.now()))
-    late = [thread.name for thread in threads if thread.is_alive()]
+    results = [Background(f"race-{number}").start(run, call) for number, call in enumerate(calls)]
+    futures.wait(results, timeout)
+    late = [f"race-{number}" for number, result in enumerate(results) if not result.done()]
     if late:
         raise TimeoutError(f"After {timeout:g} s {len(late)} of {len(calls)} calls have not ended: {', '.join(late)}.")
-    return results
+    return [result.result() for result in results]
 
 
 def close_lock_sessions() -> None:
