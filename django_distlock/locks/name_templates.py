@@ -52,22 +52,18 @@ class Template:
         called = qualified_name(function)
         #: The signature for callers.
         self.signature = without(into, signature_of(function), called)
-        self._known = known_names(self.signature)
         for name, path in self._fields():
-            if self._known is not None and path[0] not in self._known:
-                raise ValueError(
-                    f"The lock name {name!r} has the field {{{'.'.join(path)}}}, but {called!r} has no argument "
-                    f"{path[0]!r}; it has {', '.join(self._known) or 'none'}."
-                )
+            what = f"The lock name {name!r} has the field {{{'.'.join(path)}}}"
+            check_known(what, path[0], self.signature, called)
 
     def _fields(self) -> Iterator[tuple[str, Path]]:
         return ((name, path) for name, parts in self._parsed.items() for _, path in parts if path)
 
     def unknown(self, given: Collection[str]) -> Iterator[tuple[str, str]]:
-        """For a signature with ``**kwargs``, whose fields can only be checked at the call: (name, field) of each field
-        that is missing in a call with the keyword arguments ``given``."""
+        """(name, field) of each field that is missing in a call with the keyword arguments ``given``: there are some
+        only with ``**kwargs``, whose fields cannot be checked before."""
         for name, path in self._fields():
-            if self._known is None and path[0] not in {*given, *_named(self.signature)}:
+            if path[0] not in {*given, *_named(self.signature)}:
                 yield name, path[0]
 
     def fill(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, str]:
@@ -90,21 +86,11 @@ def _named(signature: inspect.Signature) -> list[str]:
     return [name for name, parameter in signature.parameters.items() if parameter.kind not in _VARIADIC]
 
 
-def known_names(signature: inspect.Signature) -> list[str] | None:
-    """The argument names of a signature; None if it has ``**kwargs``, which accepts any name."""
-    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
-        return None
-    return _named(signature)
-
-
-def check_known(option: str, value: str, name: str, signature: inspect.Signature, called: str, hint: str = "") -> None:
-    """ValueError unless ``called`` has the argument ``name``, which the option of a decorator needs."""
-    known = known_names(signature)
-    if known is not None and name not in known:
-        raise ValueError(
-            f"{option} is {value!r}, but {called!r} has no argument {name!r}; it has {', '.join(known) or 'none'}."
-            f"{hint}"
-        )
+def check_known(what: str, name: str, signature: inspect.Signature, called: str, hint: str = "") -> None:
+    """ValueError, which begins with ``what``, unless ``called`` accepts the argument ``name``."""
+    known, kinds = _named(signature), {parameter.kind for parameter in signature.parameters.values()}
+    if name not in known and Parameter.VAR_KEYWORD not in kinds:
+        raise ValueError(f"{what}, but {called!r} has no argument {name!r}; it has {', '.join(known) or 'none'}.{hint}")
 
 
 def without(into: str | None, signature: inspect.Signature, called: str) -> inspect.Signature:
@@ -112,7 +98,7 @@ def without(into: str | None, signature: inspect.Signature, called: str) -> insp
     the caller passes by position."""
     if into is None:
         return signature
-    check_known("into", into, into, signature, called)
+    check_known(f"into is {into!r}", into, signature, called)
     names, parameters = list(signature.parameters), list(signature.parameters.values())
     kind, *later = [parameter.kind for parameter in parameters[names.index(into) :]] if into in names else [*_BY_NAME]
     if kind not in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY) or not {*later} <= {*_BY_NAME}:
@@ -125,8 +111,6 @@ def without(into: str | None, signature: inspect.Signature, called: str) -> insp
 
 def values_of(bound: inspect.BoundArguments) -> dict[str, Any]:
     """Map the arguments of a call to their values, defaults and ``**kwargs`` included."""
-    # a copy: the caller may still call with ``bound``
-    bound = inspect.BoundArguments(bound.signature, bound.arguments.copy())
     bound.apply_defaults()
     values = dict(bound.arguments)
     extra: Mapping[str, Any] = {}

@@ -149,5 +149,5 @@ def _path(pk: str, signature: inspect.Signature, called: str) -> tuple[str, ...]
     if not all(step.isidentifier() for step in steps):
         raise ValueError(f"pk must be the name of an argument with a dotted path, not {pk!r}.")
     hint = " (A primary key that is itself a str is locked with `with`.)"
-    check_known("pk", pk, steps[0], signature, called, hint)
+    check_known(f"pk is {pk!r}", steps[0], signature, called, hint)
     return steps
