@@ -118,7 +118,7 @@ def wrap(
     @functools.wraps(function)
     def locked(*args: Any, **kwargs: Any) -> Any:
         request = decorators.request_of(args) if innermost else None
-        excluded: decorators.LockedView = locked._non_atomic_requests  # type: ignore[attr-defined]
+        excluded = locked._non_atomic_requests  # type: ignore[attr-defined]
         with hold(args, kwargs) as value:
             more = {} if into is None else {into: value}
             return decorators.call_view(run, request, excluded, *args, **kwargs, **more)

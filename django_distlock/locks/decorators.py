@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, TypeVar
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.db import connections, transaction
@@ -16,7 +16,7 @@ from django_distlock.concurrency.origin import request_of_rest, serving
 from django_distlock.manager import owner
 from django_distlock.validation import Timeout, qualified_name, refuse_registered
 
-from .lazy_results import makes_manager, refuse_unfinished
+from .lazy_results import refuse_unfinished
 from .name_templates import Template, signature_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,7 +32,7 @@ def validate_on_busy(on_busy: object) -> Any:
 
 
 class Recipe:
-    """A Lock, lock_all or semaphore as a decorator. Subclasses have the four methods that acquire it."""
+    """A Lock, lock_all or semaphore as a decorator. Subclasses have the methods."""
 
     timeout: Timeout
     on_busy: OnBusy = "raise"
@@ -42,14 +42,8 @@ class Recipe:
     try_acquire: Callable[..., Any]
     aacquire: Callable[..., Any]
     atry_acquire: Callable[..., Any]
-
-    def templates(self) -> tuple[str, ...]:
-        """The names that may hold ``{fields}`` when this is used as a decorator."""
-        raise NotImplementedError
-
-    def formatted(self, values: Mapping[str, str]) -> Self:
-        """The same recipe with each name in ``values`` (template -> name) replaced."""
-        raise NotImplementedError
+    templates: Callable[[], tuple[str, ...]]
+    formatted: Callable[[Mapping[str, str]], Any]
 
     def __call__(self, function: F) -> F:
         """Decorate a function, a method, an ``async def`` or a view: each call holds the lock while it runs.
@@ -59,29 +53,27 @@ class Recipe:
         return decorate(self, function)
 
 
-class LockedView(set[str]):
+class LockedView(frozenset[str]):
     """``_non_atomic_requests`` of a locked view: Django opens no transaction around it, the innermost lock does.
 
     Django asks whether an alias is *in* this set; the answer is always yes. The elements are the aliases that the code
-    of the view has excluded with ``non_atomic_requests``.
+    of the view has excluded with ``non_atomic_requests``. Above the lock that finds no ``add()`` here, and gives its
+    view a new set: this one is also that of each view that ``functools.wraps`` has made of the locked one.
     """
-
-    def __init__(self, other: Iterable[str] = (), of_method: bool = False) -> None:
-        super().__init__(other)
-        self._of_method = of_method
 
     def __contains__(self, alias: object) -> bool:
         return True
 
+
+class LockedMethod(LockedView):
+    """The same of a method. It is refused above the lock, where Django would give the new set to one bound method."""
+
     def add(self, alias: str) -> None:
-        """Exclude ``alias``. TypeError for a method: all classes that inherit it share this set, and those that did not
-        ask for it would lose their transactions in silence."""
-        if self._of_method:
-            raise TypeError(
-                "non_atomic_requests stands above a locked dispatch(), which other views may share. Give both to one "
-                "decorator: @method_decorator([transaction.non_atomic_requests, the lock], name='dispatch')."
-            )
-        super().add(alias)
+        """What ``non_atomic_requests`` calls. TypeError."""
+        raise TypeError(
+            "non_atomic_requests stands above a locked dispatch(), which other views may share. Give both to one "
+            "decorator: @method_decorator([transaction.non_atomic_requests, the lock], name='dispatch')."
+        )
 
 
 def open_no_transaction(locked: Any, function: Any) -> bool:
@@ -90,7 +82,7 @@ def open_no_transaction(locked: Any, function: Any) -> bool:
     inner = getattr(function, "_non_atomic_requests", ())
     # what method_decorator makes for one request is a partial, and no other code sees its set
     of_method = _may_be_async(function) and not isinstance(function, functools.partial)
-    locked._non_atomic_requests = LockedView(inner, of_method)
+    locked._non_atomic_requests = LockedMethod(inner) if of_method else LockedView(inner)
     return not isinstance(inner, LockedView)
 
 
@@ -117,12 +109,12 @@ def note_template(locked: Any, template: Template) -> None:
 
 def _decorate_sync(lock: Recipe, function: Callable[..., Any], template: Template) -> Any:
     dispatches = getattr(function, "__name__", "") == "dispatch"
-    body = functools.partial(_finished, function)
+    body = functools.partial(_checked, function)
 
     @functools.wraps(function)
     def locked(*args: Any, **kwargs: Any) -> Any:
         request = request_of(args)
-        excluded: LockedView = locked._non_atomic_requests  # type: ignore[attr-defined]
+        excluded = locked._non_atomic_requests  # type: ignore[attr-defined]
         with serving(request or request_of_rest(args)):
             recipe = _recipe(lock, template, args, kwargs)
             on_busy = recipe.on_busy
@@ -136,14 +128,9 @@ def _decorate_sync(lock: Recipe, function: Callable[..., Any], template: Templat
             lease = recipe.acquire() if on_busy == "raise" else recipe.try_acquire(recipe.timeout)
             if lease is None:
                 return call_view(on_busy, request, excluded, *args, **kwargs) if callable(on_busy) else None
-            try:
+            with lease:
                 more = _given(recipe, lease)
-                result = call_view(body, request if innermost else None, excluded, *args, **kwargs, **more)
-            except BaseException as error:
-                lease.__exit__(type(error), error, None)  # so that the exception of the body is raised
-                raise
-            lease.__exit__(None, None, None)  # the call may stand in an except block, whose exception is unrelated
-            return result
+                return call_view(body, request if innermost else None, excluded, *args, **kwargs, **more)
 
     innermost = open_no_transaction(locked, function)
     return locked
@@ -154,7 +141,7 @@ def _given(lock: Recipe, lease: Any) -> dict[str, Any]:
     return {} if lock.into is None else {lock.into: lease}
 
 
-def _finished(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def _checked(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call ``function`` and refuse a result whose code has yet to run."""
     result = function(*args, **kwargs)
     if inspect.isawaitable(result):
@@ -255,7 +242,7 @@ def is_async_dispatch(function: Callable[..., Any], args: tuple[Any, ...]) -> bo
 
 
 def call_view(
-    function: Callable[..., Any], request: HttpRequest | None, excluded: LockedView, /, *args: Any, **kwargs: Any
+    function: Callable[..., Any], request: HttpRequest | None, excluded: Collection[str], /, *args: Any, **kwargs: Any
 ) -> Any:
     """Call ``function`` inside the transactions of ATOMIC_REQUESTS that Django has not opened for a locked view.
 
@@ -299,7 +286,3 @@ def refuse(function: object, lock: str = "advisory_lock") -> None:
     called = (function, type(function).__call__)
     if any(inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body) for body in called):
         raise TypeError(f"{name} is a generator: it would run after the lock is released. Use `with` inside it.")
-    if makes_manager(function):
-        raise TypeError(
-            f"{name} makes a context manager: it would run after the lock is released. Use `with` inside it."
-        )

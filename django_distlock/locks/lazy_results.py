@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 from types import AsyncGeneratorType, GeneratorType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,18 +21,6 @@ _MANAGERS = (contextlib._GeneratorContextManager, contextlib._AsyncGeneratorCont
 _ITERATORS = (map, filter, zip, enumerate, *(kind for kind in vars(itertools).values() if isinstance(kind, type)))
 # The exact type is looked up, which adds next to nothing to the cost of a call.
 _UNFINISHED = frozenset({GeneratorType, AsyncGeneratorType, *_MANAGERS, *_ITERATORS})
-# All functions made by @contextmanager share one code object.
-_MAKES_MANAGER = {make(iter).__code__ for make in (contextlib.contextmanager, contextlib.asynccontextmanager)}  # type: ignore[arg-type]
-
-
-def makes_manager(function: Any) -> bool:
-    """Was ``function`` made by ``@contextmanager`` or ``@asynccontextmanager``?
-
-    A wrapper around such a function may run the context manager to its end, so only the wrapper's result is checked.
-    """
-    while isinstance(function, functools.partial):
-        function = function.func
-    return getattr(function, "__code__", None) in _MAKES_MANAGER
 
 
 def refuse_unfinished(function: Callable[..., Any], result: R) -> R:

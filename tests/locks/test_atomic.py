@@ -81,13 +81,20 @@ STACKS: list[tuple[list[Any], list[str]]] = [
     ([LOCK, wrapped, OUT, wrapped, OTHER, wrapped], ONE),
     ([LOCK, OTHER, OUT], ONE),
     ([OUT, LOCK, OTHER], ONE),
-    ([OUT_TOO, LOCK, OUT], []),
+    ([OUT, OUT_TOO, LOCK], []),
 ]
 
 
 def test_r12_excluded_in_every_stacking() -> None:
     for decorators, expected in STACKS:
         assert opened(stacked(*decorators)) == expected, decorators
+
+
+def test_r12_one_view_at_two_addresses() -> None:
+    """Taken out at one of them, it keeps its transactions at the other."""
+    locked = stacked(LOCK)
+    assert opened(OUT(wrapped(locked))) == ONE
+    assert opened(locked) == BOTH
 
 
 def test_r12_class_based_views_of_one_locked_base() -> None:
