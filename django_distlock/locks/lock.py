@@ -84,8 +84,7 @@ class BaseLock(decorators.Recipe, Generic[L]):
         return entry.config.timeout if timeout is UNSET else timeout
 
     def _refuse_task(self, instead: str) -> None:
-        if asyncio._get_running_loop() is not None:
-            owner.refuse_event_loop(instead)
+        owner.refuse_event_loop(instead)
         if self.cancel_on_loss:
             decorators.refuse_cancel_on_loss()
 
@@ -101,7 +100,8 @@ class BaseLock(decorators.Recipe, Generic[L]):
         Raises LockNotAcquired (busy, timeout 0), LockTimeout, DeadlockDetected, BackendUnavailable; and
         SynchronousOnlyOperation in the thread of a running event loop, which a wait would block.
         """
-        self._refuse_task("await lock.aacquire()")
+        if asyncio._get_running_loop() is not None or self.cancel_on_loss:
+            self._refuse_task("await lock.aacquire()")
         return run(self.aacquire(timeout))
 
     async def aacquire(self, timeout: Timeout = UNSET) -> L:
@@ -117,7 +117,8 @@ class BaseLock(decorators.Recipe, Generic[L]):
 
         Raises the other errors of :meth:`acquire`.
         """
-        self._refuse_task("await lock.atry_acquire()")
+        if asyncio._get_running_loop() is not None or self.cancel_on_loss:
+            self._refuse_task("await lock.atry_acquire()")
         return run(self._flow(self._resolve(timeout), clock.now()))
 
     async def atry_acquire(self, timeout: Timeout = 0) -> L | None:

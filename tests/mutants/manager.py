@@ -275,8 +275,8 @@ MANAGER = (
         "a release that the engine denies is not told",
         "R17",
         "manager/release.py",
-        "    if not released:\n        return LockLost(",
-        "    if False:\n        return LockLost(",
+        "    if not released:\n        raise LockLost(",
+        "    if False:\n        raise LockLost(",
         (
             "tests/contract/test_holding.py",
             "tests/unit/shared/test_holding.py",
