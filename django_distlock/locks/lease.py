@@ -70,7 +70,7 @@ class BaseLease:
     def _give_up(self) -> None:
         """Do what is left of the release, in a thread that may wait. Does nothing if nothing is left."""
         for lease in reversed(self._leases):
-            lease._finish()
+            lease._finish_release()
 
     def _close(self, kind: type[BaseException] | None) -> None:
         """Release in this thread. ``kind``: the exception that is being raised."""
@@ -293,7 +293,7 @@ class Lease(BaseLease):
     def _leases(self) -> tuple[Lease, ...]:
         return (self,)
 
-    def _finish(self) -> None:
+    def _finish_release(self) -> None:
         """See :meth:`BaseLease._give_up`."""
         hold, self._released = self._hold, True
         first = lock_table.leave(hold, self)

@@ -65,7 +65,7 @@ class lock_all(BaseLock[LeaseSet]):
         self.locks = tuple(locks[identity] for identity in sorted(locks))
 
     def __repr__(self) -> str:
-        return f"<LockSet {[lock.name for lock in self.locks]!r}>"
+        return f"<lock_all {[lock.name for lock in self.locks]!r}>"
 
     def _described(self) -> str:
         return "One of the locks " + ", ".join(repr(lock.name) for lock in self.locks)
@@ -118,7 +118,7 @@ class semaphore(BaseLock[Lease]):
         self.ttl = optional_seconds("ttl", ttl, positive=True)
 
     def __repr__(self) -> str:
-        return f"<Semaphore {self.name!r} of {self.limit} on {self.using!r}>"
+        return f"<semaphore {self.name!r} of {self.limit} on {self.using!r}>"
 
     def _described(self) -> str:
         return f"Each of the {self.limit} slots of the semaphore {self.name!r} of alias {self.using!r}"
