@@ -100,7 +100,7 @@ class Ear(Wire):
         self.work()
 
     def work(self) -> None:
-        """Send and read what there is. Never waits: if another thread does so now, it does what comes meanwhile, too."""
+        """Send and read what there is. Never waits: if another thread does so now, it does what comes meanwhile."""
         while not self.ended:
             me = object()
             try:

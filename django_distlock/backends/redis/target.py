@@ -1,4 +1,4 @@
-"""The Redis server that the settings name, by a cache alias of django-redis or by a URL."""
+"""The Redis server that the settings name, by a cache alias or by a URL."""
 
 from __future__ import annotations
 
@@ -95,13 +95,12 @@ class Target:
         if alias not in caches.settings:
             raise WrongTarget(f"the cache {_shown(alias)} cannot be used: CACHES has no such alias.")
         try:
-            cache = caches[alias]
-        except InvalidCacheBackendError as error:
+            # django-redis has its client in "client", Django's own RedisCache in "_cache"
+            client: Any = getattr(caches[alias], "client", None) or getattr(caches[alias], "_cache", None)
+        except (InvalidCacheBackendError, ImportError) as error:
             raise WrongTarget(f"the cache {alias!r} cannot be used: {error} Perhaps: {INSTALL}") from error
-        # django-redis has its client in "client", Django's own RedisCache in "_cache"
-        client: Any = getattr(cache, "client", None) or getattr(cache, "_cache", None)
         if not hasattr(client, "get_client"):
-            raise WrongTarget(f"the cache {alias!r} is none in Redis (of django-redis, or Django's RedisCache).")
+            raise WrongTarget(f"the cache {alias!r} is not one in Redis (django-redis, or Django's own RedisCache).")
         return client.get_client(write=True).connection_pool
 
     def _arguments(self, timeout: float) -> tuple[Any, dict[str, Any]]:
