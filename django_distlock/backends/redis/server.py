@@ -10,6 +10,7 @@ from weakref import WeakSet
 from django_distlock.backends.base import IDLE
 from django_distlock.concurrency import clock, leftovers
 from django_distlock.concurrency.background import Background, CallTimeout, NotStarted
+from django_distlock.concurrency.deadline import SILENCE
 from django_distlock.concurrency.parking import Parker
 
 from .connection import Connection, ConnectionFailed, ErrorReply
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
 MAX_CONNECTIONS, MAX_OPENING = 16, 4
 # A call is repeated on another connection if one is lost: idle ones may be dead.
 TRIES = 3
-# A server that has not answered for this long hangs, or is no longer at the address of the connection. Nobody is told
-# so sooner, however little time the caller has; seconds.
-SILENCE = 1.0
 # What a node of a Redis Cluster replies for the names of other nodes, or for all while it cannot tell.
 MOVED = {"MOVED", "ASK", "CLUSTERDOWN", "CROSSSLOT"}
 
@@ -180,8 +178,9 @@ class Server:
     async def call(
         self, request: Request, until: float, withdrawal: Callable[[], Request] | None = None
     ) -> tuple[Any, bool]:
-        """The reply, and whether the request may have been executed before. ConnectionFailed after SILENCE, or when a
-        request that is repeated has got no reply at the monotonic time ``until``.
+        """The reply, and whether the request may have been executed before. ConnectionFailed after SILENCE: the server
+        hangs, or is no longer at the address of the connection. A request that is repeated has until the monotonic
+        time ``until``.
 
         ``withdrawal`` takes the request back. It is sent behind it on the same connection if the caller leaves before
         the reply: a server that hangs executes both when it wakes. A request without one does no harm when it comes
