@@ -65,7 +65,14 @@ class Parker:
         if in_task():
             loop = asyncio.get_running_loop()
             future: asyncio.Future[None] = loop.create_future()
-            if not self._listen(lambda: loop.call_soon_threadsafe(_settle, future)):
+
+            def signal() -> None:
+                if asyncio._get_running_loop() is loop:  # woken by its own loop, which need not be woken
+                    _settle(future)
+                else:
+                    loop.call_soon_threadsafe(_settle, future)
+
+            if not self._listen(signal):
                 timer = loop.call_later(min(timeout, threading.TIMEOUT_MAX), _settle, future)
                 try:
                     await future

@@ -24,12 +24,17 @@ def readable(fd: int, timeout: float, events: int = select.POLLIN) -> bool:
     other ``events``, until one of them."""
     if fd < 0:  # the driver has closed it; reading will raise the error
         return True
-    poll = select.poll()
-    poll.register(fd, events)
-    # rounded up: a poll that returns early would be taken for the deadline
+    watch = select.poll()
+    watch.register(fd, events)
+    return noticed(watch, timeout)
+
+
+def noticed(watch: select.poll, timeout: float) -> bool:
+    """Wait for at most ``timeout`` seconds until one of the files of ``watch`` is ready."""
     if timeout > LONGEST_POLL:
-        return bool(poll.poll())
-    return bool(poll.poll(math.ceil(timeout * 1000) if timeout > 0 else 0))
+        return bool(watch.poll())
+    # rounded up: a poll that returns early would be taken for the deadline
+    return bool(watch.poll(math.ceil(timeout * 1000) if timeout > 0 else 0))
 
 
 def poll(fd: int, write: bool, until: float) -> bool:

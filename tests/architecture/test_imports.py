@@ -43,10 +43,11 @@ DRIVER_OF = {
     "mysql": {"MySQLdb"},
     "leasetable": {"sqlite3"},
     "redis": {"redis"},
+    "redlock": {"redis"},
     "zookeeper": {"kazoo"},
 }
 DRIVERS = set().union(*DRIVER_OF.values())
-ENGINES = {*DRIVER_OF, "memory", "redlock"}
+ENGINES = {*DRIVER_OF, "memory"}
 
 
 def name_of(path: Path) -> str:

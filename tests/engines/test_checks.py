@@ -85,7 +85,11 @@ MISTAKES: list[tuple[Any, str, str]] = [
     ({"a": {"BACKEND": REDIS, "OPTIONS": {"cache": "redis", "url": "redis://x"}}}, "E003", "not both."),
     ({"a": {"BACKEND": REDIS, "OPTIONS": {"url": 5}}}, "E003", "OPTIONS['url'] must be a str, not int."),
     ({"a": {"BACKEND": REDIS, "OPTIONS": {"cache": "no"}}}, "E003", "CACHES has no such alias."),
-    ({"a": {"BACKEND": REDIS, "OPTIONS": {"cache": "default"}}}, "E003", "'default' is not one of django-redis"),
+    (
+        {"a": {"BACKEND": REDIS, "OPTIONS": {"cache": "default"}}},
+        "E003",
+        "'default' is not one in Redis (django-redis,",
+    ),
     ({"a": {"BACKEND": REDIS, "OPTIONS": {"url": "http://x"}}}, "E003", "is no Redis URL"),
     *(({"a": {"BACKEND": REDIS, "OPTIONS": {"url": url}}}, "E003", "") for url in SECRETS),
 ]

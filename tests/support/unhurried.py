@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from django_distlock.backends.leasetable import backend as leasetable
 from django_distlock.backends.postgres import transaction
-from django_distlock.backends.redis import backend as redis
-from django_distlock.backends.redis import commands
+from django_distlock.backends.redis import server as redis
 from django_distlock.backends.redlock import acquire as redlock
 from django_distlock.backends.sessions import backend as sessions
 from django_distlock.backends.sessions import exclusion
@@ -25,6 +24,7 @@ SECONDS = 3.0
 
 def give_time(set_attribute: Callable[[object, str, object], object] = setattr) -> None:
     """Let servers have SECONDS instead. With ``monkeypatch.setattr`` until the end of the test."""
-    set_attribute(deadline, "SILENCE", SECONDS)
-    for module in (leasetable, transaction, redis, commands, redlock, sessions, exclusion):
+    for module in (deadline, redis):
+        set_attribute(module, "SILENCE", SECONDS)
+    for module in (leasetable, transaction, redlock, sessions, exclusion):
         set_attribute(module, "LEAST_PATIENCE", SECONDS)

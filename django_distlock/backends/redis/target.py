@@ -1,11 +1,17 @@
-"""The Redis server that the settings name, by a cache alias of django-redis or by a URL."""
+"""The Redis server that the settings name, by a cache alias or by a URL."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from django_distlock.backends.base import IDLE
 from django_distlock.concurrency import clock
+
+from .connection import ConnectionFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 INSTALL = 'pip install "django-distlock[redis]"'
 
@@ -30,32 +36,9 @@ def _clustered(connection: Any) -> bool:
     return hello.get(b"mode", hello.get("mode")) in (b"cluster", "cluster")
 
 
-def _parser() -> Any:
-    """The fastest parser that tells pushes from replies: hiredis from 3.2 on with redis-py from 6.0 on."""
-    from redis._parsers import _RESP3Parser
-    from redis.connection import DefaultParser
-
-    with contextlib.suppress(ImportError):
-        from hiredis import PushNotification  # noqa: F401
-
-        if hasattr(DefaultParser, "set_pubsub_push_handler"):
-            return DefaultParser
-    return _RESP3Parser
-
-
 def _shown(alias: object) -> str:
     """A cache alias for a message, unless it may be a URL with a password in the wrong place."""
     return "(not shown, it looks like a URL)" if {":", "@"} & set(str(alias)) else repr(alias)
-
-
-def timed_out(error: BaseException | None) -> bool:
-    """Is ``error`` a timeout of redis-py or of a socket?"""
-    kinds: list[type[BaseException]] = [TimeoutError]
-    with contextlib.suppress(ImportError):
-        from redis.exceptions import TimeoutError as RedisTimeout
-
-        kinds.append(RedisTimeout)
-    return isinstance(error, tuple(kinds))
 
 
 class Target:
@@ -68,8 +51,15 @@ class Target:
         self.cache = cache
         self.url = url
         self._found: tuple[Any, dict[str, Any]] | None = None
-        # when it was resolved: importing the driver takes longer than a caller that does not wait has
-        self.resolved_at = 0.0
+        # of the client for operators
+        self._pool: Any = None
+        self._used_at = 0.0
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Target:
+        """The one that the OPTIONS name."""
+        url = options.get("url")
+        return cls(url=url) if url is not None else cls(cache=options.get("cache", "default"))
 
     def __repr__(self) -> str:
         return f"<Target {_shown(self.cache) if self.cache else 'url'}>"  # a URL may carry a password
@@ -79,7 +69,6 @@ class Target:
         if self._found is None:
             pool = self._of_cache(self.cache) if self.url is None else self._of_url(self.url)
             self._found = pool.connection_class, pool.connection_kwargs
-            self.resolved_at = clock.now()
         return self._found
 
     @staticmethod
@@ -106,31 +95,36 @@ class Target:
         if alias not in caches.settings:
             raise WrongTarget(f"the cache {_shown(alias)} cannot be used: CACHES has no such alias.")
         try:
-            client = getattr(caches[alias], "client", None)
-        except InvalidCacheBackendError as error:
+            # django-redis has its client in "client", Django's own RedisCache in "_cache"
+            client: Any = getattr(caches[alias], "client", None) or getattr(caches[alias], "_cache", None)
+        except (InvalidCacheBackendError, ImportError) as error:
             raise WrongTarget(f"the cache {alias!r} cannot be used: {error} Perhaps: {INSTALL}") from error
-        if client is None or not hasattr(client, "get_client"):
-            raise WrongTarget(f"the cache {alias!r} is not one of django-redis (django_redis.cache.RedisCache).")
+        if not hasattr(client, "get_client"):
+            raise WrongTarget(f"the cache {alias!r} is not one in Redis (django-redis, or Django's own RedisCache).")
         return client.get_client(write=True).connection_pool
 
-    def connect(self, timeout: float) -> Any:
-        """redis-py's connection, logged in and speaking RESP3. Each step of connecting has ``timeout`` seconds. Raises
-        what redis-py raises, and ClusterNode."""
+    def _arguments(self, timeout: float) -> tuple[Any, dict[str, Any]]:
         from redis.backoff import NoBackoff
         from redis.retry import Retry
 
         factory, kwargs = self.resolve()
-        options = kwargs | {
+        changes = {
             # redis-py's pool would change the timeouts of its connections during maintenance
             **{name: None for name in kwargs if "maint" in name},
             "protocol": 3,
-            "parser_class": _parser(),
             "retry": Retry(NoBackoff(), 0),
             "health_check_interval": 0,
+            "decode_responses": False,
             "socket_timeout": timeout,
             "socket_connect_timeout": timeout,
         }
-        connection = factory(**options)
+        return factory, kwargs | changes
+
+    def connect(self, timeout: float, **options: Any) -> Any:
+        """redis-py's connection, logged in and speaking RESP3. Each step of connecting has ``timeout`` seconds. Raises
+        what redis-py raises, and ClusterNode."""
+        factory, arguments = self._arguments(timeout)
+        connection = factory(**arguments | options)
         try:
             connection.connect()
             if _clustered(connection):
@@ -142,3 +136,35 @@ class Target:
                 raise ClusterNode from error.__cause__
             raise
         return connection
+
+    @contextlib.contextmanager
+    def client(self, timeout: float) -> Iterator[Any]:
+        """redis-py's own client, for operators. Its errors are ConnectionFailed; ClusterNode."""
+        from redis import ConnectionPool, Redis
+        from redis.exceptions import RedisError
+
+        if (pool := self._pool) is None:
+            factory, arguments = self._arguments(timeout)
+            pool = self._pool = ConnectionPool(factory, **arguments)
+        self._used_at = clock.now()
+        try:
+            client = Redis(connection_pool=pool, single_connection_client=True)
+            try:
+                if _clustered(client.connection):
+                    raise ClusterNode
+                yield client
+            finally:
+                client.close()  # its connection stays open in the pool
+        except (RedisError, OSError) as error:
+            raise ConnectionFailed(f"The request to Redis failed: {error}") from error
+
+    def rest(self, now: float) -> bool:
+        """Close what :meth:`client` has opened if nobody has used it for a while. False if nothing is open."""
+        if self._pool is not None and now - self._used_at > IDLE:
+            self.close()
+        return self._pool is not None
+
+    def close(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.disconnect(inuse_connections=False)

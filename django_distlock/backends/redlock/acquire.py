@@ -7,7 +7,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from django_distlock.backends.redis.commands import milliseconds
+from django_distlock.backends.redis.scripts import milliseconds
 from django_distlock.concurrency import clock, leftovers
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import Grant, drift

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from django_distlock.backends.base import Backend
 from django_distlock.backends.cleanup import PendingCleanup
-from django_distlock.backends.redis.commands import HolderInfo, milliseconds
-from django_distlock.backends.redis.connection import PENDING
+from django_distlock.backends.holders import holder_json
+from django_distlock.backends.redis.scripts import milliseconds
 from django_distlock.concurrency import clock, leftovers
 from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.places import Places
@@ -19,6 +19,7 @@ from django_distlock.records import Claim, Finding, Grant, LockInfo, drift
 
 from . import doctor
 from .acquire import RedlockAttempt, RedlockSession
+from .connection import PENDING
 from .introspection import break_everywhere, listing
 from .nodes import EXTEND, RELEASE, NodeRequest, Nodes, Undo, keys_of, undo_request, vote_request
 from .rounds import NodeAnswer, Round, Verdict, ask_all, confirm
@@ -70,7 +71,6 @@ class RedlockBackend(Backend):
         self._cleanup: PendingCleanup[tuple[int, Undo]] = PendingCleanup(self._undo_at, f"distlock-{self.alias}-undo")
         self._nodes = Nodes(self.alias, self._targets, self._cleanup, lambda when: self.wake_at(when))
         self._waiters = Places(WAITERS)
-        self._holder = HolderInfo()
         # attempts under way, and grants until their callers surely have them
         self._claims: dict[str, Grant | tuple[RedlockAttempt | RedlockWaiter, ...]] = {}
         self._busy: dict[bytes, float] = {}
@@ -85,7 +85,7 @@ class RedlockBackend(Backend):
 
     async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         now = clock.now()
-        attempt = RedlockAttempt(self._nodes, claim, self._holder.facts(claim.key), self._patience(claim.ttl or 0.0))
+        attempt = RedlockAttempt(self._nodes, claim, holder_json(claim.key), self._patience(claim.ttl or 0.0))
         self._claims[claim.token] = (attempt,)
         try:
             grant: Grant | None = None

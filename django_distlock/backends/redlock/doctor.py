@@ -103,6 +103,8 @@ def _asked(target: Target) -> RedisFacts | Exception:
         return facts(target)
     except Exception as error:  # of the socket or of redis-py
         return error
+    finally:
+        target.close()
 
 
 def _same(reached: dict[int, RedisFacts]) -> Iterator[Finding]:

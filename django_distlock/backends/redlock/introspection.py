@@ -6,11 +6,11 @@ import hashlib
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from django_distlock.backends.redis.connection import PENDING, pack
-from django_distlock.backends.redis.introspection import facts_of, moment_of, who_of
+from django_distlock.backends.holders import facts_of, moment_of, who_of
 from django_distlock.concurrency import clock
 from django_distlock.records import LockInfo
 
+from .connection import PENDING, pack
 from .nodes import BREAK, DESCRIBE, PREFIX, NodeRequest, keys_of
 from .rounds import ask_all, majority
 

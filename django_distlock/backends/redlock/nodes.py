@@ -16,20 +16,23 @@ from collections import deque
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from django_distlock.backends.redis.commands import milliseconds, scripts, unknown_script
-from django_distlock.backends.redis.connection import PENDING, Connection, ConnectionFailed, Pool, pack
+from django_distlock.backends.redis.scripts import milliseconds
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.deadline import pause
 from django_distlock.concurrency.places import Places
 from django_distlock.concurrency.sockets import ready
 from django_distlock.records import MOST_WAITING
 
+from .commands import scripts, unknown_script
+from .connection import PENDING, Connection, ConnectionFailed, Pool, pack
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from django_distlock.backends.cleanup import PendingCleanup
-    from django_distlock.backends.redis.commands import Script
     from django_distlock.backends.redis.target import Target
+
+    from .commands import Script
 
 PREFIX = b"redlock:"
 # A waiter that was called, or cannot be called, loses its turn if it does not ask within this time; milliseconds.

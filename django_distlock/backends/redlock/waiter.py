@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from django_distlock.backends.redis.connection import PENDING, ConnectionFailed, pack
 from django_distlock.concurrency import clock, leftovers
 from django_distlock.concurrency.deadline import pause
 from django_distlock.concurrency.places import TURN, Place
 from django_distlock.exceptions import BackendUnavailable
 
 from .acquire import numbers
+from .connection import PENDING, ConnectionFailed, pack
 from .nodes import CONNECT_TIMEOUT, GRACE, JOIN, KEPT, PLACES, RESPECT, Undo, undo_request
 from .rounds import LATE_REPLY, Crowded, RedlockBackendUnavailable
 

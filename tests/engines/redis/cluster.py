@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Self
 
 from redis.crc import key_slot
 
-from django_distlock.backends.redis.connection import pack
 from tests.conftest import eventually
-from tests.engines.redis.server import Own, commands
+from tests.engines.redis.server import Own, commands, packed
 from tests.support.services.process import free_port
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ class Router:
             stack.enter_context(client)
             nodes = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for port in self._cluster.ports]
             for node in nodes[1:]:
-                node.sendall(pack("HELLO", 3))
+                node.sendall(packed(b"HELLO", b"3"))
                 node.recv(65536)
             selector = stack.enter_context(selectors.DefaultSelector())
             for end in (client, *nodes):
@@ -115,5 +114,5 @@ class Router:
         for words in commands(data):
             scripted = words[0] in (b"EVAL", b"EVALSHA")
             node = nodes[self._cluster.node_of(words[3]) if scripted else 0]
-            node.sendall(pack(*words))
+            node.sendall(packed(*words))
             client.sendall(node.recv(65536).replace(b"$7\r\ncluster", b"$10\r\nstandalone"))

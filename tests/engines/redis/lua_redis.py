@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from lupa import lua51
 
-from django_distlock.backends.redis.connection import Push
 from tests.engines.redis.server import commands
 
 if TYPE_CHECKING:
-    from django_distlock.backends.redis.commands import Script
+    from django_distlock.backends.redis.scripts import Script
 
 _lua = lua51.LuaRuntime(encoding="latin-1")
 _compiled: dict[str, Any] = {}
@@ -32,7 +31,7 @@ class World:
     def __init__(self, scripts: dict[str, str]) -> None:
         self.owner = 0
         self.subscribers: dict[str, int] = {}
-        self.flight: dict[str, list[Push]] = defaultdict(list)
+        self.flight: dict[str, list[bytes]] = defaultdict(list)
         self._scripts = scripts
         self._hashes: dict[str, dict[str, str]] = defaultdict(dict)
         self._sets: dict[str, dict[str, float]] = defaultdict(dict)
@@ -72,9 +71,6 @@ class World:
     def _hget(self, key: str, field: str) -> str | None:
         return self._hashes[key].get(field)
 
-    def _hmget(self, key: str, *fields: str) -> list[Any]:
-        return [self._hashes[key].get(field, False) for field in fields]
-
     def _hgetall(self, key: str) -> list[Any]:
         return [part for pair in self._hashes[key].items() for part in pair]
 
@@ -112,7 +108,7 @@ class World:
 
     def _publish(self, channel: str, message: str) -> int:
         if channel in self.subscribers:
-            self.flight[channel].append(Push([b"message", channel.encode(), message.encode("latin-1")]))
+            self.flight[channel].append(message.encode("latin-1"))
         return int(self.subscribers.get(channel) == self.owner)
 
 

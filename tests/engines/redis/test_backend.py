@@ -9,7 +9,7 @@ import pytest
 
 from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.backends.redis.backend import RedisBackend
-from django_distlock.backends.redis.commands import keys_of
+from django_distlock.backends.redis.scripts import keys_of
 from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
@@ -27,7 +27,7 @@ USING = "redis"
 def keys(own: Own, name: str) -> tuple[bytes, ...]:
     """What is kept of the lock: who holds it, the queue, the waiters, the fence."""
     site_key.load()
-    return keys_of(registry.entry(USING).key(name))
+    return keys_of(registry.entry(USING).key(name).text_bytes)
 
 
 def fences(name: str) -> list[int]:
@@ -49,21 +49,25 @@ def test_one_command_to_acquire_and_one_to_release(own: Own, name: str) -> None:
     assert commands == {"evalsha": 20}
 
 
-def test_r4_a_wait_and_its_hand_over_cost_one_command(own: Own, name: str) -> None:
-    """The waiter's, to queue, however long it waits; and the holder's release, whose message has what the waiter needs:
-    the fence, and when its lease began."""
+def test_r4_a_wait_and_its_hand_over_cost_one_command(own: Own, name: str, keys: tuple[bytes, ...]) -> None:
+    """The waiter's, to queue; and the holder's release, whose message has what the waiter needs: the fence, and when
+    its lease began. The first wait of a process asks twice: it listens when it has learnt that the lock is busy."""
     assert own.holder.release(own.hold(name))  # now the server knows the scripts
-    held, backend = own.hold(name), registry.entry(USING).backend
-    with ThreadPoolExecutor(1) as pool, counted(own.client) as commands:
-        waiting = pool.submit(backend.try_acquire, claim_of(name), 20)
-        eventually(lambda: own.client.zcard(keys_of(held.claim.key)[1]) == 1, "there is no waiter")
-        before = monotonic()
-        assert own.holder.release(held)
-        grant = waiting.result(20)
-    assert commands["evalsha"] == 1 + 1
-    assert grant.fence > held.fence
-    assert before - 1 < grant.valid_until - 30 < monotonic()
-    assert backend.release(grant)
+    backend = registry.entry(USING).backend
+    with ThreadPoolExecutor(1) as pool:
+        for first in (True, False):
+            held = own.hold(name)
+            with counted(own.client) as commands:
+                waiting = pool.submit(backend.try_acquire, claim_of(name), 20)
+                eventually(lambda: own.client.zcard(keys[1]) == 1, "there is no waiter")
+                before = monotonic()
+                assert own.holder.release(held)
+                grant = waiting.result(20)
+            assert commands["evalsha"] == 1 + 1 + first
+            assert commands["subscribe"] == first
+            assert grant.fence > held.fence
+            assert before - 1 < grant.valid_until - 30 < monotonic()
+            assert backend.release(grant)
 
 
 def test_r21_the_fence_follows_the_servers_clock_and_never_falls(own: Own, name: str, keys: tuple[bytes, ...]) -> None:

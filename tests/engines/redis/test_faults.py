@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import sys
-import termios
-from concurrent.futures import ThreadPoolExecutor
+import signal
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.core.cache import caches
 
-from django_distlock import advisory_lock
+from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.backends.redis import backend as engine
-from django_distlock.backends.redis import commands
+from django_distlock.backends.redis import server
 from django_distlock.backends.redis.backend import RedisBackend
-from django_distlock.backends.redis.commands import keys_of
-from django_distlock.backends.redis.connection import Connection, pack
-from django_distlock.backends.redis.target import Target
+from django_distlock.backends.redis.scripts import keys_of
 from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
 from django_distlock.records import drift
 from tests.conftest import eventually
-from tests.engines.redis.server import claim_of, waiters
+from tests.engines.redis.server import claim_of, counted, waiters
 from tests.faults.proxy import Proxy
 
 if TYPE_CHECKING:
@@ -57,7 +54,7 @@ def backend(own: Own, proxy: Proxy, name: str) -> Iterator[RedisBackend]:
 def held(name: str) -> bytes:
     """The key that a holder has."""
     site_key.load()
-    return keys_of(registry.entry(USING).key(name))[0]
+    return keys_of(registry.entry(USING).key(name).text_bytes)[0]
 
 
 def delivered(own: Own, proxy: Proxy) -> None:
@@ -93,7 +90,7 @@ def test_r7_an_acquire_that_arrives_late(
 def test_r19_a_request_that_arrives_late_does_not_shorten_the_lease(
     own: Own, proxy: Proxy, backend: RedisBackend, held: bytes, name: str, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(engine, "RENEWAL_PATIENCE", 10.0)  # half a second passes before it is asked again
+    monkeypatch.setattr(engine, "RENEWAL_PATIENCE", 10.0)  # a second passes before it is asked again
     grant = backend.try_acquire(claim_of(name), 5)
     assert grant is not None
     proxy.detain(1)
@@ -109,7 +106,7 @@ def test_r19_validity_counts_from_before_the_request(
     proxy: Proxy, backend: RedisBackend, name: str, monkeypatch: Any
 ) -> None:
     """However late it arrives: the server may count from any time after it was sent."""
-    monkeypatch.setattr(commands, "REPLY", 20.0)  # else it is asked again meanwhile
+    monkeypatch.setattr(server, "SILENCE", 20.0)  # else it is asked again meanwhile
     monkeypatch.setattr(engine, "RENEWAL_PATIENCE", 20.0)
 
     def late(work: Any, *args: Any) -> Any:
@@ -126,6 +123,50 @@ def test_r19_validity_counts_from_before_the_request(
     with ThreadPoolExecutor(1) as pool:
         grant = late(backend.extend, late(backend.try_acquire, claim_of(name, 60), 20), 60)
     assert backend.release(grant)
+
+
+def test_r5_a_slow_server_is_not_busy_and_not_asked_twice(
+    own: Own, proxy: Proxy, backend: RedisBackend, name: str, monkeypatch: Any
+) -> None:
+    """However little time the caller has, the server may take SILENCE for its answer."""
+    monkeypatch.setattr(server, "SILENCE", 20.0, raising=False)
+    reply = proxy.hold("reply")
+    with ThreadPoolExecutor(1) as pool, counted(own.client) as commands:
+        waiting = pool.submit(backend.try_acquire, claim_of(name))
+        reply.wait()
+        wait([waiting], 0.7)
+        assert not waiting.done(), waiting.exception()
+        reply.pass_on()
+        grant = waiting.result(20)
+    assert grant is not None
+    assert commands == {"evalsha": 1}
+    assert backend.release(grant)
+
+
+def test_r7_what_was_given_up_at_a_server_that_hangs_holds_nothing(own: Own, name: str) -> None:
+    """It executes what is in its sockets when it wakes: each request, and behind it what takes it back."""
+    backend = RedisBackend("hanging", {"url": own.url})
+    with ThreadPoolExecutor() as pool:
+        for held in list(pool.map(lambda number: backend.try_acquire(claim_of(f"{name}{number}"), 10), range(4))):
+            assert held is not None
+            assert backend.release(held)
+
+        async def cancelled() -> None:
+            task = asyncio.create_task(backend.atry_acquire(claim_of(f"{name} cancelled"), 30))
+            await asyncio.sleep(0.2)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        own.signal(signal.SIGSTOP)
+        tries = [pool.submit(backend.try_acquire, claim_of(f"{name}{seconds}"), seconds) for seconds in (0, 0.2, 1.5)]
+        asyncio.run(cancelled())
+        for each in tries:
+            with pytest.raises(BackendUnavailable):
+                each.result(20)
+        own.signal(signal.SIGCONT)
+    eventually(lambda: set(own.keys()) == {"fence"}, "something is held")
+    backend.close()
 
 
 def test_scripts_may_be_flushed_and_connections_killed(own: Own, name: str) -> None:
@@ -163,24 +204,15 @@ def test_a_demoted_server_is_left(own: Own, another: Own, proxy: Proxy, backend:
     assert another.keys() == ["fence"]
 
 
-def test_r7_what_the_network_has_not_delivered_is_dropped_with_the_connection(own: Own, proxy: Proxy) -> None:
-    """Naive code closes the socket, and TCP delivers the request once the network is whole again, minutes later."""
-    connection = Connection(Target(url=f"redis://127.0.0.1:{proxy.port}").connect(20))
-    proxy.blackhole()
-
-    def full() -> bool:
-        """The network takes nothing more."""
-        connection.send(pack("SET", "a", b"x" * 100_000))
-        undelivered = bytearray(4)
-        fcntl.ioctl(connection.fd, termios.TIOCOUTQ, undelivered)
-        return int.from_bytes(undelivered, sys.byteorder) > 0
-
-    eventually(full, "it takes everything", pause=0.01)
-    connection.send(pack("SET", "too late", "a"))
-    connection.close()
-    proxy.heal()
-    eventually(lambda: len(own.client.client_list()) == 1, "the connection is open")
-    assert not own.client.exists("too late")
+@pytest.mark.parametrize("cache", ["django_redis.cache.RedisCache", "django.core.cache.backends.redis.RedisCache"])
+def test_the_server_of_a_cache(own: Own, alias: Any, settings: Any, name: str, cache: str) -> None:
+    """With the options of its pool: here the database."""
+    location = own.url.removesuffix("0") + "3"
+    settings.CACHES = {**settings.CACHES, "locks": {"BACKEND": cache, "LOCATION": [location]}}
+    alias("cached", USING, cache="locks")
+    with advisory_lock(name, using="cached", timeout=10):
+        assert own.client.info("keyspace")["db3"]["keys"]
+    caches.close_all()
 
 
 def test_options_that_would_retry_or_decode_change_nothing(own: Own, name: str) -> None:

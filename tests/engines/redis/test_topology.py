@@ -13,7 +13,7 @@ import pytest
 from django_distlock import BackendUnavailable, UnsupportedOperation, advisory_lock, held_locks
 from django_distlock.backends.redis import target
 from django_distlock.backends.redis.backend import RedisBackend
-from django_distlock.backends.redis.commands import keys_of
+from django_distlock.backends.redis.scripts import keys_of
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
 from django_distlock.operations.doctor import diagnose
@@ -45,11 +45,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def queued(client: Any, key: LockKey) -> int:
-    return int(client.zcard(keys_of(key)[1]))
+    return int(client.zcard(keys_of(key.text_bytes)[1]))
 
 
 def holders(client: Any, key: LockKey) -> list[bytes]:
-    return [who[1:] for who in client.hkeys(keys_of(key)[0])]
+    return [who[1:] for who in client.hkeys(keys_of(key.text_bytes)[0])]
 
 
 def fail_over(old: Any, new: Any) -> None:
@@ -92,7 +92,9 @@ def test_r22a_a_message_on_the_bus_of_a_cluster_is_no_grant(cluster: Cluster, na
     """Behind a proxy that hides the cluster: the waiter is subscribed at node 0, and its lock may be elsewhere."""
     site_key.load()
     names = (f"{name}{number}" for number in range(100))
-    name = next(each for each in names if cluster.node_of(keys_of(registry.entry(USING).key(each))[0]) == node)
+    name = next(
+        each for each in names if cluster.node_of(keys_of(registry.entry(USING).key(each).text_bytes)[0]) == node
+    )
     owner = cluster.clients[node]
     with Router(cluster) as router, ThreadPoolExecutor(1) as pool:
         backend = RedisBackend("routed", {"url": router.url})
@@ -136,7 +138,7 @@ def test_r22b_each_name_is_refused_alike(
     if hidden:
         monkeypatch.setattr(target, "_clustered", lambda connection: False)
         key_of = registry.entry("node").key
-        names = [each for each in names if Cluster.node_of(keys_of(key_of(each))[0]) != 0]
+        names = [each for each in names if Cluster.node_of(keys_of(key_of(each).text_bytes)[0]) != 0]
     for each in names[:3]:
         lock = advisory_lock(each, using="node", timeout=5)
         for work in (lock.acquire, lambda lock=lock: asyncio.run(lock.aacquire())):

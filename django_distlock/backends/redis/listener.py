@@ -1,0 +1,296 @@
+"""The ear of this process at one Redis server: one subscription for all callers that wait there.
+
+It needs no thread. One of the threads that wait reads the connection for all of them, and when it leaves it calls the
+next one; an event loop in which tasks wait reads it as well. Messages are put into the inbox of the waiter that they
+name.
+
+A channel belongs to one connection. The server asks itself whether somebody listens there, so waiters of a connection
+that is lost are passed over, and so are those that moved to another server with it: a message that a replica repeats
+reaches nobody. A waiter that leaves says so on the same connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import uuid
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from django_distlock.backends.base import IDLE
+from django_distlock.concurrency import clock
+from django_distlock.concurrency.background import Background, CallTimeout, NotStarted
+from django_distlock.concurrency.flow import in_task
+from django_distlock.concurrency.parking import FairLock, Parker
+from django_distlock.concurrency.sockets import keep_alive, noticed
+
+from .connection import PENDING, ConnectionFailed, ErrorReply, Wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .scripts import Request
+
+READER, LEADER = "reader", "leader"
+
+
+class Message(NamedTuple):
+    """A hand-over: the fencing token and the server's clock in µs. Fence 0: ask again."""
+
+    fence: int
+    clock: int
+
+
+ASK_AGAIN = Message(0, 0)
+
+
+class Inbox:
+    """The messages for one waiter."""
+
+    __slots__ = ("messages", "parker")
+
+    def __init__(self) -> None:
+        self.messages: deque[Message] = deque()
+        self.parker: Parker | None = None
+
+    def put(self, message: Message) -> None:
+        self.messages.append(message)
+        if self.parker is not None:
+            self.parker.wake()
+
+
+class Ear(Wire):
+    """One subscription, with RESP3. ``channel`` is its own; a message on it is "waiter fence clock".
+
+    Nothing here waits for a mutex: what is only one thread's at a time is an item of a dict, and ``setdefault`` tells
+    who has it.
+    """
+
+    def __init__(self, driver: Any) -> None:
+        super().__init__(driver)
+        self.channel = b"distlock:" + uuid.uuid4().hex.encode()
+        self.ended = False
+        self.inboxes: dict[bytes, Inbox] = {}
+        self._outbox: deque[bytes] = deque()
+        self._known: set[str] = set()
+        self._roles: dict[str, object] = {}  # who reads, and which inbox's thread leads
+        self._followers: dict[Inbox, Parker] = {}
+        self._loops: dict[asyncio.AbstractEventLoop, int] = {}
+        keep_alive(self.fd)  # it is silent for long, and must notice when the network has forgotten its connection
+
+    def subscribe(self, until: float) -> None:
+        """Have the server confirm that it listens, by the monotonic time ``until``. In a thread that may wait."""
+        self.write(b"*2\r\n$9\r\nSUBSCRIBE\r\n$%d\r\n%b\r\n" % (len(self.channel), self.channel))
+        while (reply := self.next()) is PENDING:
+            if not noticed(self._watch, until - clock.now()):
+                raise ConnectionFailed("Redis did not confirm the subscription in time.", silent=True)
+        if type(reply) is ErrorReply:
+            raise ConnectionFailed(f"Redis does not let us listen: {reply}") from reply
+
+    def inbox(self, who: bytes) -> Inbox:
+        """The inbox of a waiter, to be removed from ``inboxes`` by the caller."""
+        return self.inboxes.setdefault(who, Inbox())
+
+    def send(self, request: Request) -> None:
+        """Send a request whose reply nobody reads. Never waits. If it does not arrive, neither does a message."""
+        known = request.script.sha in self._known
+        self._outbox.append(request.packed if known else request.whole)
+        self._known.add(request.script.sha)
+        self.work()
+
+    def work(self) -> None:
+        """Send and read what there is. Never waits: if another thread does so now, it does what comes meanwhile."""
+        while not self.ended:
+            me = object()
+            try:
+                if self._roles.setdefault(READER, me) is not me:
+                    return
+                while self._outbox:
+                    self.write(self._outbox.popleft())
+                while (value := self.next()) is not PENDING:
+                    self._hear(value)
+            except ConnectionFailed:
+                self.end()
+            finally:
+                if self._roles.get(READER) is me:
+                    del self._roles[READER]
+            if not self._outbox:
+                return
+
+    def _hear(self, value: Any) -> None:
+        if type(value) is list and value[0] == b"message":
+            who, _, rest = value[2].partition(b" ")
+            with contextlib.suppress(
+                KeyError, ValueError, TypeError
+            ):  # the waiter has left, or it is not from our scripts
+                self.inboxes[who].put(Message(*map(int, rest.split())))
+
+    async def get(self, inbox: Inbox, until: float) -> Message:
+        """The next message; ASK_AGAIN at the monotonic time ``until``, or if the connection is lost."""
+        await (self._sleep(inbox, until) if in_task() else self._lead_or_follow(inbox, until))
+        return inbox.messages.popleft() if inbox.messages else ASK_AGAIN
+
+    async def _lead_or_follow(self, inbox: Inbox, until: float) -> None:
+        """In a thread: read for all, or sleep while another thread does."""
+        try:
+            while not (inbox.messages or self.ended):
+                if self._roles.setdefault(LEADER, inbox) is inbox:
+                    if not self.ended and not noticed(self._watch, until - clock.now()):
+                        break
+                    self.work()
+                elif not await self._follow(inbox, until):
+                    break
+        finally:
+            if self._roles.get(LEADER) is inbox:
+                del self._roles[LEADER]
+                if self.ended:
+                    self._close()
+            self._call_follower()
+
+    async def _follow(self, inbox: Inbox, until: float) -> bool:
+        """Sleep until there is a message or the leader has left. False at the monotonic time ``until``."""
+        inbox.parker = parker = Parker()
+        self._followers[inbox] = parker
+        try:
+            # the leader may have left in between
+            return bool(inbox.messages) or LEADER not in self._roles or await parker.park(until - clock.now())
+        finally:
+            inbox.parker = None
+            self._followers.pop(inbox, None)
+
+    def _call_follower(self) -> None:
+        """Wake a thread that waits, if none leads."""
+        while self._followers and LEADER not in self._roles:
+            try:
+                _, parker = self._followers.popitem()
+            except KeyError:
+                return
+            if parker.wake():
+                return
+
+    async def _sleep(self, inbox: Inbox, until: float) -> None:
+        """In a task: sleep while the event loop reads."""
+        inbox.parker = parker = Parker()
+        try:
+            if self._watched(asyncio.get_running_loop()) and not inbox.messages:
+                await parker.park(until - clock.now())
+        finally:
+            inbox.parker = None
+
+    def _watched(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Have the event loop read the connection until it ends. False if it has ended.
+
+        The loop gets a descriptor of its own: a number that is closed elsewhere may be another file's soon.
+        """
+        if loop not in self._loops and not self.ended:
+            self._forget_closed_loops()
+            with contextlib.suppress(OSError):  # it has just been closed
+                self._loops[loop] = fd = os.dup(self.fd)
+                loop.add_reader(fd, self._look, loop)
+        return not self.ended
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.work()
+        if self.ended and (fd := self._loops.pop(loop, None)) is not None:
+            loop.remove_reader(fd)
+            os.close(fd)
+
+    def _forget_closed_loops(self) -> None:
+        for loop in [loop for loop in list(self._loops) if loop.is_closed()]:
+            if (fd := self._loops.pop(loop, None)) is not None:
+                os.close(fd)
+
+    def end(self) -> None:
+        """From any thread: the connection is lost, or no longer wanted. Its waiters ask again, on another one."""
+        if self.ended:
+            return
+        self.ended = True
+        self.cut()  # wakes the leader, and each event loop
+        if LEADER not in self._roles:
+            self._close()
+        for inbox in list(self.inboxes.values()):
+            inbox.put(ASK_AGAIN)
+
+    def _close(self) -> None:
+        self._forget_closed_loops()
+        self.close()
+
+    def abandon(self) -> None:
+        """In the child of a fork: the connection is the parent's."""
+        self.ended = True
+        while self._loops:
+            os.close(self._loops.popitem()[1])
+        self.close()
+
+
+class Listener:
+    """The present :class:`Ear` of this process at a server, if there is one."""
+
+    def __init__(self, connect: Callable[[], Any], name: str, opened: Callable[[], object]) -> None:
+        self._connect = connect
+        self._opened = opened
+        self._background = Background(name)
+        self._opening = FairLock()
+        self._ear: Ear | None = None
+        self._used_at = 0.0
+
+    @property
+    def ear(self) -> Ear | None:
+        """The one that hears, or None. It is in use from now on."""
+        ear = self._ear
+        if ear is None or ear.ended:
+            return None
+        self._used_at = clock.now()
+        return ear
+
+    async def open(self, until: float) -> Ear:
+        """An ear that hears. ConnectionFailed at the monotonic time ``until``."""
+        turn = self._opening.turn()
+        try:
+            if not await turn.acquire(until - clock.now()):
+                raise ConnectionFailed("Redis did not confirm the subscription in time.", silent=True)
+            if (ear := self.ear) is None:
+                self._ear = ear = await self._background.call(until, self._subscribe, until, dispose=Ear.end)
+                self._used_at = clock.now()
+                self._opened()
+            return ear
+        except CallTimeout:
+            raise ConnectionFailed("Redis did not confirm the subscription in time.", silent=True) from None
+        except NotStarted as error:
+            raise ConnectionFailed(str(error)) from error
+        except ConnectionFailed:
+            raise
+        except Exception as error:  # of the socket or of redis-py
+            raise ConnectionFailed(f"Redis cannot be reached: {error}") from error
+        finally:
+            turn.release()
+
+    def _subscribe(self, until: float) -> Ear:
+        ear = Ear(self._connect())
+        try:
+            ear.subscribe(until)
+        except BaseException:
+            ear.close()
+            raise
+        return ear
+
+    def rest(self, now: float) -> bool:
+        """Close the ear if nobody has waited for a while. False if there is none."""
+        ear = self._ear
+        if ear is not None:
+            if ear.inboxes and not ear.ended:
+                self._used_at = now
+            elif ear.ended or now - self._used_at > IDLE:
+                self.close()
+        return self._ear is not None
+
+    def close(self) -> None:
+        ear, self._ear = self._ear, None
+        if ear is not None:
+            ear.end()
+
+    def abandon(self) -> None:
+        """In the child of a fork: the connection is the parent's."""
+        if self._ear is not None:
+            self._ear.abandon()

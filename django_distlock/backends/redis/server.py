@@ -1,0 +1,273 @@
+"""One Redis server as this process uses it: connections, and calls with a deadline."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from django_distlock.backends.base import IDLE
+from django_distlock.concurrency import clock, leftovers
+from django_distlock.concurrency.background import Background, CallTimeout, NotStarted
+from django_distlock.concurrency.deadline import SILENCE
+from django_distlock.concurrency.parking import Parker
+
+from .connection import Connection, ConnectionFailed, ErrorReply
+from .listener import Listener
+from .target import ClusterNode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .scripts import Request
+    from .target import Target
+
+# Connections of one process to one server at most, and how many are opened at the same time. Further callers wait for
+# one, in order of arrival.
+MAX_CONNECTIONS, MAX_OPENING = 16, 4
+# A call is repeated on another connection if one is lost: idle ones may be dead.
+TRIES = 3
+# What a node of a Redis Cluster replies for the names of other nodes, or for all while it cannot tell.
+MOVED = {"MOVED", "ASK", "CLUSTERDOWN", "CROSSSLOT"}
+
+
+class Refused(ConnectionFailed):
+    """The server answered with an error: it did nothing."""
+
+
+def refused(reply: ErrorReply) -> Refused:
+    """For an error reply."""
+    error = Refused(f"Redis refused: {reply}")
+    error.__cause__ = ClusterNode() if reply.code in MOVED else reply
+    return error
+
+
+class _Turn(Parker):
+    """A caller that waits for a connection. It is handed one, or is told to open one."""
+
+    __slots__ = ("connection",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.connection: Connection | None = None
+
+
+class Server:
+    """``name`` is for threads: an address may hold a password. ``opened`` is called when there is something to look
+    after: see :meth:`tick`."""
+
+    def __init__(self, target: Target, name: str, opened: Callable[[], object]) -> None:
+        self.target = target
+        self.name = name
+        self._opened = opened
+        self._start()
+
+    def _start(self) -> None:
+        self._idle: list[Connection] = []  # the one used last is used first
+        # weakly: one that an interrupt has lost between two statements is closed with the last reference to it
+        self._all: WeakSet[Connection] = WeakSet()
+        self._opening: set[object] = set()
+        self._queue: deque[_Turn] = deque()
+        self._background = Background(f"{self.name}-connect")
+        self.listener = Listener(lambda: self.target.connect(IDLE), f"{self.name}-listen", self._opened)
+
+    # connections
+
+    def take(self) -> Connection | None:
+        """A connection at hand, or None. Never waits."""
+        while self._idle:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                break
+            if connection.usable():
+                return connection
+            self._discard(connection)
+        return None
+
+    async def connect(self, until: float) -> Connection:
+        """A connection at hand, a new one, or the next that is given back, in order of arrival. ConnectionFailed at the
+        monotonic time ``until``."""
+        turn = _Turn()
+        self._queue.append(turn)
+        try:
+            self._serve()
+            if not await turn.park(until - clock.now()):
+                raise ConnectionFailed("There was no free connection to Redis in time.", silent=True)
+            connection, turn.connection = turn.connection, None
+            return connection or await self._connected(until)
+        finally:
+            leftovers.now_or_later(self._leave_queue, turn)
+
+    def _leave_queue(self, turn: _Turn) -> None:
+        if not turn.leave():
+            with contextlib.suppress(ValueError):
+                self._queue.remove(turn)
+        elif turn.connection is not None:  # handed over to a caller that has just left
+            self.give(turn.connection)
+        self._opening.discard(turn)
+        self._serve()
+
+    def _serve(self) -> None:
+        """Let the first callers of the queue have the connections at hand, or open new ones."""
+        while self._queue:
+            connection = self.take()
+            if connection is None and (
+                len(self._opening) >= MAX_OPENING or len(self._all) + len(self._opening) >= MAX_CONNECTIONS
+            ):
+                return
+            try:
+                turn = self._queue.popleft()
+            except IndexError:
+                if connection is not None:
+                    self._idle.append(connection)
+                continue
+            turn.connection = connection
+            if connection is None:
+                self._opening.add(turn)
+            if not turn.wake():
+                self._opening.discard(turn)
+                if connection is not None:
+                    self._idle.append(connection)
+
+    async def _connected(self, until: float) -> Connection:
+        """A new connection."""
+        left = max(0.01, min(until - clock.now(), IDLE))
+        try:
+            connection = await self._background.call(until, self._connect, left, dispose=Connection.close)
+        except CallTimeout:
+            raise ConnectionFailed("Redis could not be reached in time.", silent=True) from None
+        except NotStarted as error:
+            if error.__cause__ is None:  # too many attempts are under way
+                raise ConnectionFailed(str(error)) from error
+            connection = self._tried(left)  # there is no thread, as at the end of the interpreter
+        except Exception as error:  # of the socket or of redis-py
+            raise ConnectionFailed(f"Redis cannot be reached: {error}") from error
+        self._all.add(connection)
+        self._opened()
+        return connection
+
+    def _tried(self, timeout: float) -> Connection:
+        try:
+            return self._connect(timeout)
+        except Exception as error:  # of the socket or of redis-py
+            raise ConnectionFailed(f"Redis cannot be reached: {error}") from error
+
+    def _connect(self, timeout: float) -> Connection:
+        return Connection(self.target.connect(timeout))
+
+    def give(self, connection: Connection) -> None:
+        """Take a connection back."""
+        connection.used_at = clock.now()
+        if connection.unwanted:
+            connection.close()
+            return
+        self._idle.append(connection)
+        if self._queue:
+            self._serve()
+
+    def _discard(self, connection: Connection) -> None:
+        self._all.discard(connection)
+        connection.close()
+        if self._queue:
+            self._serve()
+
+    # requests
+
+    async def call(
+        self, request: Request, until: float, withdrawal: Callable[[], Request] | None = None
+    ) -> tuple[Any, bool]:
+        """The reply, and whether the request may have been executed before. ConnectionFailed after SILENCE: the server
+        hangs, or is no longer at the address of the connection. A request that is repeated has until the monotonic
+        time ``until``.
+
+        ``withdrawal`` takes the request back. It is sent behind it on the same connection if the caller leaves before
+        the reply: a server that hangs executes both when it wakes. A request without one does no harm when it comes
+        late, and is repeated on another connection.
+        """
+        again, tries = False, 0
+        while True:
+            connection = self.take() or await self._free_connection(until)
+            tries += 1
+            try:
+                reply = await self._asked(connection, request)
+            except ConnectionFailed as error:
+                if error.silent:
+                    self.leave(connection, withdrawal)
+                else:
+                    self._discard(connection)
+                    self._close_idle()  # they lead to the same dead server
+                # what it may have done ends with its TTL
+                if tries == TRIES or (error.silent and (withdrawal is not None or clock.now() >= until)):
+                    raise
+                again = True
+            except BaseException:  # cancelled, interrupted or closed
+                leftovers.now_or_later(self.leave, connection, withdrawal)
+                raise
+            else:
+                if type(reply) is not ErrorReply:
+                    self.give(connection)
+                    return reply, again
+                if tries == TRIES or "READONLY" not in str(reply):  # not always the first word, before Redis 7
+                    self.give(connection)
+                    raise refused(reply)
+                self._discard(connection)  # another server is the primary now
+                self._close_idle()
+
+    async def _free_connection(self, until: float) -> Connection:
+        """To connect takes its time, which does not count against a short timeout."""
+        with contextlib.suppress(Exception):  # raised again when it connects
+            self.target.resolve()  # imports the driver, which takes longer than a connection
+        return await self.connect(max(until, clock.now() + SILENCE))
+
+    @staticmethod
+    async def _asked(connection: Connection, request: Request) -> Any:
+        until = clock.now() + SILENCE
+        connection.send(request.packed)
+        reply = await connection.receive(until)
+        if type(reply) is ErrorReply and reply.code == "NOSCRIPT":
+            connection.send(request.whole)
+            reply = await connection.receive(until)
+        return reply
+
+    def leave(self, connection: Connection, withdrawal: Callable[[], Request] | None) -> None:
+        """The caller leaves before its reply."""
+        try:
+            if withdrawal is not None:
+                connection.send_blind(withdrawal())
+        except ConnectionFailed:
+            self._discard(connection)
+        else:
+            self.give(connection)
+
+    # looking after
+
+    def tick(self, now: float) -> bool:
+        """Close idle connections. False if there is nothing to look after."""
+        self._close_idle(now - IDLE)
+        return any((self._all, self.listener.rest(now), self.target.rest(now)))
+
+    def _close_idle(self, unused_since: float = float("inf")) -> None:
+        for connection in list(self._idle):
+            if connection.used_at <= unused_since:
+                with contextlib.suppress(ValueError):
+                    self._idle.remove(connection)
+                    self._discard(connection)
+
+    def close(self) -> None:
+        """Close every connection; a caller that waits on one gets ConnectionFailed."""
+        self.listener.close()
+        self.target.close()
+        connections, self._all = list(self._all), WeakSet()
+        idle, self._idle = self._idle, []
+        for connection in connections:
+            connection.unwanted = True
+            connection.close() if connection in idle else connection.cut()
+
+    def after_fork(self) -> None:
+        """In the child: the connections are the parent's. redis-py knows that by itself."""
+        for connection in list(self._all):
+            connection.close()
+        self.listener.abandon()
+        self._start()

@@ -1,0 +1,148 @@
+"""All waiters of a process listen on one connection, which one of those that wait reads for the others."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_distlock import advisory_lock
+from django_distlock.backends.redis import attempt
+from django_distlock.backends.redis.backend import RedisBackend
+from django_distlock.backends.redis.scripts import keys_of
+from tests.conftest import eventually
+from tests.engines.redis.server import claim_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from django_distlock.records import Claim, Grant
+    from tests.engines.redis.server import Own
+
+pytestmark = pytest.mark.usefixtures("databases")
+USING = "redis"
+MANY = 100
+
+
+@pytest.fixture
+def backend(own: Own, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisBackend]:
+    """Its waiters hear of a hand-over, or hear nothing: they do not ask again."""
+    monkeypatch.setattr(attempt, "LOOK_EVERY", 60.0)
+    backend = RedisBackend("listening", {"url": own.url})
+    yield backend
+    backend.close()
+
+
+def queued(own: Own, *claims: Claim) -> bool:
+    return all(own.client.zcard(keys_of(claim.key.text_bytes)[1]) for claim in claims)
+
+
+def handed(own: Own, held: Grant, waiting: Any) -> Grant:
+    assert own.holder.release(held)
+    grant = waiting.result(20)
+    assert grant is not None
+    return grant  # type: ignore[no-any-return]
+
+
+def test_r4_waiters_of_any_number_of_names_queue_at_the_server(own: Own, backend: RedisBackend, name: str) -> None:
+    """On few connections: none waits in the process for a place."""
+    holds = [own.hold(f"{name}{number}") for number in range(MANY)]
+    claims = [claim_of(f"{name}{number}") for number in range(MANY)]
+    before = len(own.client.client_list())
+
+    async def main() -> None:
+        tasks = [asyncio.create_task(backend.atry_acquire(claim, 30)) for claim in claims]
+        await asyncio.to_thread(eventually, lambda: queued(own, *claims), "not all are in the queue")
+        assert len(own.client.client_list()) - before <= 16 + 1
+        for held in holds:
+            await asyncio.to_thread(own.holder.release, held)
+        grants = await asyncio.gather(*tasks)
+        for grant in grants:
+            assert await backend.arelease(grant)
+
+    asyncio.run(main())
+
+
+def test_r7_cancelled_waiters_leave_the_queue(own: Own, backend: RedisBackend, name: str) -> None:
+    claims = [claim_of(name) for _ in range(MANY)]
+    queue = keys_of(claims[0].key.text_bytes)[1]
+
+    async def main() -> None:
+        tasks = [asyncio.create_task(backend.atry_acquire(claim, 30)) for claim in claims]
+        await asyncio.to_thread(eventually, lambda: own.client.zcard(queue) == MANY, "not all are in the queue")
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    with own.held(name):
+        asyncio.run(main())
+        eventually(lambda: not own.client.exists(queue), "some are still in the queue")
+
+
+def test_when_the_thread_that_reads_leaves_another_one_reads(own: Own, backend: RedisBackend, name: str) -> None:
+    names = [f"{name}{number}" for number in range(3)]
+    holds = [own.hold(each) for each in names]
+    first, *others = (claim_of(each) for each in names)
+    with ThreadPoolExecutor(3) as pool:
+        reads = pool.submit(backend.try_acquire, first, 1.0)
+        eventually(lambda: queued(own, first), "it does not wait")
+        follow = [pool.submit(backend.try_acquire, claim, 30) for claim in others]
+        eventually(lambda: queued(own, *others), "they do not wait")
+        assert reads.result(20) is None
+        for held, waiting in zip(holds[1:], follow, strict=True):
+            assert backend.release(handed(own, held, waiting))
+        assert own.holder.release(holds[0])
+
+
+def test_threads_and_event_loops_listen_together(own: Own, backend: RedisBackend, name: str) -> None:
+    """Each of them is handed its lock while the others wait on."""
+    names = [f"{name}{number}" for number in range(4)]
+    holds = [own.hold(each) for each in names]
+    claims = [claim_of(each) for each in names]
+
+    def wait(number: int) -> Any:
+        if number % 2:
+            return asyncio.run(backend.atry_acquire(claims[number], 30))
+        return backend.try_acquire(claims[number], 30)
+
+    with ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(wait, number) for number in range(4)]
+        eventually(lambda: queued(own, *claims), "they do not wait")
+        for number in (3, 0, 1, 2):
+            assert backend.release(handed(own, holds[number], waiting[number]))
+
+
+def test_r23_event_loops_that_were_closed_leave_no_files(own: Own, backend: RedisBackend, name: str) -> None:
+    """As async_to_sync makes one for each call, while a thread keeps the connection in use."""
+    other = claim_of(f"{name} other")
+    held = own.hold(f"{name} other")
+    with ThreadPoolExecutor(1) as pool, own.held(name):
+        waiting = pool.submit(backend.try_acquire, other, 60)
+        eventually(lambda: queued(own, other), "it does not wait")
+        asyncio.run(backend.atry_acquire(claim_of(name), 0.1))
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(10):
+            assert asyncio.run(backend.atry_acquire(claim_of(name), 0.05)) is None
+        assert len(os.listdir("/proc/self/fd")) <= before + 1
+        assert backend.release(handed(own, held, waiting))
+
+
+def test_no_thread_is_needed_to_wait(own: Own, name: str) -> None:
+    """But to connect."""
+    with own.held(name), ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(advisory_lock(name, using=USING).acquire, timeout=30)
+        claim = claim_of(name)
+        eventually(lambda: queued(own, claim), "it does not wait")
+        eventually(
+            lambda: (
+                {thread.name for thread in threading.enumerate() if thread.name.startswith("distlock")}
+                == {"distlock-keepalive"}
+            ),
+            "another thread runs",
+        )
+        own.let_go()
+        waiting.result(30).release()
