@@ -124,8 +124,8 @@ LEASES = (
         "ZooKeeper: the end of a waiter is taken for the release of the holder",
         "R1",
         "backends/zookeeper/queue.py",
-        "is_exclusive(behind) and await watch.marked(until)",
-        "is_exclusive(behind)",
+        "sleeper.event == EventType.CHANGED and is_exclusive(path)",
+        "is_exclusive(path)",
         ("tests/engines/zookeeper/test_hand_over.py",),
     ),
     Mutant(
