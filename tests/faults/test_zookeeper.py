@@ -315,7 +315,7 @@ def test_r7_a_waiter_whose_session_ends_while_it_asks_queues_again(
             ended.set()
             threading.Thread(target=session.end).start()
             eventually(lambda: session.state is session.ENDED, "not ended")
-            session.close(wait=False)
+            threading.Thread(target=session.close).start()
             assert session.kazoo._stopped.wait(5)
 
     def wake_late() -> None:

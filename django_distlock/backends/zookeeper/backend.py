@@ -11,7 +11,7 @@ from kazoo.exceptions import ZookeeperError
 
 from django_distlock.backends.base import Backend
 from django_distlock.backends.query import Chosen, LockQuery, Mine, chosen
-from django_distlock.concurrency import clock
+from django_distlock.concurrency import clock, leftovers
 from django_distlock.concurrency.flow import run
 from django_distlock.records import Claim, Finding, Grant, LockInfo
 
@@ -65,7 +65,7 @@ class ZooKeeperBackend(Backend):
             if old is not None and old.lives():
                 return old
             if old is not None:
-                old.close(wait=False)  # else the server might keep its nodes
+                leftovers.leave(old.close)  # else the server might keep its nodes
             session = ZooKeeperSession(self.alias, settings.kazoo, settings.path, lambda when: self.wake_at(when))
             session.start()
             self._session = session
@@ -218,7 +218,7 @@ class ZooKeeperBackend(Backend):
             if self._session is session:
                 self._session = None
         session.end()
-        session.close(wait=False)
+        leftovers.leave(session.close)
         return None
 
     def close(self) -> None:
@@ -226,7 +226,7 @@ class ZooKeeperBackend(Backend):
             session, self._session = self._session, None
         if session is not None:
             session.end()
-            session.close(wait=True)
+            session.close()
         super().close()
 
     def after_fork(self) -> None:

@@ -38,7 +38,6 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         super().__init__()
         self.sleep_func = sleep
         self._thread_name, self._on_end = thread_name, on_end
-        self._thread: threading.Thread | None = None
         self._socket: socket.socket | None = None
         self._pair: tuple[socket.socket, ...] = ()
         # the monotonic time at which a client that is being closed drops its connection
@@ -63,14 +62,9 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
             finally:
                 self._on_end(error)
 
-        self._thread = thread = threading.Thread(target=run, name=self._thread_name, daemon=True)
+        thread = threading.Thread(target=run, name=self._thread_name, daemon=True)
         thread.start()
         return thread
-
-    @property
-    def spawned(self) -> bool:
-        """Was kazoo's thread started?"""
-        return self._thread is not None and self._thread.ident is not None
 
     def select(self, readers: Any, writers: Any, others: Any, timeout: float | None = None) -> Any:
         """kazoo's own makes a selector for every call, and misses what TLS has read already."""

@@ -9,6 +9,7 @@ Two private names of kazoo are used, for the reasons given there; for the rest i
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import threading
@@ -158,15 +159,13 @@ class ZooKeeperSession:
     def start(self) -> None:
         """Begin to connect without waiting for it."""
         # so that the locks of a program that ends are free at once, and not when its session times out
-        atexit.register(self._close)
+        atexit.register(self.close)
         try:
             self.kazoo.start_async()
-        except BaseException as error:  # at the limit of threads or of open files, or an interrupt
-            self.end(error if isinstance(error, Exception) else None)
-            self.close(wait=False)
-            if isinstance(error, Exception):
-                raise SessionEnded(self.failure(error)) from error
-            raise
+        except Exception as error:  # at the limit of threads or of open files
+            self.end(error)
+            self.close()
+            raise SessionEnded(self.failure(error)) from error
 
     # callbacks, in kazoo's thread
 
@@ -402,31 +401,20 @@ class ZooKeeperSession:
 
     # its end
 
-    def close(self, *, wait: bool) -> None:
-        """Close the session, and with it all its nodes. ``wait``: until the thread has ended, which takes
-        CLOSE_TIMEOUT with a server that does not answer."""
-        thread = threading.Thread(target=self._close, name=f"distlock-{self._alias}-zookeeper-close", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # no thread can be started, and a session that stays open keeps its nodes
-            self._close()
-            return
-        if wait:
-            thread.join()
-
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Close the session, and with it all its nodes. It waits for the server, for CLOSE_TIMEOUT at most."""
         if os.getpid() != self._pid:  # a child that ends, forked while this was being closed
             return
         with self._closing:
-            atexit.unregister(self._close)
+            atexit.unregister(self.close)
             self._handler.closed_by = clock.now() + CLOSE_TIMEOUT
             if not self.kazoo.connected:
                 self._handler.drop()  # nobody would answer
-            if self._handler.spawned:
+            with contextlib.suppress(AttributeError):  # it was never started
                 self.kazoo.stop()
             self.kazoo.close()
 
     def abandon(self) -> None:
         """Drop the session in the child of a fork, without a message to the server."""
-        atexit.unregister(self._close)
+        atexit.unregister(self.close)
         self._handler.abandon()
