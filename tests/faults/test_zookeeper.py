@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
@@ -16,8 +16,8 @@ import pytest
 
 from django_distlock import BackendUnavailable, LockLost, LockTimeout, advisory_lock
 from django_distlock.backends.zookeeper import handler, queue
-from django_distlock.backends.zookeeper.session import SILENCE
 from django_distlock.concurrency.clock import now as monotonic
+from django_distlock.concurrency.deadline import SILENCE
 from django_distlock.manager.registry import registry
 from django_distlock.records import Claim
 from tests.conftest import connect, eventually
@@ -155,8 +155,8 @@ def test_r17_a_session_that_was_ended_is_told(name: str) -> None:
 
 
 @pytest.mark.cold
-def test_r5_the_first_lock_of_a_process_has_the_time_to_connect(name: str, proxy: Proxy) -> None:
-    """However short its timeout is: the server answers, after two round trips of a fifth of a second."""
+def test_r5_each_of_the_first_answers_has_a_second(name: str, proxy: Proxy) -> None:
+    """However short the timeout is: the server answers, and several round trips of a fifth of a second are needed."""
     proxy.delay(0.1)
     lease = advisory_lock(name, using=USING).acquire(timeout=0.05)
     proxy.delay(0)
@@ -179,28 +179,6 @@ def test_r5_a_server_is_unavailable_after_a_second_of_silence(name: str, proxy: 
     took = time.monotonic() - began
     assert took >= SILENCE
     within(took, timeout + 2)
-
-
-def hurry(link: Any, name: str) -> None:
-    """Try many times to get a busy lock, and say how often the server was called unavailable."""
-    lock, unavailable = advisory_lock(name, using=USING), 0
-    link.hear()
-    for _ in range(25):
-        try:
-            assert lock.try_acquire(timeout=0.001) is None
-        except BackendUnavailable:
-            unavailable += 1
-    link.say(unavailable)
-
-
-@pytest.mark.tier2
-def test_r5_a_busy_machine_is_no_server_that_is_away(name: str) -> None:
-    """Eight cold processes, and each call has a millisecond."""
-    with advisory_lock(name, using=USING), ExitStack() as stack:
-        children = [stack.enter_context(Child(hurry, name)) for _ in range(8)]
-        for child in children:
-            child.say("go")
-        assert [child.hear() for child in children] == [0] * 8
 
 
 # R7: nothing is left behind

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import threading
-import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from kazoo.exceptions import ZookeeperError
 
 from django_distlock.backends.base import Backend
+from django_distlock.backends.holders import holder_json
 from django_distlock.backends.query import Chosen, LockQuery, Mine, chosen
 from django_distlock.concurrency import clock, leftovers
+from django_distlock.concurrency.deadline import SILENCE
 from django_distlock.concurrency.flow import run
 from django_distlock.records import Claim, Finding, Grant, LockInfo
 
 from . import doctor
-from .holder import node_data
 from .introspection import delete_holder, listed
 from .options import NAMES, Settings
 from .queue import Contender
-from .session import SILENCE, ConnectionBroken, SessionEnded, ZooKeeperSession
+from .session import ConnectionBroken, SessionEnded, ZooKeeperSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -87,7 +87,7 @@ class ZooKeeperBackend(Backend):
 
         async def contend(session: ZooKeeperSession) -> Grant | None:
             nonlocal contender
-            contender = Contender(session, claim, node_data(claim.key, time.time()), self._settings.acl)
+            contender = Contender(session, claim, holder_json(claim.key), self._settings.acl)
             if await contender.acquire(until, answer_by):
                 return Grant(claim=claim, acquired_at=asked, fence=contender.czxid, session=contender)
             contender.abandon()

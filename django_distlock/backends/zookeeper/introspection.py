@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from django_distlock.backends.holders import facts_of, moment_of, who_of
 from django_distlock.records import MOST_WAITING, LockInfo
 
-from .holder import facts_of, moment_of, text_of
 from .nodes import LockNode, holders, queue
 
 if TYPE_CHECKING:
@@ -60,11 +60,11 @@ def described(
         key=key,
         name=facts["name"] if isinstance(facts.get("name"), str) else None,
         shared=node.shared,
-        holder=text_of(facts.get("holder")),
-        acquired_at=moment_of(facts.get("since")),
+        holder=who_of(facts),
+        acquired_at=moment_of(stat.ctime * 1000),
         fence=stat.czxid,
         waiters=count,
-        waiting=tuple(text_of(facts_of(each[0]).get("holder")) or "unknown" for each in waiting if each is not None),
+        waiting=tuple(who_of(facts_of(each[0])) for each in waiting if each is not None),
         details={"node": node.name},
     )
 

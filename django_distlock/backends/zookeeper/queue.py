@@ -12,13 +12,13 @@ from kazoo.exceptions import NoNodeError
 from kazoo.protocol.states import EventType
 
 from django_distlock.concurrency import clock
-from django_distlock.concurrency.deadline import LEAST_ANSWER
+from django_distlock.concurrency.deadline import SILENCE
 from django_distlock.concurrency.flow import clean_up
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import new_token
 
 from .nodes import LockNode, is_exclusive, mode_of, place_of, queue, turn
-from .session import SILENCE, ConnectionBroken, NoAnswer, SessionEnded, Sleeper, ZooKeeperSession
+from .session import ConnectionBroken, NoAnswer, SessionEnded, Sleeper, ZooKeeperSession
 
 if TYPE_CHECKING:
     from django_distlock.records import Claim
@@ -76,7 +76,7 @@ class Contender:
                     raise NoAnswer(session.failure(None))
                 return False
             with contextlib.suppress(NoAnswer):  # the time is over, and the last answer said that it is busy
-                nodes = await self._join(max(until, now + LEAST_ANSWER))
+                nodes = await self._join(max(until, now + SILENCE))
         if self.path is None or not session.lives():  # the answer was read late: others may hold the lock by now
             raise SessionEnded(session.failure(None))
         self.since = clock.now()

@@ -34,6 +34,7 @@ from kazoo.protocol.states import EventType
 from kazoo.retry import KazooRetry
 
 from django_distlock.concurrency import clock, leftovers
+from django_distlock.concurrency.deadline import SILENCE
 from django_distlock.concurrency.parking import Parker
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import drift
@@ -49,8 +50,6 @@ Request: TypeAlias = Callable[[Any], Any]
 # After these shares of the session timeout without an answer: ask for a sign of life; take the connection for dead and
 # the locks for doubtful. A follower that died before it passed on the last requests had passed on older ones.
 ASK, DOUBT = 1 / 6, 2 / 3
-# A server that has said nothing for so long may be called unavailable, and no sooner; seconds.
-SILENCE = 1.0
 # A lock that is held for longer is watched, so that its holder learns if an operator breaks it; seconds.
 WATCH_AFTER = 0.25
 # kazoo waits about this long after it has tried all hosts in vain; seconds.

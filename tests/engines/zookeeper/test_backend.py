@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 from unittest.mock import Mock
 
@@ -11,8 +12,8 @@ from kazoo.exceptions import NoAuthError
 from kazoo.security import make_acl
 
 from django_distlock import BackendUnavailable, advisory_lock, semaphore
+from django_distlock.backends.holders import holder_json
 from django_distlock.backends.zookeeper.backend import ZooKeeperBackend
-from django_distlock.backends.zookeeper.holder import node_data
 from django_distlock.backends.zookeeper.introspection import described
 from django_distlock.backends.zookeeper.nodes import parse, queue
 from django_distlock.keys import LockKey
@@ -99,6 +100,13 @@ def test_without_the_right_to_write(name: str, settings: Any, server: Any) -> No
     server.delete(path, recursive=True)
 
 
+def test_a_chroot_that_does_not_exist_is_said(name: str, settings: Any) -> None:
+    use(settings, hosts=f"127.0.0.1:{address()[1]}/nowhere")
+    with pytest.raises(BackendUnavailable, match="chroot"):
+        advisory_lock(name, using=USING).acquire(timeout=20)
+    registry.close()
+
+
 WRONG: dict[str, list[Any]] = {
     "hosts": [
         *(None, "", " ,", 5, [1], "zk:port", "zk:99999", "zk:1,,zk:2", "/app", ":2181", "[::1:2", ["zk:1", "/app"]),
@@ -159,11 +167,11 @@ def test_r4_the_order_goes_on_where_the_counter_of_32_bits_begins_again(first: i
 
 
 def test_what_a_node_says_comes_back_and_corrupt_data_is_a_holder_that_is_not_known() -> None:
-    (node,), stat = queue([node_name(1)]), Mock(czxid=17)
-    info = described("zk", "ab", node, (node_data(KEY, 1e9), stat), 3, [(node_data(KEY, 1e9), stat), None])
+    (node,), stat, said = queue([node_name(1)]), Mock(czxid=17, ctime=10**12), holder_json(KEY)
+    info = described("zk", "ab", node, (said, stat), 3, [(said, stat), None])
     assert (info.name, info.fence, info.waiters, info.key) == (KEY.name, 17, 3, "ab")
+    assert info.acquired_at == datetime.fromtimestamp(1e9, UTC)
     assert info.waiting == (info.holder,)
-    for data in (b"", b"\xff", b"[]", b"null", b'{"name": 1, "holder": [], "since": 1e300}', b"[" * 9999):
+    for data in (b"", b"\xff", b"[]", b"null", b'{"name": 1, "host": []}', b"[" * 9999):
         info = described("zk", "ab", node, (data, stat), 1, [(data, stat)])
-        assert (info.name, info.holder, info.acquired_at, info.fence) == (None, None, None, 17)
-        assert info.waiting == ("unknown",)
+        assert (info.name, info.holder, info.fence, info.waiting) == (None, "unknown", 17, ("unknown",))
