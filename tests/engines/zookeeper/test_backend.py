@@ -101,7 +101,7 @@ def test_without_the_right_to_write(name: str, settings: Any, server: Any) -> No
 
 
 def test_a_chroot_that_does_not_exist_is_said(name: str, settings: Any) -> None:
-    use(settings, hosts=f"127.0.0.1:{address()[1]}/nowhere")
+    use(settings, hosts=f"127.0.0.1:{address()[1]}/nowhere/at/all")
     with pytest.raises(BackendUnavailable, match="chroot"):
         advisory_lock(name, using=USING).acquire(timeout=20)
     registry.close()
