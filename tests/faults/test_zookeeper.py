@@ -232,6 +232,19 @@ def test_r7_no_second_node_while_the_first_one_may_be_there(
         eventually(lambda: nodes(server, name) == [], "a node stays behind")
 
 
+def test_r7_a_wake_up_that_an_interrupt_cut_off_is_made_up_for(name: str, settings: Any) -> None:
+    """kazoo's thread sends one request for each byte in its pair of sockets. With one too few, each request would wait
+    for the next one, for as long as the session lives."""
+    use(settings, session_timeout=1)
+    with advisory_lock(name, using=USING) as lease:
+        connection = session_of(lease).kazoo._connection
+    pair = connection._write_sock
+    connection._write_sock = Mock(send=lambda data: setattr(connection, "_write_sock", pair), close=pair.close)
+    with advisory_lock(name, using=USING, timeout=20) as lease:
+        queue = session_of(lease).kazoo._queue
+        eventually(lambda: not queue, "a request waits for the next one")
+
+
 @pytest.mark.tier2
 def test_r7_many_who_leave_while_there_is_no_connection(name: str, proxy: Proxy, server: Any) -> None:
     """What they leave undone is done on the new connection, by the very thread that has to send it: with a byte in its

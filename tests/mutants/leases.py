@@ -129,6 +129,15 @@ LEASES = (
         ("tests/engines/zookeeper/test_hand_over.py",),
     ),
     Mutant(
+        "ZooKeeper: a deletion that was not answered is forgotten",
+        "R7",
+        "backends/zookeeper/session.py",
+        "        self._send_doomed = True\n        self._wake_all()",
+        "        self._wake_all()",
+        ("tests/faults/test_zookeeper.py",),
+        only="lost_reply",
+    ),
+    Mutant(
         "ZooKeeper: a broken connection is no reason for doubt",
         "R18",
         "backends/zookeeper/session.py",

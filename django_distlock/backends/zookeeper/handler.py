@@ -90,6 +90,11 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         self._pair = super().create_socket_pair()
         return self._pair
 
+    def wake(self) -> None:
+        """Wake kazoo's thread once more than there are requests, which does no harm."""
+        with contextlib.suppress(OSError):  # closed
+            self._pair[1].send(b"\0")
+
     def drop(self) -> None:
         """End the connection from any thread, so that kazoo opens another one."""
         if self._socket is not None:

@@ -281,6 +281,9 @@ class ZooKeeperSession:
             if asked_at is None and now >= self.heard_at + self.timeout * ASK:
                 self._asked_at = now
                 self.send(lambda kazoo: kazoo.exists_async(self.path))
+                # kazoo sends one request each time its thread is woken: if an interrupt came between a request and its
+                # wake-up, each request would wait for the next one from then on
+                self._handler.wake()
         return now + self.timeout * ASK / 2
 
     # requests
