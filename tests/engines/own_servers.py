@@ -1,13 +1,15 @@
 """Servers of one test's own, of a kind that the shared ones are not: a standby of PostgreSQL, other modes of
-pgbouncer, a node of Galera, a ZooKeeper that asks for a password."""
+pgbouncer, a node of Galera, a ZooKeeper that asks for a password, an ensemble of
+three."""
 
 from __future__ import annotations
 
 import secrets
 import shutil
-from contextlib import contextmanager
+import signal
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import pytest
 
@@ -26,9 +28,11 @@ from tests.support.services.process import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from tests.support.services.engine import Engine
+
+E = TypeVar("E", bound="Engine")
 
 # Of the package galera-4, without which Debian and Ubuntu install no mariadb-server.
 GALERA = "/usr/lib/galera/libgalera_smm.so"
@@ -106,27 +110,85 @@ class SaslZooKeeper(ZooKeeper):
         return [java, *(f"-D{key}={value}" for key, value in options.items()), *rest]
 
 
+class EnsembleServer(ZooKeeper):
+    """One of several servers that elect a leader."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.pid: int | None = None
+
+    def join(self, number: int, peers: Mapping[str, str]) -> None:
+        """Become server ``number`` of those."""
+        self.ours = {"initLimit": 50, "syncLimit": 25, **peers}
+        self.create()
+        self.configure()
+        (self.data / "myid").write_text(f"{number}\n")
+
+    def start(self) -> None:
+        """Start it; it answers clients once it has found the others."""
+        self.pid = start_detached(self.command(), self.account, self.directory, self.log)
+
+    def kill(self) -> None:
+        """Let it end at once, as by a loss of power. Its data stays."""
+        if self.pid is not None and start_time(self.pid) is not None:
+            end_process(self.pid, signal.SIGKILL)
+
+    def mode(self) -> str:
+        """What it is: "leader", "follower", or nothing if it serves no clients at present."""
+        try:
+            said = self.ask("srvr")
+        except ServicesError:
+            return ""
+        return next((line.partition(": ")[2] for line in said.splitlines() if line.startswith("Mode: ")), "")
+
+
 @contextmanager
-def running(kind: type[Engine], like: str) -> Iterator[int]:
-    """The port of a new server of that kind, with the account of the shared server ``like``; gone at the end."""
-    name = kind.__name__.lower()
+def ensemble(size: int = 3) -> Iterator[list[EnsembleServer]]:
+    """That many ZooKeeper servers which have elected a leader; gone at the end."""
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(_made(EnsembleServer, "zookeeper", f"ensemble{number}")) for number in range(size)
+        ]
+        peers = {
+            f"server.{number}": f"127.0.0.1:{free_port()}:{free_port()}" for number, _ in enumerate(servers, start=1)
+        }
+        for number, server in enumerate(servers, start=1):
+            stack.callback(server.kill)
+            server.join(number, peers)
+            server.start()
+        eventually(lambda: all(server.mode() for server in servers), "no leader", servers[0].ready_within, pause=0.1)
+        yield servers
+
+
+@contextmanager
+def _made(kind: type[E], like: str, name: str) -> Iterator[E]:
+    """A server of that kind with a directory and a port of its own, not yet set up; gone at the end."""
     home = private_directory(f"distlock-{name}-{secrets.token_hex(6)}")
     shared = services.load()
     engine = kind(name, home, {**shared, name: {**shared[like], "port": free_port()}})
-    pid = None
     try:
         if engine.account:
             shutil.chown(home, engine.account.pw_uid, engine.account.pw_gid)
-        engine.create()
-        engine.configure()
-        pid = start_detached(engine.command(), engine.account, home, engine.log)
-        eventually(lambda: _answers(engine, pid), f"{name} does not answer", engine.ready_within, pause=0.1)
-        engine.prepare()
-        yield engine.server["port"]
+        yield engine
     finally:
-        if pid is not None and start_time(pid) is not None:
-            end_process(pid, engine.abort_signal)
         shutil.rmtree(home, ignore_errors=True)
+
+
+@contextmanager
+def running(kind: type[Engine], like: str) -> Iterator[int]:
+    """The port of a new server of that kind, with the account of the shared server ``like``; gone at the end."""
+    with _made(kind, like, kind.__name__.lower()) as engine:
+        pid = None
+        try:
+            engine.create()
+            engine.configure()
+            pid = start_detached(engine.command(), engine.account, engine.directory, engine.log)
+            eventually(lambda: _answers(engine, pid), f"{engine.name} does not answer", engine.ready_within, pause=0.1)
+            engine.prepare()
+            yield engine.server["port"]
+        finally:
+            if pid is not None and start_time(pid) is not None:
+                end_process(pid, engine.abort_signal)
 
 
 def _answers(engine: Engine, pid: int) -> bool:

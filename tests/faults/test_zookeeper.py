@@ -17,6 +17,7 @@ import pytest
 from django_distlock import BackendUnavailable, LockLost, LockTimeout, advisory_lock
 from django_distlock.backends.zookeeper import handler, queue
 from django_distlock.concurrency.clock import now as monotonic
+from django_distlock.concurrency.deadline import SILENCE
 from django_distlock.manager.registry import registry
 from django_distlock.records import Claim
 from tests.conftest import connect, eventually
@@ -24,6 +25,7 @@ from tests.engines.actors import held_elsewhere
 from tests.engines.zookeeper.server import USING, clerk, nodes, path_of, session_of, stand_in, use
 from tests.faults.conftest import Ears
 from tests.support.processes import Child
+from tests.support.timing import within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -149,14 +151,34 @@ def test_r17_a_session_that_was_ended_is_told(name: str) -> None:
         assert session_of(lease) is not session_of(leases[0])
 
 
-def test_r17_a_release_is_heard_though_the_session_was_not_used_for_long(name: str, proxy: Proxy) -> None:
-    """The keepalive thread closes a session that nobody uses. A lock that was held for long and is being released was
-    lost to that: the answer came too late."""
-    lease = advisory_lock(name, using=USING).acquire()
-    session_of(lease).used_at -= 60
-    with before_the_answer(proxy, lease.release):
-        registry.entry(USING).backend.tick(monotonic())
-    assert not lease.lost
+# R5: silence is not busy
+
+
+@pytest.mark.cold
+def test_r5_each_of_the_first_answers_has_a_second(name: str, proxy: Proxy) -> None:
+    """However short the timeout is: the server answers, and several round trips of a fifth of a second are needed."""
+    proxy.delay(0.1)
+    lease = advisory_lock(name, using=USING).acquire(timeout=0.05)
+    proxy.delay(0)
+    lease.release()
+    registry.close()
+    with held_elsewhere(USING, name):
+        proxy.delay(0.1)
+        with pytest.raises(LockTimeout):
+            advisory_lock(name, using=USING).acquire(timeout=0.05)
+        proxy.delay(0)
+
+
+@pytest.mark.parametrize("timeout", [0, 0.05])
+def test_r5_a_server_is_unavailable_after_a_second_of_silence(name: str, proxy: Proxy, timeout: float) -> None:
+    connect(USING)
+    proxy.blackhole()
+    began = time.monotonic()
+    with pytest.raises(BackendUnavailable):
+        advisory_lock(name, using=USING).acquire(timeout=timeout)
+    took = time.monotonic() - began
+    assert took >= SILENCE
+    within(took, timeout + 2)
 
 
 # R7: nothing is left behind
@@ -192,21 +214,35 @@ def test_r7_no_second_node_while_the_first_one_may_be_there(
     lock = advisory_lock(name, using=USING)
     with lock as lease:
         session = session_of(lease)
-    connected = session._connected
+    connect = session._connect
 
-    def silent(*args: Any) -> None:
+    def silent(*args: Any) -> Any:
+        answer = connect(*args)
         proxy.blackhole()
-        connected(*args)
+        return answer
 
     for _ in range(2):
-        monkeypatch.setattr(session, "_connected", silent)
+        monkeypatch.setattr(session, "_connect", silent)
         proxy.swallow(1, cut=True)
         with pytest.raises(BackendUnavailable):
             lock.acquire(timeout=0.5)
-        monkeypatch.setattr(session, "_connected", connected)
+        monkeypatch.setattr(session, "_connect", connect)
         assert len(nodes(server, name)) <= 1
         proxy.heal()
         eventually(lambda: nodes(server, name) == [], "a node stays behind")
+
+
+def test_r7_a_wake_up_that_an_interrupt_cut_off_is_made_up_for(name: str, settings: Any) -> None:
+    """kazoo's thread sends one request for each byte in its pair of sockets. With one too few, each request would wait
+    for the next one, for as long as the session lives."""
+    use(settings, session_timeout=1)
+    with advisory_lock(name, using=USING) as lease:
+        connection = session_of(lease).kazoo._connection
+    pair = connection._write_sock
+    connection._write_sock = Mock(send=lambda data: setattr(connection, "_write_sock", pair), close=pair.close)
+    with advisory_lock(name, using=USING, timeout=20) as lease:
+        queue = session_of(lease).kazoo._queue
+        eventually(lambda: not queue, "a request waits for the next one")
 
 
 @pytest.mark.tier2
@@ -263,14 +299,14 @@ def test_r7_a_waiter_whose_session_ends_while_it_asks_queues_again(
     with advisory_lock(f"{name}-warm", using=USING) as warm:
         session = session_of(warm)
     ended = threading.Event()
-    watch, wake_all = session.watch, session.asking.wake_all
+    get, wake_all = session.kazoo.get_async, session._wake_all
 
     def end(*args: Any) -> None:
         if not ended.is_set():
             ended.set()
             threading.Thread(target=session.end).start()
             eventually(lambda: session.state is session.ENDED, "not ended")
-            session.close(wait=False)
+            threading.Thread(target=session.close).start()
             assert session.kazoo._stopped.wait(5)
 
     def wake_late() -> None:
@@ -278,21 +314,21 @@ def test_r7_a_waiter_whose_session_ends_while_it_asks_queues_again(
             time.sleep(0.3)
         wake_all()
 
-    def fail_next(path: str) -> Any:
+    def fail_next(*args: Any, **options: Any) -> Any:
         """The next thing that the waiter sends is the request for its watch."""
         if lost == "watch":
             proxy.on_request = end
         else:
             monkeypatch.setattr(session.kazoo, "_call", end)
-        return watch(path)
+        return get(*args, **options)
 
     def acquire() -> Any:
         with advisory_lock(name, using=USING, timeout=20) as lease:
             return session_of(lease)
 
     with held_elsewhere(USING, name) as let_go, ThreadPoolExecutor(1) as pool:
-        monkeypatch.setattr(session, "watch", fail_next)
-        monkeypatch.setattr(session.asking, "wake_all", wake_late)
+        monkeypatch.setattr(session.kazoo, "get_async", fail_next)
+        monkeypatch.setattr(session, "_wake_all", wake_late)
         waiting = pool.submit(acquire)
         eventually(ended.is_set, "the watch was not asked for")
         eventually(lambda: len(nodes(server, name)) == 2, "it does not wait again")

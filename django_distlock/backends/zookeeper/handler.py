@@ -1,4 +1,4 @@
-"""kazoo's handler as this package needs it: with one thread, and connections that keep a deadline.
+"""kazoo's handler as this package needs it: one thread, and a connection that any thread can drop.
 
 A handler is kazoo's extension point for threads, connections and ``select``.
 """
@@ -6,15 +6,11 @@ A handler is kazoo's extension point for threads, connections and ``select``.
 from __future__ import annotations
 
 import contextlib
-import io
 import math
-import os
 import select
 import socket
 import ssl
-import sys
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 from kazoo.handlers.threading import SequentialThreadingHandler
@@ -22,59 +18,30 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 from django_distlock.concurrency import clock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
-# Between two checks, during a connection attempt, whether the client is being closed; seconds.
-CLOSE_CHECK_INTERVAL = 0.25
-
-
-class Wakeup:
-    """Both ends of the socket pair with which kazoo wakes its thread: one byte is written and read for each request.
-
-    A socket pair of Linux blocks its writer after some 270 bytes. kazoo's thread, which is the reader, also writes: it
-    would wait for itself. A counter of the kernel never blocks.
-    """
-
-    ONE = (1).to_bytes(8, sys.byteorder)
-
-    def __init__(self) -> None:
-        # a file object: once closed, it cannot write to another file that got the same descriptor
-        self._file = io.FileIO(os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC), "r+")
-        self.fileno, self.close = self._file.fileno, self._file.close
-
-    def send(self, data: bytes) -> int:
-        self._file.write(self.ONE)
-        return len(data)
-
-    def recv(self, size: int) -> bytes:
-        self._file.read(len(self.ONE))
-        return b"\0"
+# A TCP connection may take this long, and a third of the session timeout; seconds.
+CONNECT_TIMEOUT = 2.0
 
 
 class Handler(SequentialThreadingHandler):  # type: ignore[misc]
     """kazoo's handler without worker threads: replies and events are handled in the thread that reads them.
 
-    kazoo's two threads for that cost two changes of thread per request. So no callback may block or raise.
+    kazoo's two threads for that cost two changes of thread per request. So no callback may block, raise or send a
+    request: callers wake the thread through a pair of sockets, which blocks its writer after some 270 unread bytes, and
+    the thread that is to read them would wait for itself.
     """
 
     def __init__(
-        self,
-        name: str,
-        connect_timeout: float,
-        tick: Callable[[], float],
-        on_unreachable: Callable[[], None],
-        on_end: Callable[[Exception | None], None],
+        self, thread_name: str, sleep: Callable[[float], None], on_end: Callable[[Exception | None], None]
     ) -> None:
         super().__init__()
-        self._name = name
-        self._connect_timeout = connect_timeout
-        self._tick, self._on_unreachable, self._on_end = tick, on_unreachable, on_end
+        self.sleep_func = sleep
+        self._thread_name, self._on_end = thread_name, on_end
         self._socket: socket.socket | None = None
-        self._thread: threading.Thread | None = None
-        self._wakeups: tuple[Any, ...] = ()
-        # the monotonic times at which the connection is dropped: without an answer to its first request; at the end
-        self.answer_by: float | None = None
-        self.closed_by: float | None = None
+        self._pair: tuple[socket.socket, ...] = ()
+        # the monotonic time at which a client that is being closed drops its connection
+        self.closed_by = math.inf
 
     def start(self) -> None:
         """Start no workers: kazoo then calls back at once."""
@@ -95,19 +62,9 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
             finally:
                 self._on_end(error)
 
-        self._thread = thread = threading.Thread(target=run, name=self._name, daemon=True)
+        thread = threading.Thread(target=run, name=self._thread_name, daemon=True)
         thread.start()
         return thread
-
-    @property
-    def spawned(self) -> bool:
-        """Was kazoo's thread started?"""
-        return self._thread is not None and self._thread.ident is not None
-
-    def sleep_func(self, seconds: float) -> None:
-        """Sleep before all hosts are tried again: kazoo sleeps only when none of them could be reached."""
-        self._on_unreachable()
-        time.sleep(seconds)
 
     def select(self, readers: Any, writers: Any, others: Any, timeout: float | None = None) -> Any:
         """kazoo's own makes a selector for every call, and misses what TLS has read already."""
@@ -119,47 +76,24 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
             poll.register(each, select.POLLIN)
         for each in writers:
             poll.register(each, select.POLLOUT)
-        # the rest of a message can nearly always be read or written at once
-        ready = poll.poll(0) if len(readers) + len(writers) == 1 else []
-        until = math.inf if timeout is None else clock.now() + timeout
-        while not ready:
-            left = min(until, self._look_after()) - clock.now()
-            ready = poll.poll(max(left, 0.0) * 1000)
-            if clock.now() >= until:
-                break
-        found = {fd for fd, _ in ready}
+        left = min(math.inf if timeout is None else timeout, self.closed_by - clock.now())
+        found = {fd for fd, _ in poll.poll(None if left == math.inf else max(left, 0.0) * 1000)}
+        if clock.now() >= self.closed_by:
+            self.drop()
         return *([each for each in group if each.fileno() in found] for group in (readers, writers)), []
 
-    def _look_after(self) -> float:
-        """Do what is due while the thread waits. Returns the monotonic time of the next check."""
-        now = clock.now()
-        limits = [each for each in (self.answer_by, self.closed_by) if each is not None]
-        if limits and now >= min(limits):
-            self.drop()
-            return math.inf
-        return min(self._tick(), *limits, math.inf if self.answer_by is None else now + CLOSE_CHECK_INTERVAL)
-
-    def create_connection(self, address: Any, *, hostname: str, timeout: float, use_ssl: bool, **tls: Any) -> Any:
-        """Connect. kazoo's own leaves a socket whose TLS handshake has failed to the garbage collector."""
-        context = _tls_context(tls) if use_ssl else None
-        made = socket.create_connection(address, min(timeout, self._connect_timeout))
-        try:
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._socket = made if context is None else context.wrap_socket(made, server_hostname=hostname)
-        except BaseException:
-            made.close()
-            raise
+    def create_connection(self, *args: Any, timeout: float, **options: Any) -> Any:
+        self._socket = super().create_connection(*args, timeout=min(CONNECT_TIMEOUT, timeout / 3), **options)
         return self._socket
 
     def create_socket_pair(self) -> Any:
-        # without such a counter, as on macOS, a socket pair holds thousands of bytes
-        self._wakeups = (Wakeup(),) * 2 if hasattr(os, "eventfd") else super().create_socket_pair()
-        return self._wakeups
+        self._pair = super().create_socket_pair()
+        return self._pair
 
     def wake(self) -> None:
-        """Wake the thread once more than there are requests, which does no harm."""
-        with contextlib.suppress(OSError, ValueError):  # closed
-            self._wakeups[1].send(b"\0")
+        """Wake kazoo's thread once more than there are requests, which does no harm."""
+        with contextlib.suppress(OSError):  # closed
+            self._pair[1].send(b"\0")
 
     def drop(self) -> None:
         """End the connection from any thread, so that kazoo opens another one."""
@@ -170,19 +104,6 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
     def abandon(self) -> None:
         """Close the descriptors in the child of a fork. The parent's connection does not notice."""
-        for each in (self._socket, *self._wakeups):
+        for each in (self._socket, *self._pair):
             if each is not None:
                 each.close()
-
-
-def _tls_context(tls: Mapping[str, Any]) -> ssl.SSLContext:
-    """The same as kazoo's: the system's certificates count beside those of ``ca``."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_default_certs(ssl.Purpose.SERVER_AUTH)
-    context.check_hostname = tls["check_hostname"]
-    context.verify_mode = ssl.CERT_REQUIRED if tls["verify_certs"] else ssl.CERT_NONE
-    if tls["ca"]:
-        context.load_verify_locations(tls["ca"])
-    if tls["certfile"] and tls["keyfile"]:
-        context.load_cert_chain(tls["certfile"], tls["keyfile"], tls["keyfile_password"])
-    return context

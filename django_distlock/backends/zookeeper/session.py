@@ -1,10 +1,9 @@
-"""One ZooKeeper session: requests with a deadline, requests that are repeated until answered, and the session's clock.
+"""One ZooKeeper session: requests with a deadline, watches, deletions that are repeated until answered, and a clock.
 
 The server ends a session from which it has heard nothing for the session timeout, and kazoo does not notice as long as
 the network is silent. So the session keeps time itself: from the sending of the last request that was answered.
 
-Three private names of kazoo are used, for the reasons given there (one in ``client.py``); for the rest its handler,
-listeners and retry objects.
+Two private names of kazoo are used, for the reasons given there; for the rest its handler, listeners and retry objects.
 """
 
 from __future__ import annotations
@@ -12,12 +11,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
-import math
 import os
 import threading
-from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
+from kazoo.client import KazooClient
 from kazoo.exceptions import (
     AuthFailedError,
     ConnectionClosedError,
@@ -33,37 +33,33 @@ from kazoo.protocol.serialization import Create2, Delete, SetData, Transaction
 from kazoo.protocol.states import EventType
 from kazoo.retry import KazooRetry
 
-from django_distlock.concurrency import clock
+from django_distlock.concurrency import clock, leftovers
+from django_distlock.concurrency.deadline import SILENCE
 from django_distlock.concurrency.parking import Parker
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import drift
 
-from .client import Client
 from .handler import Handler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-    Request = Callable[[Any], Any]
+# A call of kazoo's client that returns its kind of result.
+Request: TypeAlias = Callable[[Any], Any]
 
 # After these shares of the session timeout without an answer: ask for a sign of life; take the connection for dead and
-# the locks for doubtful. kazoo waits as long for an answer. A follower that died before it passed on the last requests
-# had passed on older ones.
+# the locks for doubtful. A follower that died before it passed on the last requests had passed on older ones.
 ASK, DOUBT = 1 / 6, 2 / 3
+# A lock that is held for longer is watched, so that its holder learns if an operator breaks it; seconds.
+WATCH_AFTER = 0.25
+# kazoo waits about this long after it has tried all hosts in vain; seconds.
+RETRY_DELAY = 0.1
+# The server may take this long to confirm the end of the session; seconds.
+CLOSE_TIMEOUT = 0.5
 # kazoo's errors for requests that the server has not answered.
 NOT_ANSWERED = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, SessionMovedError, AuthFailedError)
 # The server's error code for a client that has to log in; kazoo has a class for it since 2.11.
 WANTS_SASL = -124
-# A TCP connection may take this long; seconds.
-CONNECT_TIMEOUT = 2.0
-# The server may take this long to confirm the end of the session; seconds.
-CLOSE_TIMEOUT = 0.5
-# A server may take a sixth of the session timeout to answer to a new connection, and at least this; seconds.
-MIN_ANSWER_TIMEOUT = 1.0
-# kazoo waits this long after it has tried all hosts in vain, growing up to the second number; seconds.
-RETRY_DELAY, MAX_RETRY_DELAY = 0.02, 0.5
-# The two events of a marked release come one directly behind the other; this far apart on a busy machine; seconds.
-MARK_TIMEOUT = 0.02
 # The flags of ZooKeeper's kinds of nodes.
 EPHEMERAL, SEQUENCE, CONTAINER = 1, 2, 4
 
@@ -92,74 +88,32 @@ class NoAnswer(BackendUnavailable):
     """There was no answer in time. The request may have been executed, or be executed later."""
 
 
-class Waiters:
-    """Callers that are woken together."""
+class Sleeper(Parker):
+    """A caller that is woken by an event of the node ``path``, and by each change of the session's state.
 
-    def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._parkers: list[Parker] = []
-
-    def add(self, parker: Parker) -> None:
-        with self._guard:
-            self._parkers.append(parker)
-
-    def remove(self, parker: Parker) -> None:
-        with self._guard, contextlib.suppress(ValueError):
-            self._parkers.remove(parker)
-
-    def wake_all(self) -> None:
-        with self._guard:
-            parkers, self._parkers = self._parkers, []
-        for parker in parkers:
-            parker.wake()
-
-
-class NodeWatch(Waiters):
-    """The waiters for a change of one node, or of its children.
-
-    There is one watch for each path: a long-held lock has many waiters in turn, and kazoo keeps every callback until
-    the node changes.
+    ``event`` is the kind of the event. It is set up before the request that asks for the watch.
     """
 
-    def __init__(self, path: str, watches: dict[str, NodeWatch]) -> None:
+    __slots__ = ("_session", "event", "path")
+
+    def __init__(self, session: ZooKeeperSession, path: str = "") -> None:
         super().__init__()
-        self._path, self._watches = path, watches
-        self._changed_at: float | None = None
-        # whether the node was deleted directly behind a change
-        self.released = False
+        self._session, self.path = session, path
+        self.event: str | None = None
 
-    def forget(self) -> None:
-        """Drop the watch, which kazoo will not call again."""
-        self._watches.pop(self._path, None)
+    def __enter__(self) -> Self:
+        self._session.sleepers.add(self)
+        return self
 
-    def __call__(self, event: Any) -> None:
-        self.forget()
-        if event.type == EventType.CHANGED:
-            self._changed_at = clock.now()
-        elif event.type == EventType.DELETED and self._changed_at is not None:
-            self.released = clock.now() - self._changed_at < MARK_TIMEOUT
-        self.wake_all()
-
-    async def marked(self, until: float) -> bool:
-        """After a change: wait for the deletion directly behind it. True if this was a marked release.
-
-        A program that writes to the node changes it too. The wait ends at the monotonic time ``until`` at the latest.
-        """
-        parker = Parker()
-        self.add(parker)
-        try:
-            if self._changed_at is not None and not self.released:
-                await parker.park(min(MARK_TIMEOUT, until - clock.now()))
-        finally:
-            self.remove(parker)
-        return self.released
+    def __exit__(self, *error: object) -> None:
+        self._session.sleepers.discard(self)
 
 
 class ZooKeeperSession:
     """One ZooKeeper session of this process, with its kazoo client, which is not used again after its end.
 
     ``wake_at`` schedules a tick of the keepalive thread. All methods may be called from any thread; kazoo's thread runs
-    the callbacks.
+    the callbacks, which must not send: what they find to be sent is left to the tick.
     """
 
     CONNECTING, CONNECTED, SUSPENDED, ENDED = "connecting", "connected", "suspended", "ended"
@@ -167,39 +121,31 @@ class ZooKeeperSession:
     def __init__(self, alias: str, settings: Mapping[str, Any], path: str, wake_at: Callable[[float], None]) -> None:
         self.path = path
         self.timeout: float = settings["timeout"]
-        self.heard_at = self.used_at = clock.now()
+        self.heard_at = clock.now()
         self.state = self.CONNECTING
         # whether there ever was a connection; if not, the end means that no server could be reached
         self.reached = False
-        # its present users: calls, which an interrupt may end without a word, and held locks
-        self.used_by: WeakSet[object] = WeakSet()
-        self.held: set[Any] = set()
+        # the contenders that hold a lock, by the paths of their nodes
+        self.held: dict[str, Any] = {}
         self.wake_at = wake_at
-        self.waiters = Waiters()  # for the connection
-        # what waits for an answer or for a watch. kazoo may drop both without a word when it is closed: it registers no
-        # watch then, and of two threads one may put a request into the queue that the other one throws away
-        self.asking = Waiters()
-        self._alias, self._name = alias, f"distlock-{alias}-zookeeper"
+        # changed without a mutex: the garbage collector may close a coroutine that sleeps here
+        self.sleepers: set[Sleeper] = set()
+        self._alias, self._pid = alias, os.getpid()
         self._error: Exception | None = None
         self._guard, self._closing = threading.Lock(), threading.Lock()
-        self._repeated: dict[object, tuple[Request, Callable[[Any], object]]] = {}
-        self._watches: dict[str, NodeWatch] = {}
+        # nodes to be deleted, by the beginning of their paths: is it the whole path?
+        self._doomed: dict[str, bool] = {}
+        self._send_doomed = False
+        # the sending time of the sign of life, or of the first request of a connection, that is to be answered
         self._asked_at: float | None = None
-        self._pid = os.getpid()
-        self._answer_timeout = max(self.timeout / 6, MIN_ANSWER_TIMEOUT)
-        self._handler = Handler(
-            f"{self._name}-io",
-            min(CONNECT_TIMEOUT, self.timeout / 3),
-            self._tick,
-            self._unreachable,
-            self.end,
-        )
-        sleep = self._handler.sleep_func
-        self.kazoo = Client(
+        self._handler = Handler(f"distlock-{alias}-zookeeper-io", self._sleep, self.end)
+        self.kazoo = KazooClient(
             **settings,
             handler=self._handler,
-            connection_retry=KazooRetry(max_tries=-1, delay=RETRY_DELAY, max_delay=MAX_RETRY_DELAY, sleep_func=sleep),
-            command_retry=KazooRetry(max_tries=1, sleep_func=sleep),
+            connection_retry=KazooRetry(
+                max_tries=-1, delay=RETRY_DELAY, backoff=1, max_jitter=0, sleep_func=self._sleep
+            ),
+            command_retry=KazooRetry(1, sleep_func=self._sleep),
             logger=_silent,
         )
         # The one method of kazoo that is replaced, for R18: a lock must be doubted before the server gives it to
@@ -207,21 +153,24 @@ class ZooKeeperSession:
         # (https://github.com/python-zk/kazoo/issues/769).
         connection = self.kazoo._connection
         self._connect, connection._connect = connection._connect, self._connecting
-        self.kazoo.add_listener(self._changed)
+        self.kazoo.add_listener(self._state_changed)
 
     def start(self) -> None:
         """Begin to connect without waiting for it."""
         # so that the locks of a program that ends are free at once, and not when its session times out
-        atexit.register(self._close)
-        self.kazoo.start_async()
+        atexit.register(self.close)
+        try:
+            self.kazoo.start_async()
+        except Exception as error:  # at the limit of threads or of open files
+            self.end(error)
+            self.close()
+            raise SessionEnded(self.failure(error)) from error
 
     # callbacks, in kazoo's thread
 
     def _connecting(self, *args: Any) -> Any:
         """Connect to one host, in the place of kazoo's own method."""
-        # kazoo would wait for an answer until the session times out; a server that just starts may never give one
-        began = clock.now()
-        self._handler.answer_by = began + self._answer_timeout
+        began = self._asked_at = clock.now()
         try:
             read_timeout, connect_timeout = self._connect(*args)
         except SessionExpiredError:
@@ -230,43 +179,57 @@ class ZooKeeperSession:
             self._error = error
             raise
         except Exception as error:  # the server or pure-sasl refuse the credentials, or ssl an option
-            self._error = error
-            self._unreachable()
+            self.end(error)
             raise AuthFailedError(str(error)) from error  # others would end kazoo's thread with a traceback
         finally:
-            self._handler.answer_by = None
-        # kazoo waits for two thirds of the negotiated timeout for data from the server; milliseconds
-        self._connected(read_timeout * 1.5 / 1000, began)
+            self._asked_at = None
+        with self._guard:
+            if self.state is not self.ENDED:
+                # kazoo waits for two thirds of the negotiated timeout for data from the server; milliseconds
+                self.timeout, self.state, self.reached = read_timeout * 1.5 / 1000, self.CONNECTED, True
+                self.heard_at = max(self.heard_at, began)
+        self._send_doomed = True
+        self._wake_all()
         return read_timeout, connect_timeout
 
-    def _unreachable(self) -> None:
-        """None of the hosts could be connected to, or the credentials are refused."""
-        if self.state is self.CONNECTING:
+    def _sleep(self, seconds: float) -> None:
+        """kazoo has tried all hosts in vain."""
+        if not self.reached:
             self.end(self._error or OSError("none of the hosts has an address"))
+        time.sleep(seconds)
 
-    def _connected(self, timeout: float, began: float) -> None:
-        """The session exists, or has a connection again. ``began``: before the server was asked."""
-        with self._guard:
-            if self.state is self.ENDED:
-                return
-            self.timeout, self.state, self._asked_at = timeout, self.CONNECTED, None
-            self.reached = True
-            self.heard_at = max(self.heard_at, began)
-        self.waiters.wake_all()
-        for token in list(self._repeated):
-            self._send_again(token)
-        self.wake_at(clock.now())
-
-    def _changed(self, state: str) -> None:
+    def _state_changed(self, state: str) -> None:
         if state == "LOST":
             self.end()
         elif state == "SUSPENDED":
             with self._guard:
-                if self.state is self.ENDED:
-                    return
-                self.state = self.SUSPENDED
-            self._watches.clear()  # kazoo has called them all
-            self.waiters.wake_all()
+                if self.state is not self.ENDED:
+                    self.state = self.SUSPENDED
+            for contender in self.held.copy().values():
+                contender.watched = False
+            self._wake_all()
+
+    def _wake_all(self) -> None:
+        """Wake all who sleep, and the keepalive thread: the state has changed."""
+        for sleeper in self.sleepers.copy():
+            sleeper.wake()
+        self.wake_at(clock.now())
+
+    def changed(self, event: Any) -> None:
+        """The watch of all nodes: kazoo keeps equal callbacks once for each path, however many wait for it."""
+        for sleeper in self.sleepers.copy():
+            if sleeper.path == event.path:
+                sleeper.event = event.type
+                sleeper.wake()
+        contender = self.held.get(event.path)
+        if contender is not None:
+            self.unwatched(contender, deleted=event.type == EventType.DELETED)
+
+    def unwatched(self, contender: Any, *, deleted: bool) -> None:
+        """The node of a held lock is no longer watched; ``deleted`` by another client."""
+        contender.watched = False
+        if deleted and self.held.pop(contender.path or "", None) is not None:
+            contender.broken = True
             self.wake_at(clock.now())
 
     # its state
@@ -276,12 +239,8 @@ class ZooKeeperSession:
         with self._guard:
             if self.state is not self.ENDED:
                 self.state, self._error = self.ENDED, error
-        # again each time, because an interrupted call is repeated
-        for token in list(self._repeated):
-            self._finish(token, None)
-        self.waiters.wake_all()
-        self.asking.wake_all()
-        self.wake_at(clock.now())
+        self._doomed.clear()
+        self._wake_all()  # each time, because an interrupted call is repeated
 
     @property
     def lost_at(self) -> float:
@@ -301,95 +260,73 @@ class ZooKeeperSession:
         """Is there no connection at present, or has the server been silent for DOUBT of the session timeout?"""
         return self.state is not self.CONNECTED or clock.now() >= self.heard_at + self.timeout * DOUBT
 
-    @property
-    def idle(self) -> bool:
-        """Is the session unused, with no request left to be answered?"""
-        return not (self.used_by or self.held or self._repeated)
+    def tick(self, now: float) -> float:
+        """Ask for a sign of life if the server has been silent, drop a dead connection, send what callbacks have left.
 
-    def _tick(self) -> float:
-        """Ask for a sign of life if the server has been silent, and drop a dead connection. Returns the time of the
-        next call.
-
-        It runs in kazoo's thread, since the keepalive thread may be kept busy by users' callbacks.
+        In the keepalive thread. Returns the monotonic time of the next call.
         """
-        if self.state is not self.CONNECTED:
-            return math.inf
-        now = clock.now()
-        if self._asked_at is not None:
-            dead = self._asked_at + self.timeout * (DOUBT - ASK)
-            if now >= dead:
-                self._handler.drop()
-            return dead
-        due = self.heard_at + self.timeout * ASK
-        if now >= due:
-            self._asked_at = now
-            self.send(lambda kazoo: kazoo.exists_async(self.path)).rawlink(self._answered)
-        return due
-
-    def _answered(self, result: Any) -> None:
-        self._asked_at = None
+        connected, asked_at = self.state is self.CONNECTED, self._asked_at
+        patience = self.timeout * (DOUBT - ASK) if connected else max(self.timeout * ASK, SILENCE)
+        if asked_at is not None and now >= asked_at + patience:
+            self._asked_at = None
+            self._handler.drop()
+        elif connected:
+            if self._send_doomed:
+                self._send_doomed = False
+                for path in self._doomed.copy():
+                    self._delete(path)
+            for contender in self.held.copy().values():
+                if not contender.watched and now >= contender.since + WATCH_AFTER:
+                    contender.watch()
+            if asked_at is None and now >= self.heard_at + self.timeout * ASK:
+                self._asked_at = now
+                self.send(lambda kazoo: kazoo.exists_async(self.path))
+                # kazoo sends one request each time its thread is woken: if an interrupt came between a request and its
+                # wake-up, each request would wait for the next one from then on
+                self._handler.wake()
+        return now + self.timeout * ASK / 2
 
     # requests
 
-    def send(self, request: Request) -> Any:
-        """Send the request without waiting. Returns kazoo's result.
-
-        An interrupt between kazoo's queue of requests and the wake-up of its thread would leave that one request
-        behind for good: so the thread is woken once more after any failure.
-        """
-        sent = clock.now()
-        try:
-            result = request(self.kazoo)
-        except BaseException:
-            self._handler.wake()
-            raise
+    def send(self, request: Request, answered: Callable[[Any], object] = bool) -> Any:
+        """Send the request without waiting. Returns kazoo's result; ``answered`` gets it too, once it is an answer."""
+        sent, result = clock.now(), request(self.kazoo)
 
         def hear(result: Any) -> None:
-            if isinstance(result.exception, NOT_ANSWERED):
-                self._handler.wake()
-            else:
-                self.heard_at = max(self.heard_at, sent)
+            if not isinstance(result.exception, NOT_ANSWERED):
+                self.heard_at, self._asked_at = max(self.heard_at, sent), None
+                answered(result)
 
         result.rawlink(hear)
         return result
 
-    async def answered(self, until: float, *requests: Request) -> list[Any]:
+    async def ask(self, until: float, *requests: Request) -> list[Any]:
         """Send the requests back to back and wait for the answers until the monotonic time ``until``.
 
-        Returns kazoo's results, for :meth:`value`. Raises ConnectionBroken, SessionEnded or NoAnswer.
+        The answer about a node that does not exist, or exists already, is None. Raises ConnectionBroken, SessionEnded,
+        NoAnswer or BackendUnavailable.
         """
-        parker = Parker()
-        self.asking.add(parker)
-        try:
+        if self.state is not self.CONNECTED:
+            await self.connected(until)
+        with Sleeper(self) as sleeper:
             if self.state is not self.CONNECTED:
-                await self.connected(until)
+                raise ConnectionBroken
             results = [self.send(request) for request in requests]
             # the server answers in order, so that the last answer is the last
-            results[-1].rawlink(lambda result: parker.wake())
-            if not await parker.park(until - clock.now()):
+            results[-1].rawlink(lambda result: sleeper.wake())
+            if not await sleeper.park(until - clock.now()):
                 raise NoAnswer(self.failure(None))
-        finally:
-            self.asking.remove(parker)
         if not results[-1].ready():
-            raise ConnectionBroken  # the session has ended, and :meth:`connected` says so to whoever asks again
-        for error in [result.exception for result in results]:
-            if getattr(error, "code", None) == WANTS_SASL:
-                break  # the last answer, and it will be the same each time
-            if isinstance(error, NOT_ANSWERED):
-                raise ConnectionBroken from error
-        return results
+            raise ConnectionBroken  # the state has changed before it was sent; it may be sent later
+        return [self._value(result) for result in results]
 
-    def value(self, result: Any) -> Any:
-        """The answer in a result of kazoo's; None if there is no such node, or if it exists already."""
+    def _value(self, result: Any) -> Any:
         error = result.exception
         if error is None or isinstance(error, (NoNodeError, NodeExistsError)):
             return result.value
+        if isinstance(error, NOT_ANSWERED) and getattr(error, "code", None) != WANTS_SASL:
+            raise ConnectionBroken from error
         raise BackendUnavailable(self.failure(error)) from error
-
-    async def ask(self, until: float, *requests: Request) -> list[Any]:
-        """:meth:`answered` with the values in the place of the results."""
-        results = await self.answered(until, *requests)
-        return [self.value(result) for result in results]
 
     def failure(self, error: BaseException | None) -> str:
         """The text of an error for the caller. ``error``: kazoo's, None if there was no answer."""
@@ -399,76 +336,29 @@ class ZooKeeperSession:
     async def connected(self, until: float) -> None:
         """Wait for the connection until the monotonic time ``until``. Raises SessionEnded or NoAnswer."""
         while True:
-            parker = Parker()
-            self.waiters.add(parker)
-            try:
+            with Sleeper(self) as sleeper:
                 if self.state is self.CONNECTED:
                     return
                 if not self.lives():
                     raise SessionEnded(self.failure(self._error)) from self._error
                 left = min(until, self.lost_at if self.state is self.SUSPENDED else until) - clock.now()
-                woken = await parker.park(left)
-            finally:
-                self.waiters.remove(parker)
+                woken = await sleeper.park(left)
             if not woken and clock.now() >= until:
                 raise NoAnswer(self.failure(None))
 
-    def watch(self, path: str) -> NodeWatch:
-        """The watch of that path."""
-        watch = self._watches.get(path)
-        return watch if watch is not None else self._watches.setdefault(path, NodeWatch(path, self._watches))
+    def create(self, path: str, data: bytes, acl: Any, *, container: bool = False) -> Any:
+        """Create an ephemeral, numbered node, or a container. Returns kazoo's kind of result, with path and stat.
 
-    def send_until_answered(self, request: Request, answered: Callable[[Any], object] = bool) -> None:
-        """Send ``request`` on each new connection until it is answered or the session has ended, without waiting.
-
-        ``answered`` is then called with kazoo's result, in kazoo's thread; with None if the session has ended.
+        kazoo's own method knows no containers, and makes two results and five functions, a tenth of an acquire.
         """
-        token = object()
-
-        def send(kazoo: Any) -> Any:
-            result = request(kazoo)
-            result.rawlink(done)
-            return result
-
-        def done(result: Any) -> None:
-            if not isinstance(result.exception, NOT_ANSWERED):
-                self._finish(token, result)
-
-        self._repeated[token] = send, answered
-        if self.state is self.CONNECTED:
-            try:
-                self._send_again(token)
-            except BaseException:  # an interrupt: the caller repeats it all
-                self._repeated.pop(token, None)
-                raise
-        elif self.state is self.ENDED:
-            self._finish(token, None)
-
-    def _send_again(self, token: object) -> None:
-        if token in self._repeated:
-            self.send(self._repeated[token][0])
-
-    def _finish(self, token: object, result: Any) -> None:
-        _, answered = self._repeated.pop(token, (None, bool))
-        answered(result)
-
-    def create_container(self, path: str, acl: Any) -> Any:
-        """Create a container node. Returns kazoo's kind of result."""
-        return self._call(CreateContainer(self.kazoo.chroot + path, b"", acl, CONTAINER))
-
-    def create_contender(self, path: str, data: bytes, acl: Any) -> Any:
-        """Create an ephemeral, numbered node. Returns kazoo's kind of result, with the node's path and stat.
-
-        kazoo's own method makes two results and five functions for it, a tenth of the cost of an acquire.
-        """
-        return self._call(Create2(self.kazoo.chroot + path, data, acl, EPHEMERAL | SEQUENCE))
+        kind, flags = (CreateContainer, CONTAINER) if container else (Create2, EPHEMERAL | SEQUENCE)
+        return self._call(kind(self.kazoo.chroot + path, data, acl, flags))
 
     def release_node(self, path: str) -> Any:
         """Delete the node of a held lock, so that its watchers know that it was held. Returns kazoo's kind of result.
 
-        Both operations are done at once. The first one uses up a watch for the data, the second one a watch for the
-        children: who has both is told "changed" and directly behind it "deleted", and after a mere deletion, which the
-        server reports to each client once, only "deleted".
+        Both operations are done at once. The first one uses up the watch of the next in line, who is told "changed"; a
+        mere deletion tells "deleted".
         """
         path = self.kazoo.chroot + path
         return self._call(Transaction((SetData(path, b"", -1), Delete(path, -1))))
@@ -479,31 +369,54 @@ class ZooKeeperSession:
         self.kazoo._call(request, result)
         return result
 
+    # deletions
+
+    def doom(self, path: str, *, whole: bool = True) -> None:
+        """Delete a node without waiting, on this connection or a later one: it would live as long as the session.
+
+        Without ``whole``, ``path`` is the beginning of its path, whose rest was in a lost answer.
+        """
+        leftovers.now_or_later(self._doom, path, whole)
+
+    def _doom(self, path: str, whole: bool) -> None:
+        self._doomed[path] = whole
+        if self.state is self.CONNECTED:
+            self._delete(path)
+        elif self.state is self.ENDED:
+            self._doomed.clear()
+
+    def _delete(self, path: str) -> None:
+        """Send the deletion. What is not answered is sent again on the next connection."""
+        if self._doomed.get(path):
+            self.send(lambda kazoo: kazoo.delete_async(path), lambda answer: self._doomed.pop(path, None))
+        else:
+            parent = path.rpartition("/")[0]
+            self.send(lambda kazoo: kazoo.sync_async(parent))  # the server may be a follower that is behind
+            self.send(lambda kazoo: kazoo.get_children_async(parent), lambda answer: self._found(path, parent, answer))
+
+    def _found(self, path: str, parent: str, children: Any) -> None:
+        for name in children.value or ():
+            if f"{parent}/{name}".startswith(path):
+                self._doomed[f"{parent}/{name}"] = self._send_doomed = True
+        self._doomed.pop(path, None)
+        self.wake_at(clock.now())
+
     # its end
 
-    def close(self, *, wait: bool) -> None:
-        """Close the session, and with it all its nodes. ``wait``: until the thread has ended, which takes
-        CLOSE_TIMEOUT with a server that does not answer."""
-        thread = threading.Thread(target=self._close, name=f"{self._name}-close", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # no thread can be started, and a session that stays open keeps its nodes
-            self._close()
-            return
-        if wait:
-            thread.join()
-
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Close the session, and with it all its nodes. It waits for the server, for CLOSE_TIMEOUT at most."""
         if os.getpid() != self._pid:  # a child that ends, forked while this was being closed
             return
         with self._closing:
-            atexit.unregister(self._close)
+            atexit.unregister(self.close)
             self._handler.closed_by = clock.now() + CLOSE_TIMEOUT
-            if self._handler.spawned:
+            if not self.kazoo.connected:
+                self._handler.drop()  # nobody would answer
+            with contextlib.suppress(AttributeError):  # it was never started
                 self.kazoo.stop()
             self.kazoo.close()
 
     def abandon(self) -> None:
         """Drop the session in the child of a fork, without a message to the server."""
-        atexit.unregister(self._close)
+        atexit.unregister(self.close)
         self._handler.abandon()

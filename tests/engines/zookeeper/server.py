@@ -117,6 +117,7 @@ class Waiter:
         self._thread.start()
         eventually(lambda: len(nodes(server, name)) == len(before) + 1, "it does not queue")
         self.path = f"{path_of(name)}/{next(node for node in nodes(server, name) if node not in before)}"
+        # a semaphore's waiter watches the children of the node above, which the server does not list
         ahead = [node for node in before if "-x-" in node or not facts][-1:]
         eventually(lambda: all(watched(f"{path_of(name)}/{node}") for node in ahead), "it does not wait")
 

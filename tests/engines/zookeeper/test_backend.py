@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from kazoo.exceptions import NoAuthError
 from kazoo.security import make_acl
 
-from django_distlock import BackendUnavailable, UnsupportedOperation, advisory_lock, semaphore
+from django_distlock import BackendUnavailable, advisory_lock, semaphore
+from django_distlock.backends.holders import holder_json
 from django_distlock.backends.zookeeper.backend import ZooKeeperBackend
-from django_distlock.backends.zookeeper.nodes import NodeData, described, parse, queue
-from django_distlock.concurrency.clock import now as monotonic
+from django_distlock.backends.zookeeper.introspection import described
+from django_distlock.backends.zookeeper.nodes import parse, queue
 from django_distlock.keys import LockKey
 from django_distlock.manager.registry import registry
-from django_distlock.records import Claim
 from tests.conftest import eventually
 from tests.engines.zookeeper.server import USING, Waiter, address, clerk, nodes, own_path, packets, path_of, use
 
@@ -41,33 +43,20 @@ def test_r21_the_fence_rises_though_the_sequence_begins_again(name: str, server:
             fences.append(lease.fence)
             (node,) = nodes(server, name)
             sequences.append(node[-10:])
-        registry.close()  # deletes the node above
-        assert server.exists(path_of(name)) is None
+        eventually(lambda: server.exists(path_of(name)) is None, "the node above stays", pause=0.05)
     assert fences == sorted(set(fences))
     assert len(set(sequences)) == 1
 
 
-def test_r23_unused_nodes_above_are_deleted(name: str, server: Any, settings: Any) -> None:
-    path = own_path(settings)
-    for number in range(20):
-        advisory_lock(f"{name}{number}", using=USING).acquire().release()
-    with advisory_lock(f"{name}held", using=USING):
-        registry.entry(USING).backend.tick(monotonic() + 5.1)
-        eventually(lambda: len(server.get_children(path)) == 1, "the unused ones stay")
-    registry.close()
-    server.delete(path, recursive=True)
-
-
-def test_r23_the_server_deletes_the_nodes_above_if_we_do_not(name: str, server: Any) -> None:
-    """As after a SIGKILL: they are containers, which kazoo cannot make by itself."""
+def test_r23_the_server_deletes_the_nodes_above(name: str, server: Any) -> None:
+    """They are containers, which kazoo cannot make by itself."""
     with advisory_lock(name, using=USING):
         assert server.exists(path_of(name))
     eventually(lambda: server.exists(path_of(name)) is None, "it is no container", pause=0.05)
 
 
 def test_r4_a_semaphores_waiters_get_in_whichever_holder_leaves(name: str, server: Any) -> None:
-    """The first waiter watches all holders, each other one the waiter ahead of it: none is forgotten, in whatever
-    order the holders go."""
+    """All watch the queue: none is forgotten, in whatever order the holders go."""
     held = [Waiter(server, name, limit=3) for _ in range(3)]
     for each in held:
         each.comes_in()
@@ -97,20 +86,30 @@ def test_rights_belong_to_the_creator_if_there_are_credentials(name: str, settin
         friend.delete(path, recursive=True)
 
 
-def test_a_semaphore_without_the_right_to_write(name: str, settings: Any, server: Any) -> None:
-    """Its holders write to their nodes for those who wait. Refused, the next one would wait while a place is free."""
+def test_without_the_right_to_write(name: str, settings: Any, server: Any) -> None:
+    """A release is then not marked; nobody waits for that."""
     path = own_path(settings)
     use(settings, acl=[make_acl("world", "anyone", read=True, create=True, delete=True)])
-    with advisory_lock(name, using=USING), pytest.raises(UnsupportedOperation, match="'acl'"):
-        semaphore(name, limit=2, using=USING).acquire(timeout=1)
+    for facts in ({}, {"limit": 1}):
+        waiters = [Waiter(server, name, **facts) for _ in range(3)]
+        for waiter in waiters:
+            assert waiter.release()
+    with semaphore(name, limit=2, using=USING):
+        pass
     registry.close()
     server.delete(path, recursive=True)
 
 
+def test_a_chroot_that_does_not_exist_is_said(name: str, settings: Any) -> None:
+    use(settings, hosts=f"127.0.0.1:{address()[1]}/nowhere/at/all")
+    with pytest.raises(BackendUnavailable, match="chroot"):
+        advisory_lock(name, using=USING).acquire(timeout=20)
+    registry.close()
+
+
 WRONG: dict[str, list[Any]] = {
     "hosts": [
-        *(None, "", " ,", 5, [1], "zk:port", "zk:99999", "zk:1,,zk:2", "/app", ":2181", "[::1:2", "zk:1/a/../b"),
-        *("zk\ud800", "zk/\ud800", ["zk:1", "/app"], f"{'z' * 64}:2181", f"zk,{'z' * 64}"),
+        *(None, "", " ,", 5, [1], "zk:port", "zk:99999", "zk:1,,zk:2", "/app", ":2181", "[::1:2", ["zk:1", "/app"]),
     ],
     "path": ["", "/", "distlock", "/a/../b", "/a//b", "/\ud800", "/a\0", 5],
     "session_timeout": [0, -1, True, "5", float("nan")],
@@ -168,9 +167,11 @@ def test_r4_the_order_goes_on_where_the_counter_of_32_bits_begins_again(first: i
 
 
 def test_what_a_node_says_comes_back_and_corrupt_data_is_a_holder_that_is_not_known() -> None:
-    (node,) = queue([node_name(1)])
-    info = described("zk", "ab", node, NodeData().of(Claim(key=KEY), 1e9), 17, 3)
+    (node,), stat, said = queue([node_name(1)]), Mock(czxid=17, ctime=10**12), holder_json(KEY)
+    info = described("zk", "ab", node, (said, stat), 3, [(said, stat), None])
     assert (info.name, info.fence, info.waiters, info.key) == (KEY.name, 17, 3, "ab")
-    for data in (b"", b"\xff", b"[]", b"null", b'{"name": 1, "holder": [], "since": 1e300}', b"[" * 9999):
-        info = described("zk", "ab", node, data, 17, 0)
-        assert (info.name, info.holder, info.acquired_at, info.fence) == (None, None, None, 17)
+    assert info.acquired_at == datetime.fromtimestamp(1e9, UTC)
+    assert info.waiting == (info.holder,)
+    for data in (b"", b"\xff", b"[]", b"null", b'{"name": 1, "host": []}', b"[" * 9999):
+        info = described("zk", "ab", node, (data, stat), 1, [(data, stat)])
+        assert (info.name, info.holder, info.fence, info.waiting) == (None, "unknown", 17, ("unknown",))

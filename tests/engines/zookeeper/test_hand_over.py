@@ -6,11 +6,9 @@ import threading
 from typing import Any
 
 import pytest
-from kazoo.protocol.states import EventType, KeeperState, WatchedEvent
 
 from django_distlock import LockLost, advisory_lock
-from django_distlock.backends.zookeeper import queue, session
-from django_distlock.concurrency.clock import now as monotonic
+from django_distlock.backends.zookeeper import queue
 from django_distlock.manager.registry import registry
 from tests.conftest import eventually
 from tests.engines.zookeeper.server import (
@@ -34,7 +32,6 @@ pytestmark = pytest.mark.usefixtures("databases")
 def _every_release_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is."""
     monkeypatch.setattr(queue, "TRUST", 60.0)
-    monkeypatch.setattr(session, "MARK_TIMEOUT", 0.5)
 
 
 def waited(server: Any, name: str) -> Waiter:
@@ -102,25 +99,6 @@ def test_r7_the_lost_reply_of_a_marked_release(name: str, server: Any, settings:
         registry.close()
 
 
-@pytest.mark.parametrize("held", [True, False])
-def test_r1_a_node_that_another_program_writes_to_is_not_released(name: str, server: Any, held: bool) -> None:
-    """``set`` in ZooKeeper's shell, on the node of the holder or of a waiter, lets nobody in."""
-    holder = waited(server, name)
-    ahead = holder.path if held else stand_in(server, name)
-    waiter, began = Waiter(server, name), monotonic()
-    server.set(ahead, b"a note")
-    # it looks again after MARK_TIMEOUT, and watches the node again
-    eventually(lambda: not watched(ahead) or waiter.grant or monotonic() > began + 2, "it has not heard of it")
-    eventually(lambda: watched(ahead) or waiter.grant, "it does not look again")
-    assert waiter.grant is None, "two holders"
-    if not held:  # nor does its end, behind the note
-        server.delete(ahead)
-        eventually(lambda: watched(holder.path) or waiter.grant, "it does not wait for the holder")
-        assert waiter.grant is None, "two holders"
-    assert holder.release()
-    assert waiter.release()
-
-
 def test_r1_a_reader_that_leaves_lets_no_writer_in_before_the_others(name: str, server: Any) -> None:
     """Both had to wait, and it is the one that the writer watches."""
     first = stand_in(server, name)
@@ -134,11 +112,3 @@ def test_r1_a_reader_that_leaves_lets_no_writer_in_before_the_others(name: str, 
     assert writer.grant is None, "a writer beside a reader"
     assert readers[0].release()
     assert writer.release()
-
-
-def test_r1_a_connection_that_breaks_after_another_program_has_written_lets_nobody_in() -> None:
-    """What follows the change is no deletion then: nothing is known of the node ahead."""
-    watch = session.NodeWatch("/ahead", {})
-    for event in (EventType.CHANGED, EventType.NONE):
-        watch(WatchedEvent(event, KeeperState.CONNECTING, "/ahead"))
-    assert not watch.released

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from tests.support.services.engine import Engine, find_program, program_path
 from tests.support.services.process import ServicesError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 JAVA_JARS = Path("/usr/share/java")
 
@@ -48,6 +51,7 @@ class ZooKeeper(Engine):
     program = "java"
     needs: ClassVar = {"java": "zookeeper"}
     runs_as = "zookeeper"
+    ours: Mapping[str, object] = {}  # more lines of its configuration
 
     @classmethod
     def missing(cls) -> dict[str, str]:
@@ -69,6 +73,7 @@ class ZooKeeper(Engine):
             "admin.enableServer": "false",
             "4lw.commands.whitelist": "*",
             "extendedTypesEnabled": "true",
+            **self.ours,
         }
         self.write_secret("zoo.cfg", "".join(f"{key}={value}\n" for key, value in settings.items()))
 
