@@ -13,12 +13,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from contextvars import Context, copy_context
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import leftovers
 from .background import CallTimeout, NotStarted
 from .flow import in_task, uninterrupted
+from .origin import acting_for
 from .text import one_line
 
 if TYPE_CHECKING:
@@ -32,12 +34,15 @@ logger = logging.getLogger("django_distlock.locks")
 class _Call:
     """A call in a thread, for a task that waits for its end."""
 
-    __slots__ = ("_args", "_function", "_loop", "_undo", "_waiting", "abandoned", "ended", "outcome")
+    __slots__ = ("_args", "_context", "_function", "_loop", "_undo", "_waiting", "abandoned", "ended", "outcome")
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], undo: Callable[[Any], Any] | None) -> None:
         self._function, self._args, self._undo = function, args, undo
         self._loop = asyncio.get_running_loop()
         self._waiting: asyncio.Future[None] = self._loop.create_future()
+        # what the engine shows of its caller
+        self._context: Context | None = copy_context()
+        self._context.run(acting_for.set, asyncio.current_task())
         # The result and the error. The task takes them out, or whoever undoes the call: one of the two.
         self.outcome: list[tuple[Any, BaseException | None]] = []
         # the task has stopped waiting
@@ -47,12 +52,12 @@ class _Call:
 
     def run(self) -> None:
         """Make the call, in a thread. One that would be undone is not begun."""
-        if not self.abandoned or self._undo is None:
+        if self._context is not None and (not self.abandoned or self._undo is None):
             try:
-                self.outcome.append((self._function(*self._args), None))
+                self.outcome.append((self._context.run(self._function, *self._args), None))
             except BaseException as error:
                 self.outcome.append((None, error))
-        self._args = ()
+        self._args, self._context = (), None
         self.ended = True
         if self.abandoned:
             self.dispose()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from django_distlock.backends.leasetable import backend as leasetable
+from django_distlock.backends.leasetable import server, sqlite
 from django_distlock.backends.postgres import transaction
 from django_distlock.backends.redis import backend as redis
 from django_distlock.backends.redis import commands
@@ -25,6 +25,7 @@ SECONDS = 3.0
 
 def give_time(set_attribute: Callable[[object, str, object], object] = setattr) -> None:
     """Let servers have SECONDS instead. With ``monkeypatch.setattr`` until the end of the test."""
-    set_attribute(deadline, "SILENCE", SECONDS)
-    for module in (leasetable, transaction, redis, commands, redlock, sessions, exclusion):
+    for module in (deadline, server, sqlite):
+        set_attribute(module, "SILENCE", SECONDS)
+    for module in (transaction, redis, commands, redlock, sessions, exclusion):
         set_attribute(module, "LEAST_PATIENCE", SECONDS)
