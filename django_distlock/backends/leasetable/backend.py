@@ -50,8 +50,10 @@ LOOKS_PER_TURN = 4
 SHARE_OF_HOLD, LONGEST_OF_NEXT = 0.05, 0.02
 # Seconds between two prunings by one process, on average; and between two batches, for the statements of others.
 PRUNE_EVERY, BREATH = 3600.0, 0.001
-# Seconds that close() waits for what runs in the background.
+# Seconds for a release, a renewal or a listing: a statement that hangs is sent once more.
 PATIENCE = 2.0
+# Seconds that close() waits for what runs in the background.
+END = 2.0
 
 
 class Pace:
@@ -208,11 +210,14 @@ class LeaseTableBackend(Backend):
             else:
                 return
 
+    def _ask(self, operation: Callable[..., Any], *args: Any) -> Any:
+        return self.store.run(clock.now() + PATIENCE, operation, *args)
+
     # holding
 
     def release(self, grant: Grant) -> bool:
         try:
-            given = self.store.run(0.0, self._sql.give, grant.claim)
+            given = self._ask(self._sql.give, grant.claim)
         except BackendUnavailable:
             self._undo_later(grant.claim)
             raise
@@ -221,32 +226,32 @@ class LeaseTableBackend(Backend):
         return bool(given)
 
     def verify(self, grant: Grant) -> bool:
-        return bool(self.store.run(0.0, self._sql.holds, grant.claim))
+        return bool(self._ask(self._sql.holds, grant.claim))
 
     def extend(self, grant: Grant, ttl: float) -> Grant | None:
         asked = clock.now()
-        if not self.store.run(0.0, self._sql.extend, grant.claim, ttl):
+        if not self._ask(self._sql.extend, grant.claim, ttl):
             return None
         return grant._replace(valid_until=asked + ttl - drift(ttl))
 
     # for operators
 
     def inspect(self) -> Iterable[LockInfo]:
-        found: list[LockInfo] = self.store.run(0.0, self._sql.rows)
+        found: list[LockInfo] = self._ask(self._sql.rows)
         return found
 
     def held_among(self, keys: Iterable[LockKey]) -> set[LockKey]:
         listed = {self.listed_as(key): key for key in keys}
-        return {listed[key] for key in self.store.run(0.0, self._sql.held, listed)}
+        return {listed[key] for key in self._ask(self._sql.held, listed)}
 
     def break_lock(self, info: LockInfo) -> bool:
-        return bool(self.store.run(0.0, self._sql.break_lease, info.key, info.fence or 0))
+        return bool(self._ask(self._sql.break_lease, info.key, info.fence or 0))
 
     def prune(self) -> int:
         """Delete the leases that ended more than 24 hours ago; how many. Fences follow the clock and go on rising."""
         total, last = 0, None
         while not self._closing:
-            deleted, last = self.store.run(0.0, self._sql.prune, last)
+            deleted, last = self._ask(self._sql.prune, last)
             total += int(deleted)
             if last is None:
                 break
@@ -295,7 +300,7 @@ class LeaseTableBackend(Backend):
     def close(self) -> None:
         self._undoing.clear()  # leases end by themselves
         self._closing = True
-        wait_for(self._jobs.values(), PATIENCE)
+        wait_for(self._jobs.values(), END)
         self._closing = False
         self.store.close()
         super().close()

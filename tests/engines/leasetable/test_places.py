@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from django.conf import settings
 from django.core.checks import run_checks
+from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError, connections
 
 from django_distlock import BackendUnavailable, advisory_lock
@@ -243,3 +244,14 @@ def test_sessions_of_others_are_not_used(name: str, alias: Any, original: str, c
             with advisory_lock(name, using="pooled") as lease:
                 lease.ensure_held()
         registry.close()
+
+
+def test_other_databases_are_refused_with_what_to_use(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
+    """By the first lock and by the system check, with DISTLOCK or without."""
+    monkeypatch.setattr(connections["default"], "vendor", "oracle")
+    monkeypatch.setattr(connections["default"], "display_name", "Oracle")
+    for distlock in ({}, {"default": {"BACKEND": settings.DISTLOCK["leasetable"]["BACKEND"]}}):
+        settings.DISTLOCK = distlock
+        with pytest.raises(ImproperlyConfigured, match="is Oracle.*Redis.*ZooKeeper"):
+            advisory_lock("any").acquire()
+        assert [message.id for message in run_checks(tags=["distlock"]) if "is Oracle" in message.msg]
