@@ -17,7 +17,7 @@ from django.db import DEFAULT_DB_ALIAS, Error, InterfaceError, InternalError, Op
 from django_distlock.backends.side_connection import SideConnection
 from django_distlock.concurrency import clock, sockets
 from django_distlock.concurrency.background import CallTimeout, NotStarted, SharedCall
-from django_distlock.concurrency.deadline import LEAST_PATIENCE as SILENCE
+from django_distlock.concurrency.deadline import SILENCE
 from django_distlock.exceptions import BackendUnavailable
 
 from .statements import MySQLStatements, PostgresStatements, Statements

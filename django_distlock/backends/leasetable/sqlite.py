@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 from django.db import connections
 
 from django_distlock.concurrency import clock
-from django_distlock.concurrency.deadline import LEAST_PATIENCE as SILENCE
+from django_distlock.concurrency.deadline import SILENCE
 from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.exceptions import BackendUnavailable
 

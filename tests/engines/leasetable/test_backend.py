@@ -15,6 +15,7 @@ from django.db import connections, transaction
 
 from django_distlock import BackendUnavailable
 from django_distlock.backends.leasetable import backend
+from django_distlock.backends.leasetable.server import ServerStore
 from django_distlock.backends.leasetable.statements import GRACE, KEPT, PLACE
 from django_distlock.concurrency import clock
 from tests.conftest import PATIENCE, eventually
@@ -182,6 +183,20 @@ def test_r7_a_stopped_wait_ends_and_leaves_the_queue(stores: Stores, a: Any, b: 
     assert b.try_acquire(claim, WAIT) is None
     assert stores.tickets() == 0
     assert a.release(grant)
+
+
+@pytest.mark.parametrize("stores", ["postgres", "mariadb"], indirect=True)
+def test_r23_the_keepalive_thread_meets_a_session_that_another_thread_drops(
+    stores: Stores, a: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its question whether there is a session, and what it does with it."""
+    assert a.release(a.try_acquire(stores.claim()))
+    asked = ServerStore.is_open.fget
+    assert asked is not None
+    monkeypatch.setattr(ServerStore, "is_open", property(lambda store: (asked(store), store.close())[0]))
+    a.tick(clock.now() + 60)
+    monkeypatch.undo()
+    assert a.release(a.try_acquire(stores.claim()))
 
 
 @pytest.fixture
