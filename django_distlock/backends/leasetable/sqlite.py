@@ -105,8 +105,8 @@ class SqliteStatements(Statements):
 
     def take_turn(self, session: Any, claim: Claim, holder: str, place: int) -> int | None:
         """Both statements in one transaction, which is one write to the disk."""
-        session.cursor.execute("BEGIN IMMEDIATE")
         try:
+            session.cursor.execute("BEGIN IMMEDIATE")
             fence = super().take_turn(session, claim, holder, place)
             session.cursor.execute("COMMIT")
             return fence
