@@ -18,6 +18,8 @@ LONGEST = 100
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"})
 
 _address: ContextVar[str] = ContextVar("django_distlock_address", default="")
+#: The task for which a thread of a backend calls the engine.
+acting_for: ContextVar[asyncio.Task[Any] | None] = ContextVar("django_distlock_acting_for", default=None)
 
 
 class serving:
@@ -72,7 +74,7 @@ def of(owner: object, address: str) -> str:
 
 
 def describe_caller() -> str:
-    """Describe the current thread or task, and the address that it serves."""
+    """Describe the current task, or thread, and the address that it serves."""
     # without an event loop asyncio.current_task() would raise and catch an error, which takes time
     task = None if asyncio._get_running_loop() is None else asyncio.current_task()
-    return of(task or threading.current_thread(), _address.get())
+    return of(task or acting_for.get() or threading.current_thread(), _address.get())

@@ -86,7 +86,7 @@ def test_r5_a_silent_server_costs_no_more_than_the_timeout(using: str, name: str
     connect(using)
     proxy.blackhole()
     took = in_vain(using, name, 12)
-    within(took[-1], TIMEOUT + 1, what=took)
+    within(took[-1], TIMEOUT + 2, what=took)
 
 
 @each_session

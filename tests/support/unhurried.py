@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from django_distlock.backends.leasetable import backend as leasetable
+from django_distlock.backends.leasetable import server, sqlite
 from django_distlock.backends.postgres import transaction
 from django_distlock.backends.redis import server as redis
 from django_distlock.backends.redlock import acquire as redlock
@@ -24,7 +24,7 @@ SECONDS = 3.0
 
 def give_time(set_attribute: Callable[[object, str, object], object] = setattr) -> None:
     """Let servers have SECONDS instead. With ``monkeypatch.setattr`` until the end of the test."""
-    for module in (deadline, redis):
+    for module in (deadline, redis, server, sqlite):
         set_attribute(module, "SILENCE", SECONDS)
-    for module in (leasetable, transaction, redlock, sessions, exclusion):
+    for module in (transaction, redlock, sessions, exclusion):
         set_attribute(module, "LEAST_PATIENCE", SECONDS)

@@ -1,4 +1,4 @@
-"""Leases in a table, on any database: a name, a token, an expiry and a fencing token per lock.
+"""Leases in a table: a name, a token, an expiry and a fencing token per lock.
 
 One statement takes a lease if it is free or expired and has no waiters, and one frees it. A waiter draws a ticket and
 reads the lease repeatedly, the more often the nearer its turn. Times are those of the database's clock.
@@ -6,43 +6,80 @@ reads the lease repeatedly, the more often the nearer its turn. Times are those 
 
 from __future__ import annotations
 
-from asyncio import _get_running_loop
+import contextlib
+import logging
+import os
+import random
+import socket
+import time
+from concurrent.futures import wait as wait_for
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from django_distlock.backends.base import IDLE, TICK, Backend
-from django_distlock.backends.cleanup import PendingCleanup
+from django_distlock.backends.text import short
 from django_distlock.concurrency import clock
-from django_distlock.concurrency.deadline import LEAST_ANSWER, LEAST_PATIENCE
-from django_distlock.concurrency.flow import clean_up, run
+from django_distlock.concurrency.background import Background, NotStarted
+from django_distlock.concurrency.origin import describe_caller
+from django_distlock.concurrency.text import one_line
+from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import Claim, Finding, Grant, LockInfo, drift
 
 from . import doctor
-from .pruning import Pruning
-from .records import StoreError, StoreOverloaded, Ticket
-from .server import ServerStore
-from .sqlite import FILE_ERRORS, SqliteStore
-from .statements import Holder
-from .waiter import ASKING, TicketHolder
+from .server import STATEMENTS, LostReply, ServerStore
+from .sqlite import SqliteStore
+from .statements import SIGN_OF_LIFE, Ticket
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
+    from concurrent.futures import Future
 
     from django.core.checks import CheckMessage
 
     from django_distlock.keys import LockKey
 
-    from .statements import Store
-    from .wakeups import WakeSocket
+logger = logging.getLogger("django_distlock.backends")
 
-# Seconds for a release or a listing; and for a renewal, which delays the renewals of other leases.
-PATIENCE, RENEWAL_PATIENCE = 2.0, 1.0
-# A waiter with less time than this does not look again; seconds.
-LAST_LOOK = 0.003
-# Seconds after its timeout in which a waiter leaves the queue by itself. After that the clean-up does it.
-LEAVE_TIMEOUT = 0.02
+# Seconds between two looks: 50 µs for the first waiter, and 250 µs more for each place behind it. Where a look takes
+# long they are fewer, so that the server has time for other statements.
+NEXT, PER_PLACE, LONGEST_PAUSE = 0.00005, 0.00025, 0.05
+LOOKS_PER_TURN = 4
+# The pause also grows with the time for which nothing has changed: to a twentieth of it, up to 20 ms.
+SHARE_OF_HOLD, LONGEST_OF_NEXT = 0.05, 0.02
+# Seconds between two prunings by one process, on average; and between two batches, for the statements of others.
+PRUNE_EVERY, BREATH = 3600.0, 0.001
+# Seconds for a release, a renewal or a listing: a statement that hangs is sent once more.
+PATIENCE = 2.0
+# Seconds that close() waits for what runs in the background.
+END = 2.0
+
+
+class Pace:
+    """How often a waiter looks at the lease."""
+
+    def __init__(self, ahead: int) -> None:
+        self.seen_at = self._since = clock.now()
+        self._scene: object = None
+        self._took = 0.0
+        self._ahead = ahead
+
+    def looked(self, fence: int | None, ahead: int, now: float) -> None:
+        """Note what a look at ``now`` has shown."""
+        self._ahead = ahead
+        if self._scene != (fence, ahead):
+            self._scene, self._since = (fence, ahead), now
+
+    def took(self, seconds: float) -> None:
+        """Note how long a look took."""
+        self._took = min(seconds, LONGEST_OF_NEXT)
+
+    def pause(self, now: float) -> float:
+        """Seconds until the next look."""
+        queue = max(NEXT, self._took) + max(PER_PLACE, self._took * LOOKS_PER_TURN) * self._ahead
+        steady = min((now - self._since) * SHARE_OF_HOLD, LONGEST_OF_NEXT)
+        return min(max(queue, steady), LONGEST_PAUSE)
 
 
 class LeaseTableBackend(Backend):
@@ -54,7 +91,7 @@ class LeaseTableBackend(Backend):
     supports_ttl = True
     supports_fencing = True
     supports_break = True
-    queues_waiters = True
+    waits_inside = True
     option_names: ClassVar[frozenset[str]] = frozenset({"database"})
 
     def __init__(self, alias: str, options: Mapping[str, Any]) -> None:
@@ -64,260 +101,207 @@ class LeaseTableBackend(Backend):
             raise ImproperlyConfigured(
                 f"DISTLOCK[{alias!r}]: OPTIONS['database'] is {self.database!r}, which is not in DATABASES."
             )
-        self.store: Store
-        # SQLite answers at once: a thread needs no watch.
-        self._embedded: SqliteStore | None = None
-        if connections[self.database].vendor == "sqlite":
-            self.store = self._embedded = SqliteStore(alias, self.database, lambda: self.threads)
-        else:
+        self.store: SqliteStore | ServerStore
+        connection = connections[self.database]
+        if connection.vendor == "sqlite":
+            self.store = SqliteStore(alias, self.database)
+        elif connection.vendor in STATEMENTS:
             self.tables = ("leaserow", "leaseticket")
-            self.store = ServerStore(alias, self.database, lambda: self.threads, lambda when: self.wake_at(when))
+            self.store = ServerStore(alias, self.database, lambda when: self.wake_at(when))
+        else:
+            raise ImproperlyConfigured(
+                f"DISTLOCK[{alias!r}]: the database {self.database!r} is {connection.display_name}. Locks need "
+                "PostgreSQL, MySQL, MariaDB or SQLite. Use Redis (django_distlock.backends.redis.RedisBackend) or "
+                "ZooKeeper (django_distlock.backends.zookeeper.ZooKeeperBackend) with other databases."
+            )
         self._sql = self.store.statements
         self._begin()
 
     def _begin(self) -> None:
-        self._holder = Holder()
-        # Claims that are asked for, with their ticket once they wait, and with their grant until the caller has it for
-        # certain: an interrupted caller withdraws the claim, and its lease is freed.
-        self._claims: dict[str, TicketHolder | Grant | None] = {}
-        self._cleanup = PendingCleanup(self._undo_claim, f"distlock-{self.alias}-undo")
-        self._pruning = Pruning(self.store, self.alias)
+        self._process = f"{socket.gethostname()}:{os.getpid()}"
+        self._prune_at = clock.now() + PRUNE_EVERY * random.uniform(0.5, 1.5)  # noqa: S311 - spreads processes
+        # tokens of claims whose wait is to end
+        self._stopped: set[str] = set()
+        # by token: the claims of callers that have gone, and until when they are undone again
+        self._undoing: dict[str, tuple[Claim, float]] = {}
+        # what runs in the background, by its name
+        self._jobs: dict[str, Future[object]] = {}
+        self._closing = False
+
+    # acquiring
 
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        store, waiter = self._embedded, self._claims.get(claim.token)
-        if store is None or self._cleanup.requests or (waiter is not None and wait < LAST_LOOK):
-            return run(self._acquire(claim, wait))
-        asked = clock.now()
+        asked, holder = clock.now(), short(f"{self._process}:{describe_caller()}")
         try:
-            if isinstance(waiter, TicketHolder):
-                fence = waiter.ask(store.file(), store.statements, claim, self._holder.text())
-                waiter.took(asked)
-                return None if fence is None else self._granted(claim, fence, asked)
-            self._claims[claim.token] = ASKING
-            if not store.statements.expects_queue(claim):  # most often it is free: one statement, and no socket
-                fence = store.statements.take(store.file(), claim, self._holder.text())
-                if fence is not None:
-                    return self._granted(claim, fence, asked)
-            socket = self._wake_socket(wait)
-            address = None if socket is None else socket.address
-            entered = store.statements.enter(store.file(), claim, self._holder.text(), wait > 0, address)
-            return self._entered(claim, asked, wait, entered, socket)
-        except FILE_ERRORS:
-            return run(self._acquire(claim, wait))
-        except BaseException:
-            self.withdraw(claim)
+            fence = self.store.run(claim.answer_by, self._sql.take, claim, holder)
+            if fence is None and wait > 0:
+                asked, fence = self._queue(claim, asked + wait, holder)
+        except LostReply:
+            self._undo_later(claim)
             raise
-
-    async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        return await self._acquire(claim, wait)
-
-    async def _acquire(self, claim: Claim, wait: float) -> Grant | None:
-        asked = clock.now()
-        waiter = self._claims.get(claim.token)
-        try:
-            if not isinstance(waiter, TicketHolder):
-                if self._cleanup.requests and not self._cleanup.discard(claim.token):
-                    return None
-                self._claims[claim.token] = ASKING
-                until = asked + self._patience(wait)
-                socket = self._wake_socket(wait)
-                address = None if socket is None else socket.address
-                enter, who = self._sql.enter, self._holder.text()
-                entered = await self.store.run(until, enter, claim, who, wait > 0, address)
-                return self._entered(claim, asked, wait, entered, socket)
-            if wait < LAST_LOOK:
-                return None
-            fence = await waiter.look(self.store, claim, self._holder.text())
-            return None if fence is None else self._granted(claim, fence, asked)
-        except StoreError as error:
-            self._claims.pop(claim.token, None)
-            if isinstance(waiter, TicketHolder) or error.uncertain:
-                self._leave_behind(claim, error.uncertain)
-            if isinstance(error, StoreOverloaded) and wait > 0:
-                return None  # other callers of this process used all the time
-            raise
-        except GeneratorExit:
-            self._leave_behind(claim, True)
-            raise
-        except BaseException:
-            await clean_up(self._withdraw(claim))
-            raise
-
-    def _entered(
-        self,
-        claim: Claim,
-        asked: float,
-        wait: float,
-        entered: tuple[int | None, Ticket | None],
-        socket: WakeSocket | None,
-    ) -> Grant | None:
-        fence, ticket = entered
-        if fence is not None:
-            return self._granted(claim, fence, asked)
-        if ticket is not None:
-            self._claims[claim.token] = TicketHolder(ticket, asked + wait, asked + self._patience(wait), socket)
-        else:
-            del self._claims[claim.token]
-        return None
-
-    def _wake_socket(self, wait: float) -> WakeSocket | None:
-        """The socket at which this thread can be woken, if it is to wait for a lease in a file."""
-        if self._embedded is None or wait <= 0 or _get_running_loop() is not None:
+        finally:
+            self._stopped.discard(claim.token)
+        if fence is None:
             return None
-        return self._embedded.statements.wakes.mine()
-
-    def _patience(self, wait: float) -> float:
-        """Seconds for the first answer. A file has no server that could be silent, only processes that write to it."""
-        server = wait > 0 and self._embedded is None
-        return max(wait, LEAST_ANSWER if server else LEAST_PATIENCE)
-
-    def _granted(self, claim: Claim, fence: int, asked: float) -> Grant:
         ttl = claim.ttl or 0.0
-        grant = Grant(claim=claim, fence=fence, acquired_at=asked, valid_until=asked + ttl - drift(ttl))
-        self._claims[claim.token] = grant
-        return grant
+        return Grant(claim=claim, fence=fence, acquired_at=asked, valid_until=asked + ttl - drift(ttl))
 
-    def pause(self, claim: Claim, attempt: int) -> float:
-        waiter = self._claims.get(claim.token)
-        return waiter.pause() if isinstance(waiter, TicketHolder) else super().pause(claim, attempt)
-
-    def wait(self, claim: Claim, attempt: int, longest: float) -> None:
-        waiter = self._claims.get(claim.token)
-        if self._embedded is None or not isinstance(waiter, TicketHolder):
-            super().wait(claim, attempt, longest)
-        else:
-            waiter.wait(self._embedded, claim, longest)
-
-    def withdraw(self, claim: Claim) -> None:
-        run(self._withdraw(claim))
-
-    async def awithdraw(self, claim: Claim) -> None:
-        await self._withdraw(claim)
-
-    async def _withdraw(self, claim: Claim) -> None:
-        """Leave the queue, and free a lease whose caller was interrupted before it had it."""
-        if claim.token not in self._claims:
-            return
-        waiter, now = self._claims.pop(claim.token), clock.now()
-        until = now + LEAST_PATIENCE
-        if isinstance(waiter, TicketHolder):
-            if self._embedded is None and now > waiter.deadline - LAST_LOOK:
-                self._leave_behind(claim, waiter.asking)  # the caller has no time for a reply
-                return
-            until = min(until, waiter.until + LEAVE_TIMEOUT)
-        asking = not isinstance(waiter, TicketHolder) or waiter.asking
+    def _queue(self, claim: Claim, until: float, holder: str) -> tuple[float, int | None]:
+        """Draw a ticket and wait for its turn. When the lease was asked for, and the fence; None at the deadline."""
         try:
-            await self._undo_claim(claim, until, asking)
-        except StoreError as error:
-            self._leave_behind(claim, error.uncertain)
+            ticket: Ticket = self.store.run(until, self._sql.join, claim, holder)
+            pace, now = Pace(ticket.ahead), clock.now()
+            while now < until and claim.token not in self._stopped:
+                time.sleep(min(pace.pause(now), until - now))
+                asked = clock.now()
+                fence, ticket = self.store.run(until, self._look, claim, ticket, holder, pace)
+                if fence is not None:
+                    return asked, fence
+                now = clock.now()
+                pace.took(now - asked)
+        except BackendUnavailable:
+            self._undo_later(claim)
+            raise
+        try:
+            self.store.run(until, self._sql.leave, claim)
+        except BackendUnavailable:
+            self._undo_later(claim)
+        return now, None
 
-    def _leave_behind(self, claim: Claim, uncertain: bool) -> None:
-        """Have the claim undone in the background."""
-        self._claims.pop(claim.token, None)
-        self._cleanup.add(claim.token, claim, claim.ttl or 0.0, uncertain)
+    def _look(self, session: Any, claim: Claim, ticket: Ticket, holder: str, pace: Pace) -> tuple[int | None, Ticket]:
+        """Read the lease, and take it if it is this waiter's turn; the fence, or None, and the ticket."""
+        now = clock.now()
+        seen = self._sql.look(session, claim, ticket.place)
+        if seen.token == claim.token or (seen.token is None and not seen.ahead and seen.place is not None):
+            return self._sql.take_turn(session, claim, holder, ticket.place), ticket
+        if seen.place is None:  # the process was suspended, and the ticket deleted
+            return None, self._sql.join(session, claim, holder)
+        pace.looked(seen.fence, seen.ahead, now)
+        if now - pace.seen_at >= SIGN_OF_LIFE:
+            self._sql.refresh(session, claim)
+            pace.seen_at = now
+        return None, ticket
+
+    def stop(self, claim: Claim) -> None:
+        self._stopped.add(claim.token)
+
+    def undo(self, claim: Claim) -> None:
+        self._undo_later(claim)
+        self._undo_all()
+
+    def _undo_later(self, claim: Claim) -> None:
+        self._undoing[claim.token] = claim, clock.now() + (claim.ttl or 0.0) + self.store.late
         self.wake_at(clock.now())
 
-    async def _undo_claim(self, claim: Claim, until: float, asking: bool = True) -> None:
-        if asking:
-            await self.store.run(until, self._sql.give, claim)
-        await self.store.run(until, self._sql.leave, claim)
+    def _undo_all(self) -> None:
+        """Undo each claim until that succeeds, and for a while longer: the server may be late with what it was sent.
+        A lease that nobody renews ends by itself."""
+        for token, (claim, until) in list(self._undoing.items()):
+            try:
+                self.store.run(0.0, self._sql.undo, claim)
+            except BackendUnavailable:
+                undone, ends = False, until
+            else:
+                undone, ends = True, min(until, clock.now() + self.store.late)
+            if clock.now() >= ends:
+                self._undoing.pop(token, None)
+            elif undone:
+                self._undoing[token] = claim, ends
+            else:
+                return
+
+    def _ask(self, operation: Callable[..., Any], *args: Any) -> Any:
+        return self.store.run(clock.now() + PATIENCE, operation, *args)
+
+    # holding
 
     def release(self, grant: Grant) -> bool:
-        store = self._embedded
-        if store is not None:
-            try:
-                if store.statements.release(store.file(), grant):
-                    self._claims.pop(grant.claim.token, None)
-                    return True
-            except FILE_ERRORS:
-                pass  # _release asks again, and handles these
-            except BaseException:
-                self._leave_behind(grant.claim, True)
-                raise
-        return run(self._release(grant))
-
-    async def arelease(self, grant: Grant) -> bool:
-        return await self._release(grant)
-
-    async def _release(self, grant: Grant) -> bool:
-        claim = grant.claim
-        self._claims.pop(claim.token, None)
         try:
-            given = await self.store.run(clock.now() + PATIENCE, self._sql.release, grant)
-        except StoreError as error:
-            self._leave_behind(claim, error.uncertain)
-            raise
-        except BaseException:
-            self._leave_behind(claim, True)
+            given = self._ask(self._sql.give, grant.claim)
+        except BackendUnavailable:
+            self._undo_later(grant.claim)
             raise
         if given is None:  # it was repeated: the first statement freed the lease, unless that had ended
             return grant.valid_until is not None and clock.now() < grant.valid_until
         return bool(given)
 
     def verify(self, grant: Grant) -> bool:
-        return run(self._verify(grant))
-
-    async def averify(self, grant: Grant) -> bool:
-        return await self._verify(grant)
-
-    async def _verify(self, grant: Grant) -> bool:
-        return bool(await self.store.run(clock.now() + PATIENCE, self._sql.holds, grant.claim))
+        return bool(self._ask(self._sql.holds, grant.claim))
 
     def extend(self, grant: Grant, ttl: float) -> Grant | None:
-        return run(self._extend(grant, ttl))
-
-    async def aextend(self, grant: Grant, ttl: float) -> Grant | None:
-        return await self._extend(grant, ttl)
-
-    async def _extend(self, grant: Grant, ttl: float) -> Grant | None:
         asked = clock.now()
-        if not await self.store.run(clock.now() + RENEWAL_PATIENCE, self._sql.extend, grant.claim, ttl):
+        if not self._ask(self._sql.extend, grant.claim, ttl):
             return None
-        valid_until = asked + ttl - drift(ttl)
-        return Grant(claim=grant.claim, fence=grant.fence, acquired_at=grant.acquired_at, valid_until=valid_until)
+        return grant._replace(valid_until=asked + ttl - drift(ttl))
+
+    # for operators
+
+    def inspect(self) -> Iterable[LockInfo]:
+        found: list[LockInfo] = self._ask(self._sql.rows)
+        return found
+
+    def held_among(self, keys: Iterable[LockKey]) -> set[LockKey]:
+        listed = {self.listed_as(key): key for key in keys}
+        return {listed[key] for key in self._ask(self._sql.held, listed)}
+
+    def break_lock(self, info: LockInfo) -> bool:
+        return bool(self._ask(self._sql.break_lease, info.key, info.fence or 0))
+
+    def prune(self) -> int:
+        """Delete the leases that ended more than 24 hours ago; how many. Fences follow the clock and go on rising."""
+        total, last = 0, None
+        while not self._closing:
+            deleted, last = self._ask(self._sql.prune, last)
+            total += int(deleted)
+            if last is None:
+                break
+            time.sleep(BREATH)
+        return total
+
+    def prune_old(self, days: float) -> Mapping[str, int]:
+        return {"leases": self.prune()}
 
     def diagnose(self) -> Iterable[Finding]:
         return doctor.findings(self.store, self.database)
 
     def check(self) -> list[CheckMessage]:
-        return doctor.check(self.alias, self.database) if self._embedded is not None else []
+        return doctor.check(self.alias, self.database) if isinstance(self.store, SqliteStore) else []
 
-    def inspect(self) -> Iterable[LockInfo]:
-        return [row.info(self.alias) for row in run(self.store.run(clock.now() + PATIENCE, self._sql.rows))]
-
-    def held_among(self, keys: Iterable[LockKey]) -> set[LockKey]:
-        listed = {self.listed_as(key): key for key in keys}
-        return {listed[key] for key in run(self.store.run(clock.now() + PATIENCE, self._sql.held, listed))}
-
-    def break_lock(self, info: LockInfo) -> bool:
-        return bool(run(self.store.run(clock.now() + PATIENCE, self._sql.break_lease, info.key, info.fence or 0)))
-
-    def prune(self) -> int:
-        """Delete the leases that ended more than 24 hours ago; how many. Fences follow the clock and go on rising."""
-        return self._pruning.run()
-
-    def prune_old(self, days: float) -> Mapping[str, int]:
-        return {"leases": self.prune()}
+    # the life of the backend
 
     def tick(self, now: float) -> float | None:
         due = self.store.watch(now)
-        cleaned = self._cleanup.tick(now)
+        if self._undoing:
+            self._start("undo", self._undo_all)
         if self.store.is_open:
-            self._pruning.tick(now)
-            if now - self.store.session.used_at >= IDLE:
+            if now >= self._prune_at:
+                self._prune_at = now + PRUNE_EVERY * random.uniform(0.5, 1.5)  # noqa: S311 - spreads processes
+                self._start("prune", self.prune)
+            if now - self.store.used_at >= IDLE:
                 self.store.close_idle()
-        for token, claim in list(self._claims.items()):
-            if isinstance(claim, Grant) and now - claim.acquired_at > TICK:
-                self._claims.pop(token, None)
-        in_use = now + TICK if self.store.is_open or self._claims else None
-        times = [when for when in (due, cleaned, in_use) if when is not None]
-        if not times:
+        if not self.store.is_open and not self._undoing:
             self.threads.stop_if_idle()
-        return min(times, default=None)
+            return due
+        return now + TICK if due is None else min(due, now + TICK)
+
+    def _start(self, name: str, work: Callable[[], object]) -> None:
+        """Do ``work`` in a thread, unless it is under way."""
+        job = self._jobs.get(name)
+        if job is None or job.done():
+            with contextlib.suppress(NotStarted):  # the next tick tries again
+                job = self._jobs[name] = Background(f"distlock-{self.alias}-{name}").start(work)
+                job.add_done_callback(self._log_failure)
+
+    def _log_failure(self, job: Future[object]) -> None:
+        error = job.exception()
+        if error is not None:
+            logger.warning("The lease table of alias %r could not be tidied up: %s", self.alias, one_line(error))
 
     def close(self) -> None:
-        self._cleanup.close()
-        self._pruning.close()
+        self._undoing.clear()  # leases end by themselves
+        self._closing = True
+        wait_for(self._jobs.values(), END)
+        self._closing = False
         self.store.close()
         super().close()
 

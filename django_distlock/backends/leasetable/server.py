@@ -1,4 +1,4 @@
-"""The lease table on a database server: a session beside the caller's, used by one thread or task at a time.
+"""The lease table on a database server: a session beside the caller's, used by one thread at a time.
 
 A lease written inside the caller's transaction would be invisible to rivals until that ends. Leases are rows, so the
 loss of the session loses none of them: a statement that hangs is ended by shutting the socket down, and is sent again
@@ -7,35 +7,26 @@ on a new session while there is time.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+import threading
+import time
+from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, Error, InterfaceError, InternalError, OperationalError, connections
 
 from django_distlock.backends.side_connection import SideConnection
 from django_distlock.concurrency import clock, sockets
-from django_distlock.concurrency.background import Background, CallTimeout, NotStarted
-from django_distlock.concurrency.deadline import pause
-from django_distlock.concurrency.flow import run
-from django_distlock.concurrency.parking import FairLock
+from django_distlock.concurrency.background import CallTimeout, NotStarted, SharedCall
+from django_distlock.concurrency.deadline import SILENCE
+from django_distlock.exceptions import BackendUnavailable
 
-from .records import StoreError, StoreOverloaded
-from .statements import Store, statements_of
+from .statements import MySQLStatements, PostgresStatements, Statements
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from django_distlock.concurrency.executor import Threads
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-# Seconds for a statement: none of them waits for anything, so a server that takes longer hangs.
-STATEMENT_LIMIT = 0.5
-# Seconds that a statement gets once it has begun, though its caller has no time left.
-LEAST_LIMIT = 0.03
-# A server that has answered within the last seconds works: a caller without time left only came late.
-SILENCE = 0.25
+# By the vendor of the database.
+STATEMENTS: dict[str, type[Statements]] = {"postgresql": PostgresStatements, "mysql": MySQLStatements}
 # The server undid the statement in favour of another one: SQLSTATEs of PostgreSQL, error numbers of MySQL and MariaDB.
 CONFLICTS = frozenset({"40001", "40P01", "55P03", 1020, 1205, 1213})
 NO_TABLE = frozenset({"42P01", 1146})
@@ -44,8 +35,25 @@ CONFLICT_PAUSE = 0.001
 LOST_SESSIONS = 2
 
 
+class LostReply(BackendUnavailable):
+    """There was no reply to a statement, which the server may have executed, or may execute later."""
+
+
+class SessionDead(Exception):
+    """A statement of another caller has ended the session; nothing was sent."""
+
+
+def code(error: Exception) -> object:
+    """The SQLSTATE or the number of a database error of Django's."""
+    cause = error.__cause__ or error
+    return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or (cause.args or (None,))[0]
+
+
 class LeaseSession(SideConnection):
-    """A session of this package. Its statements go to the driver's cursor, so that Django does not log them."""
+    """A session of this package. Its statements go to the driver's cursor, so that Django does not log them.
+
+    ``mutex`` is held for each operation, and to close the session: a driver crashes if another thread is reading.
+    """
 
     def __init__(self, database: str) -> None:
         super().__init__(database)
@@ -53,8 +61,12 @@ class LeaseSession(SideConnection):
             self.options["server_side_binding"] = True  # without it statements cannot be prepared
         elif self.wrapper.vendor == "mysql":
             self.options["isolation_level"] = "read committed"  # the server's default would lock gaps of the queue
+        self.mutex = threading.Lock()
         self.used_at = clock.now()
         self.cursor: Any = None
+        # when the operation that runs now is taken to hang, and whether one did
+        self.due: float | None = None
+        self.hung = False
 
     @classmethod
     def connect(cls, database: str) -> LeaseSession:
@@ -77,19 +89,32 @@ class LeaseSession(SideConnection):
             # Planning costs more than executing. A pooler that changes the server session loses prepared statements.
             raw.prepare_threshold = None if pooled else 1
 
-    def change(self, statement: str, row: Any) -> int:
-        """Execute a write; how many rows it changed."""
-        self.cursor.execute(statement, row)
-        return int(self.cursor.rowcount)
+    @property
+    def dead(self) -> bool:
+        """Is it closed?"""
+        return self.wrapper.connection is None
 
-    def ask(self, statement: str, row: Any) -> list[Any]:
-        """Execute a read; its rows."""
-        self.cursor.execute(statement, row)
-        return list(self.cursor.fetchall())
-
-    def atomically(self, work: Callable[[], T]) -> T:
-        """Execute several statements one after the other: on servers each stands for itself."""
-        return work()
+    def execute(self, operation: Callable[..., Any], args: tuple[Any, ...], wake_at: Callable[[float], None]) -> Any:
+        """Execute an operation, under the mutex. An error after which the driver cannot go on closes the session."""
+        if self.dead:
+            raise SessionDead
+        due = clock.now() + SILENCE
+        wake_at(due)
+        self.due = due
+        try:
+            with self.wrapper.wrap_database_errors:
+                return operation(self, *args)
+        except (OperationalError, InterfaceError, InternalError) as error:
+            if code(error) not in CONFLICTS:
+                self.close()
+            raise
+        except Error:
+            raise
+        except BaseException:  # that of a signal: the driver is in the middle of something
+            self.close()
+            raise
+        finally:
+            self.due, self.used_at = None, clock.now()
 
     def leave_to_parent(self) -> None:
         """In the child of a fork: never close it, since the driver would say goodbye on the parent's socket."""
@@ -101,158 +126,128 @@ class LeaseSession(SideConnection):
 _inherited: list[LeaseSession] = []
 
 
-class Hung(Exception):
-    """The server did not reply in time, and the session was ended."""
-
-
-def code(error: Exception) -> object:
-    """The SQLSTATE or the number of a database error of Django's."""
-    cause = error.__cause__ or error
-    return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or (cause.args or (None,))[0]
-
-
-class ServerStore(Store):
+class ServerStore:
     """The session of one alias, and the watch over it."""
 
-    def __init__(
-        self, alias: str, database: str, threads: Callable[[], Threads], wake_at: Callable[[float], None]
-    ) -> None:
-        super().__init__(statements_of(connections[database])(alias), threads)
+    #: Seconds for which a statement may still be executed after its session was ended: it was on its way.
+    late = 5.0
+
+    def __init__(self, alias: str, database: str, wake_at: Callable[[float], None]) -> None:
+        self.statements = STATEMENTS[connections[database].vendor](alias)
         self._alias = alias
         self._database = database
-        self._opening = Background(f"distlock-{alias}-open")
-        self._turn = FairLock()
-        # the deadline of the statement that runs now
-        self._limit: float | None = None
-        # when the server last answered
-        self._replied_at = 0.0
         self._wake_at = wake_at
+        self._session: LeaseSession | None = None
+        self._opening = SharedCall(f"distlock-{alias}-open", self._open)
 
-    async def run(
-        self, until: float, operation: Callable[Concatenate[LeaseSession, P], object], *args: P.args, **kwargs: P.kwargs
-    ) -> Any:
-        """Repeats a statement whose session turns out to be dead. If the repetition returns False, the result is None:
-        the first one may have done it."""
-        lost = 0
+    @property
+    def is_open(self) -> bool:
+        """Is there a session to be closed once it is idle?"""
+        session = self._session
+        return session is not None and not session.dead
+
+    @property
+    def used_at(self) -> float:
+        session = self._session
+        return clock.now() if session is None else session.used_at
+
+    def run(self, until: float, operation: Callable[..., Any], *args: Any) -> Any:
+        """Execute one of the operations on leases, again if its session dies, until the monotonic time ``until``.
+
+        A server has a second to answer, however little time there is. If a repetition returns False, the result is
+        None: the first one may have done it. BackendUnavailable; LostReply if it may have been executed.
+        """
+        until, lost = max(until, clock.now() + SILENCE), 0
         while True:
-            left = until - clock.now()
-            turn = self._turn.turn()
+            session = self._usable_session(until, lost > 0)
             try:
-                if left <= 0 or not await turn.acquire(left):
-                    raise self._no_time(lost > 0)
-                session = self._usable() or await self._open(until, lost > 0)
-                error, value = await self.aattempt(session, operation, args, until)
-                if error is None:
-                    return None if lost and value is False else value
-                retry = self._judge(error, session, lost)
-            finally:
-                turn.release()
-            lost += self.session is None
-            if retry > 0:
-                await pause(retry)
+                with session.mutex:
+                    value = session.execute(operation, args, self._wake_at)
+            except SessionDead as error:
+                if clock.now() >= until:
+                    raise self._failure(error, lost > 0) from None
+            except (Error, OSError) as error:
+                lost += session.dead
+                self._judge(error, session, lost, until)
+            else:
+                return None if lost and value is False else value
 
-    def attempt(
-        self, session: LeaseSession, operation: Callable[..., Any], args: tuple[Any, ...], until: float
-    ) -> tuple[Exception | None, Any]:
-        now = clock.now()
-        limit = self._limit = max(min(until, now + STATEMENT_LIMIT), now + LEAST_LIMIT)
-        self._wake_at(limit)
-        try:
-            with session.wrapper.wrap_database_errors:
-                value = operation(session, *args)
-            self._replied_at = clock.now()
-            return None, value
-        except (Error, OSError) as error:
-            if clock.now() >= limit:
-                return Hung(), None
-            return error, None
-        except BaseException:  # that of a signal: the driver is in the middle of something
-            self._drop()
-            raise
-        finally:
-            self._limit = None
-            session.used_at = clock.now()
-
-    def _usable(self) -> LeaseSession | None:
-        """The session, unless the alias has another database by now: test runners change its NAME."""
-        session: LeaseSession | None = self.session
+    def _usable_session(self, until: float, lost: bool) -> LeaseSession:
+        session = self._session
         if session is not None and session.name != connections.settings[self._database]["NAME"]:
-            self._drop()
-            return None
-        return session
-
-    async def _open(self, until: float, uncertain: bool) -> LeaseSession:
+            self._close(session)  # test runners change it
+        if session is not None and not session.dead:
+            return session
         try:
-            session: LeaseSession = await self._opening.call(
-                until, LeaseSession.connect, self._database, dispose=LeaseSession.close
-            )
-            self.session = session
-        except CallTimeout:
-            raise self._no_time(uncertain) from None
-        except (NotStarted, ImproperlyConfigured, Error, OSError) as error:
-            raise StoreError(self._failed(error), uncertain=uncertain) from error
+            return self._opening.result(until)
+        except (CallTimeout, NotStarted, ImproperlyConfigured, Error, OSError) as error:
+            raise self._failure(error, lost) from error
+
+    def _open(self) -> LeaseSession:
+        """In a thread: the session that all share."""
+        session = self._session
+        if session is None or session.dead:
+            session = self._session = LeaseSession.connect(self._database)
         return session
 
-    def _judge(self, error: Exception, session: LeaseSession, lost: int) -> float:
-        """The pause before the statement is repeated; StoreError if it is not. A dead session is dropped."""
-        if code(error) in CONFLICTS:
-            return CONFLICT_PAUSE
+    def _judge(self, error: Exception, session: LeaseSession, lost: int, until: float) -> None:
+        """Return if the operation is to be repeated."""
+        left = until - clock.now()
         if code(error) in NO_TABLE:
             cure = "python manage.py migrate"
             if self._database != DEFAULT_DB_ALIAS:
                 cure += f" --database={self._database}"
-            raise StoreError(f"The lease table of alias {self._alias!r} does not exist. Run `{cure}`.") from error
-        hung = isinstance(error, Hung)
-        if hung or isinstance(error, OperationalError | InterfaceError | InternalError):
-            self._drop()
-            if hung or lost < LOST_SESSIONS:
-                return 0.0
-            raise StoreError(self._failed(error), uncertain=True) from error
-        raise StoreError(self._failed(error)) from error
+            raise BackendUnavailable(
+                f"The lease table of alias {self._alias!r} does not exist. Run `{cure}`."
+            ) from error
+        if left > 0 and session.dead and (session.hung or lost <= LOST_SESSIONS):
+            return
+        if left > 0 and code(error) in CONFLICTS:
+            time.sleep(CONFLICT_PAUSE)
+            return
+        raise self._failure(None if session.hung else error, lost > 0) from error
 
-    def _no_time(self, uncertain: bool) -> StoreError:
-        if clock.now() - self._replied_at < SILENCE:
-            return StoreOverloaded(
-                f"The lock session of alias {self._alias!r} is overloaded: the statement could not be sent in time.",
-                uncertain=uncertain,
-            )
-        return StoreError(f"The database server of alias {self._alias!r} did not answer in time.", uncertain=uncertain)
-
-    def _failed(self, error: BaseException | None) -> str:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        return f"The lease table of alias {self._alias!r} failed: {lines[0]}"
+    def _failure(self, error: Exception | None, lost: bool) -> BackendUnavailable:
+        text = f"The database server of alias {self._alias!r} did not answer in time."
+        if error is not None and not isinstance(error, CallTimeout | SessionDead):
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            text = f"The lease table of alias {self._alias!r} failed: {lines[0]}"
+        return LostReply(text) if lost else BackendUnavailable(text)
 
     def watch(self, now: float) -> float | None:
-        limit, session = self._limit, self.session
-        if limit is not None and session is not None and now >= limit:
+        """End a statement that hangs; the time when the present one does."""
+        session = self._session
+        due = None if session is None else session.due
+        if session is not None and due is not None and now >= due:
+            session.hung = True
             session.cut()
             return None
-        return limit
+        return due
 
-    def _drop(self) -> None:
-        session, self.session = self.session, None
-        if session is not None:
+    def _close(self, session: LeaseSession) -> None:
+        with session.mutex:
             session.close()
 
     def close_idle(self) -> None:
-        turn = self._turn.try_turn()
-        if turn is not None:
+        """Close the session, unless it is in use: the keepalive thread, which watches it, must not wait here."""
+        session = self._session
+        if session is not None and session.mutex.acquire(blocking=False):
             try:
-                self._drop()
+                session.close()
             finally:
-                turn.release()
+                session.mutex.release()
 
     def close(self) -> None:
-        turn = self._turn.turn()
-        if run(turn.acquire(STATEMENT_LIMIT)):
-            self._drop()
-            turn.release()
-        elif (session := self.session) is not None:
-            session.cut()
+        """Close the session. Leases are rows and stay; the next statement opens another session."""
+        session = self._session
+        if session is not None:
+            if session.due is not None:
+                session.cut()
+            self._close(session)
 
     def abandon(self) -> None:
-        session, self.session = self.session, None
+        """In the child of a fork: leave the session to the parent."""
+        session, self._session = self._session, None
         if session is not None:
             session.leave_to_parent()
-        self._turn = FairLock()
-        self._limit = None
+        self._opening = SharedCall(f"distlock-{self._alias}-open", self._open)

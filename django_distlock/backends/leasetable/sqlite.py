@@ -9,64 +9,45 @@ All processes run on one host, whose clock counts: microseconds since 1970.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import sqlite3
 import threading
 import time
 import weakref
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
 from django.db import connections
 
 from django_distlock.concurrency import clock
-from django_distlock.concurrency.deadline import pause
+from django_distlock.concurrency.deadline import SILENCE
 from django_distlock.concurrency.fork import Order, at_fork
+from django_distlock.exceptions import BackendUnavailable
 
-from .records import GRACE, NOWHERE, StoreError, StoreOverloaded, Ticket
-from .statements import PLACE, Executor, Statements, Store, microseconds
-from .wakeups import WakeSockets
+from .statements import NOWHERE, Statements
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from django_distlock.concurrency.executor import Threads
-    from django_distlock.records import Claim, Grant
-
-P = ParamSpec("P")
-T = TypeVar("T")
+    from django_distlock.records import Claim
 
 VERSION = 1
-SCHEMA = (
-    """
-    CREATE TABLE IF NOT EXISTS lease (
-        digest BLOB PRIMARY KEY, alias TEXT NOT NULL, name TEXT NOT NULL, token TEXT NOT NULL, fence INTEGER NOT NULL,
-        acquired_at INTEGER NOT NULL, expires_at INTEGER NOT NULL, holder TEXT NOT NULL
-    ) WITHOUT ROWID
-    """,
-    """
-    CREATE TABLE IF NOT EXISTS ticket (
-        digest BLOB NOT NULL, place INTEGER NOT NULL, token TEXT NOT NULL, seen INTEGER NOT NULL, holder TEXT,
-        address TEXT, PRIMARY KEY (digest, place)
-    ) WITHOUT ROWID
-    """,
-    f"PRAGMA user_version = {VERSION}",
-)
-# Older files have tickets without these columns. The format is the same: earlier versions ignore them.
-ADDED = ("holder", "address")
-HAS_ADDED = "SELECT name FROM pragma_table_info('ticket') WHERE name IN ('holder', 'address')"
-
-# What the statements raise; most often because another process writes. Other errors are interrupts.
-FILE_ERRORS = (sqlite3.Error, StoreError)
+SCHEMA = f"""
+BEGIN IMMEDIATE;
+CREATE TABLE IF NOT EXISTS lease (
+    digest BLOB PRIMARY KEY, alias TEXT NOT NULL, name TEXT NOT NULL, token TEXT NOT NULL, fence INTEGER NOT NULL,
+    acquired_at INTEGER NOT NULL, expires_at INTEGER NOT NULL, holder TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS ticket (
+    digest BLOB NOT NULL, place INTEGER NOT NULL, token TEXT NOT NULL, seen INTEGER NOT NULL, holder TEXT NOT NULL,
+    PRIMARY KEY (digest, place)
+) WITHOUT ROWID;
+PRAGMA user_version = {VERSION};
+COMMIT;
+"""
 # The pause before a statement is repeated because another process writes; seconds.
 SHORTEST, LONGEST = 0.00005, 0.001
-# Seconds for which a lease that was found taken is expected to be taken.
-HOT = 0.05
-# Seconds of a hold that no caller is expected to have begun to wait for. After a longer one its release looks for them.
-SHORT_HOLD = 0.001
 
 # The fence is the clock, which is nearly always above the last fence, so that it need not be read back. RETURNING would
 # cost more than the write itself, and SQLite has it only since 3.35. Reading the table that is written costs as much.
@@ -78,56 +59,37 @@ ON CONFLICT (digest) DO UPDATE SET
     expires_at = excluded.expires_at, holder = excluded.holder, alias = excluded.alias
 WHERE (token = '-' OR token = excluded.token OR expires_at <= :now) AND fence < excluded.fence
 """
-# A ticket for a lease that is taken, or that others wait for.
-JOIN_TAKEN = """
-INSERT INTO ticket (token, digest, place, seen, holder, address)
-SELECT :token, :digest, (SELECT coalesce(max(place), 0) + 1 FROM ticket WHERE digest = :digest), :now, :holder, :address
-WHERE EXISTS (SELECT 1 FROM lease WHERE digest = :digest AND token <> '-' AND expires_at > :now)
-    OR EXISTS (SELECT 1 FROM ticket t WHERE t.digest = :digest AND t.seen > :now - {grace})
-"""
 LAST = "SELECT fence, token FROM lease WHERE digest = :digest AND (token IN ('-', :token) OR expires_at <= :now)"
 
 
-_GRACE = microseconds(GRACE)
-NEXT_ADDRESS = "SELECT address FROM ticket WHERE digest = ? AND seen > ? ORDER BY place LIMIT 1"
-GLANCE = """
-SELECT (SELECT fence FROM lease WHERE digest = ? AND expires_at > ? AND token <> '-'),
-    (SELECT COUNT(*) FROM ticket WHERE digest = ? AND place < ? AND seen > ?)
-"""
-
-
 class SqliteStatements(Statements):
-    """Each raises sqlite3.OperationalError while another process writes."""
+    """SQL of SQLite. While another process writes, a statement raises sqlite3.OperationalError."""
 
-    placeholder = "?"
+    placeholder, literal = "?", "x'KEY'"
+    parts: ClassVar[dict[str, str]] = {
+        "lease": "lease",
+        "ticket": "ticket",
+        "arrived": "place",
+        "hex": "lower(hex(l.digest))",
+    }
     ahead = "FROM ticket t WHERE t.digest = :digest AND t.place < :place AND t.seen > :now - {grace}"
-    digest = staticmethod(attrgetter("key.digest"))
     join_text = """
-    INSERT INTO ticket (token, digest, place, seen, holder, address)
-    SELECT :token, :digest, coalesce(max(place), 0) + 1, :now, :holder, :address FROM ticket WHERE digest = :digest
+    INSERT INTO ticket (token, digest, place, seen, holder)
+    SELECT :token, :digest, coalesce(max(place), 0) + 1, :now, :holder FROM ticket WHERE digest = :digest
     """
 
-    def __init__(self, alias: str) -> None:
-        super().__init__(alias)
-        # by digest: when callers were last seen to wait for it, and the address of the one that is next
-        self._queues: dict[bytes, tuple[float, str | None]] = {}
-        self.wakes = WakeSockets()
-
-    def fragments(self, session: object) -> dict[str, str]:
-        return {"lease": "lease", "ticket": "ticket", "arrived": "place", "hex": "lower(hex(l.digest))", "dual": ""}
-
-    def now(self, session: object) -> int:
-        return time.time_ns() // 1000
+    def digest(self, claim: Claim) -> bytes:
+        return claim.key.digest
 
     def packed(self, digits: str) -> bytes:
         return bytes.fromhex(digits)
 
-    def limit(self, session: object, count: int) -> str:
-        return f"LIMIT {count}"
+    def now(self) -> int:
+        return time.time_ns() // 1000
 
-    def take(self, session: Executor, claim: Claim, holder: str, place: int = NOWHERE) -> int | None:
-        values = self.values(claim, holder, place)
-        now = values["now"] = values["fence"] = self.now(session)
+    def take(self, session: Any, claim: Claim, holder: str, place: int = NOWHERE) -> int | None:
+        values = self.take_values(claim, holder, place)
+        now = values["now"] = values["fence"] = self.now()
         if self.change(session, TAKE, values):
             return now
         last = self.ask(session, LAST, values)
@@ -141,88 +103,17 @@ class SqliteStatements(Statements):
         values["fence"] = max(fence + 1, now)  # the clock was set back, or two grants fell into one microsecond
         return values["fence"] if self.change(session, TAKE, values) else None
 
-    def glance(self, session: Executor, claim: Claim, place: int) -> tuple[int | None, int]:
-        """The fence of the live lease, and how many live waiters are ahead of ``place``."""
-        digest, now = claim.key.digest, self.now(session)
-        found: tuple[int | None, int] = session.ask(GLANCE, (digest, now, digest, place, now - _GRACE))[0]
-        return found
-
-    def expects_queue(self, claim: Claim) -> bool:
-        """Did callers wait for the lease a moment ago?"""
-        found = self._queues.get(claim.key.digest)
-        return found is not None and clock.now() - found[0] < HOT
-
-    def _note_queue(self, claim: Claim, address: str | None = None) -> None:
-        if len(self._queues) >= 1000:
-            self._queues.clear()
-        self._queues[claim.key.digest] = (clock.now(), address)
-
-    def enter(
-        self, session: Executor, claim: Claim, holder: str, queue: bool, address: str | None = None
-    ) -> tuple[int | None, Ticket | None]:
-        # For a lease that was taken a moment ago a ticket is drawn at once: then both are one write.
-        if queue and self.expects_queue(claim):
-            values = {**self.hold(claim), "holder": holder, "address": address}
-            if self.change(session, JOIN_TAKEN, values):
-                self._note_queue(claim)
-                try:
-                    place, ahead = self.ask(session, PLACE, values)[0]
-                except sqlite3.Error:
-                    self._take_back(session, claim)
-                    raise
-                return None, Ticket(place, int(ahead))
-        fence = self.take(session, claim, holder)
-        if fence is not None or not queue:
-            return fence, None
-        self._note_queue(claim)
-        return None, self.join(session, claim, holder, address)
-
-    def join(self, session: Executor, claim: Claim, holder: str, address: str | None = None) -> Ticket:
+    def take_turn(self, session: Any, claim: Claim, holder: str, place: int) -> int | None:
+        """Both statements in one transaction, which is one write to the disk."""
         try:
-            return super().join(session, claim, holder, address)
-        except sqlite3.Error:
-            self._take_back(session, claim)
-            raise
-
-    def _take_back(self, session: Executor, claim: Claim) -> None:
-        """Delete a ticket whose place could not be read: nobody would wait with it, and all others behind it."""
-        with contextlib.suppress(sqlite3.Error):
-            self.leave(session, claim)
-
-    def take_turn(self, session: Executor, claim: Claim, holder: str, place: int) -> int | None:
-        def take_and_leave() -> int | None:
-            fence = self.take(session, claim, holder, place)
-            if fence is not None:
-                self.leave(session, claim)
-                # for the release, where this read would cost more
-                self._note_queue(claim, self._next_address(session, claim))
+            session.cursor.execute("BEGIN IMMEDIATE")
+            fence = super().take_turn(session, claim, holder, place)
+            session.cursor.execute("COMMIT")
             return fence
-
-        return session.atomically(take_and_leave)
-
-    def release(self, session: Executor, grant: Grant) -> bool:
-        given = super().release(session, grant)
-        if given:
-            self._wake_next(session, grant)
-        return given
-
-    def _wake_next(self, session: Executor, grant: Grant) -> None:
-        """Wake the first waiter. A short hold that did not wait itself is not expected to have one."""
-        held = clock.now() - grant.acquired_at
-        noted, address = self._queues.get(grant.claim.key.digest, (0.0, None))
-        waited = noted > grant.acquired_at
-        if not waited and held < SHORT_HOLD:
-            return
-        if address is None or not waited or held > HOT:
-            with contextlib.suppress(sqlite3.Error):  # the lease is free all the same
-                address = self._next_address(session, grant.claim)
-        if address is not None:
-            self.wakes.wake(address)
-
-    def _next_address(self, session: Executor, claim: Claim) -> str | None:
-        """The address of the first live waiter."""
-        found = session.ask(NEXT_ADDRESS, (claim.key.digest, self.now(session) - _GRACE))
-        return found[0][0] if found else None
+        except BaseException:
+            if session.cursor.connection.in_transaction:
+                session.cursor.execute("ROLLBACK")
+            raise
 
 
 class LeaseFile:
@@ -238,88 +129,38 @@ class LeaseFile:
         # Taken by ``with`` alone: a KeyboardInterrupt between an acquire() and its try would leave it locked.
         self.mutex = threading.RLock()
         self.cursor: sqlite3.Cursor | None = None
-        self.used_at = 0.0
         _files.add(self)
 
-    def change(self, statement: str, row: Any) -> int:
-        """Execute a write; how many rows it changed."""
-        with self.mutex:
-            return (self.cursor or self.open()).execute(statement, row).rowcount
-
-    def ask(self, statement: str, row: Any) -> list[Any]:
-        """Execute a read; its rows."""
-        with self.mutex:
-            return (self.cursor or self.open()).execute(statement, row).fetchall()
-
-    def atomically(self, work: Callable[[], T]) -> T:
-        """Execute several statements as one."""
-        with self.mutex:
-            cursor = self.cursor or self.open()
-            try:
-                cursor.execute("BEGIN IMMEDIATE")
-                result = work()
-                cursor.execute("COMMIT")
-                return result
-            except BaseException:
-                if cursor.connection.in_transaction:
-                    cursor.execute("ROLLBACK")
-                raise
-
-    def open(self) -> sqlite3.Cursor:
+    def open(self) -> None:
         """Open the file, or create it; under the mutex."""
         connection = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
         try:
-            cursor = connection.cursor()
             # A commit costs a whole page, and a lease is one short row.
-            cursor.execute("PRAGMA page_size = 1024")
-            cursor.execute("PRAGMA journal_mode = WAL").fetchall()
+            connection.execute("PRAGMA page_size = 1024")
+            connection.execute("PRAGMA journal_mode = WAL").fetchall()
             # Leases that a power failure undoes have no holders left: those were on this host.
-            cursor.execute("PRAGMA synchronous = NORMAL")
-            version = cursor.execute("PRAGMA user_version").fetchone()[0]
+            connection.execute("PRAGMA synchronous = NORMAL")
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
             if version > VERSION:
-                raise StoreError(
+                raise BackendUnavailable(
                     f"{self.path} was made by a newer version of django-distlock (format {version}, known: {VERSION})."
                 )
             if version < VERSION:
-                self._create(cursor)
-            # also after _create(), which does nothing if a process with an older version was faster
-            if len(cursor.execute(HAS_ADDED).fetchall()) < len(ADDED):
-                self._add_columns(cursor)
+                connection.executescript(SCHEMA)
         except BaseException:
             connection.close()
             raise
-        self.cursor = cursor
+        self.cursor = connection.cursor()
         # Leases in memory end with their last user, without a call of close(), of which Python 3.13 would warn.
         self._end = weakref.finalize(self, connection.close)
         self._end.atexit = False  # some leases are released later than that
-        return cursor
-
-    @staticmethod
-    def _create(cursor: sqlite3.Cursor) -> None:
-        cursor.execute("BEGIN IMMEDIATE")
-        for statement in SCHEMA:
-            cursor.execute(statement)
-        cursor.execute("COMMIT")
-
-    @staticmethod
-    def _add_columns(cursor: sqlite3.Cursor) -> None:
-        cursor.execute("BEGIN IMMEDIATE")
-        known = {name for (name,) in cursor.execute(HAS_ADDED)}  # another process may have been faster
-        for name in ADDED:
-            if name not in known:
-                cursor.execute(f"ALTER TABLE ticket ADD COLUMN {name} TEXT")
-        cursor.execute("COMMIT")
 
     def close(self) -> None:
         """Close the connection. Leases in memory stay while they are in use."""
-        if not self.in_memory:
-            with self.mutex:
-                self._close()
-
-    def _close(self) -> None:
-        if self.cursor is not None:
-            self.cursor = None
-            self._end()
+        with self.mutex:
+            if self.cursor is not None and not self.in_memory:
+                self.cursor = None
+                self._end()
 
     def before_fork(self) -> None:
         """Close the connection, which the parent opens again when it needs it.
@@ -328,17 +169,35 @@ class LeaseFile:
         would share lock counts with its parent, but not the locks (https://sqlite.org/howtocorrupt.html, 2.6).
         """
         self.mutex.acquire()
-        if not self.in_memory:
-            self._close()
-
-    def after_fork(self) -> None:
-        self.mutex.release()
+        self.close()
 
 
 _files: weakref.WeakSet[LeaseFile] = weakref.WeakSet()
 _in_memory: weakref.WeakValueDictionary[str, LeaseFile] = weakref.WeakValueDictionary()
 _guard = threading.Lock()
 _paused: list[LeaseFile] = []
+
+
+def _before_fork() -> None:
+    _paused[:] = list(_files)
+    for file in _paused:
+        file.before_fork()
+
+
+def _after_fork() -> None:
+    for file in _paused:
+        file.mutex.release()
+    _paused.clear()
+
+
+def _after_fork_in_child() -> None:
+    global _guard
+    _guard = threading.Lock()
+    _after_fork()
+    _in_memory.clear()
+
+
+at_fork(Order.SESSIONS, before=_before_fork, parent=_after_fork, child=_after_fork_in_child)
 
 
 def database_path(name: object) -> str | None:
@@ -356,7 +215,7 @@ def database_path(name: object) -> str | None:
     return os.path.realpath(text)
 
 
-def lease_path(name: str) -> str | None:
+def lease_path(name: object) -> str | None:
     """The file of the leases of a SQLite database; None: in memory."""
     path = database_path(name)
     return None if path is None else f"{path}-distlock"
@@ -364,105 +223,78 @@ def lease_path(name: str) -> str | None:
 
 def open_lease_file(name: object) -> LeaseFile:
     """The lease file of the database ``name``. All callers share the one in memory."""
-    text = os.fspath(name) if isinstance(name, os.PathLike) else str(name)
-    path = lease_path(text)
+    path = lease_path(name)
     if path is not None:
         return LeaseFile(path)
     with _guard:
-        file = _in_memory.get(text)
+        file = _in_memory.get(str(name))
         if file is None:
-            file = _in_memory[text] = LeaseFile(None)
+            file = _in_memory[str(name)] = LeaseFile(None)
         return file
 
 
-def _before_fork() -> None:
-    _paused[:] = list(_files)
-    for file in _paused:
-        file.before_fork()
-
-
-def _after_fork_in_parent() -> None:
-    for file in _paused:
-        file.after_fork()
-    _paused.clear()
-
-
-def _after_fork_in_child() -> None:
-    global _guard
-    _guard = threading.Lock()
-    _after_fork_in_parent()
-    _in_memory.clear()
-
-
-at_fork(Order.SESSIONS, before=_before_fork, parent=_after_fork_in_parent, child=_after_fork_in_child)
-
-
-class SqliteStore(Store):
+class SqliteStore:
     """The file of one alias, which does not hang. A statement is repeated while another process writes."""
 
-    statements: SqliteStatements
+    #: Seconds for which a statement may still be executed after its caller was told that it failed.
+    late = 0.0
 
-    def __init__(self, alias: str, database: str, threads: Callable[[], Threads]) -> None:
-        super().__init__(SqliteStatements(alias), threads)
+    def __init__(self, alias: str, database: str) -> None:
+        self.statements: Statements = SqliteStatements(alias)
+        self.used_at = 0.0
         self._settings = connections.settings[database]
         self._name: object = None
+        self._file: LeaseFile | None = None
 
-    async def run(
-        self, until: float, operation: Callable[Concatenate[Any, P], object], *args: P.args, **kwargs: P.kwargs
-    ) -> Any:
-        retries = 0
+    def run(self, until: float, operation: Callable[..., Any], *args: Any) -> Any:
+        """Execute one of the operations on leases, again while another process writes; BackendUnavailable if it does
+        so at the monotonic time ``until``, and has done so for a second."""
+        retries, give_up = 0, 0.0
         while True:
-            begin_by = None if retries else until
-            error, value = await self.aattempt(operation, args, begin_by)
-            if error is None:
-                return value
-            await pause(self._pause(error, until, retries))
+            file = self.file()
+            try:
+                with file.mutex:
+                    if file.cursor is None:
+                        file.open()
+                    return operation(file, *args)
+            except sqlite3.Error as error:
+                now = clock.now()
+                give_up = give_up or max(until, now + SILENCE)
+                busy = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+                if not busy:
+                    file.close()  # it may have been deleted or replaced: the next statement opens it again
+                if not busy or now >= give_up:
+                    raise BackendUnavailable(f"{file.path}: {error}") from error
+            time.sleep(random.uniform(SHORTEST, min(SHORTEST * 2 ** min(retries, 10), LONGEST)))  # noqa: S311
             retries += 1
-
-    def attempt(
-        self, operation: Callable[..., Any], args: tuple[Any, ...], begin_by: float | None
-    ) -> tuple[Exception | None, Any]:
-        if begin_by is not None and clock.now() > begin_by:
-            return StoreOverloaded(f"{self._name} is overloaded: the statement could not be executed in time."), None
-        try:
-            return None, operation(self.file(), *args)
-        except FILE_ERRORS as error:
-            return error, None
-
-    def _pause(self, error: Exception, until: float, retries: int) -> float:
-        """The pause before the statement is repeated; StoreError if it is not."""
-        if isinstance(error, StoreError):
-            raise error
-        busy = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-        if busy and clock.now() < until:
-            longest = min(SHORTEST * 2**retries, LONGEST) if retries < 10 else LONGEST
-            return random.uniform(SHORTEST, longest)  # noqa: S311 - spreads retries
-        if not busy:
-            self.close()  # the file may have been deleted or replaced: the next statement opens it again
-        where = self.session.path if self.session is not None else self._name
-        raise StoreError(f"{where}: {error}") from error
 
     def file(self) -> LeaseFile:
         """The file of the database that the alias has now: test runners change its NAME."""
-        name = self._settings["NAME"]
-        file: LeaseFile | None = self.session
+        name, file = self._settings["NAME"], self._file
         if file is None or (name is not self._name and name != self._name):
             if file is not None:
                 file.close()
-            file = self.session = open_lease_file(name)
+            file = self._file = open_lease_file(name)
             self._name = name
-        file.used_at = clock.now()
+        self.used_at = clock.now()
         return file
 
     @property
     def is_open(self) -> bool:
-        return self.session is not None and self.session.cursor is not None and not self.session.in_memory
+        """Is there a file to be closed once it is idle?"""
+        return self._file is not None and self._file.cursor is not None and not self._file.in_memory
+
+    def watch(self, now: float) -> float | None:
+        """A file has no server that could be silent."""
+        return None
 
     def close(self) -> None:
-        if self.session is not None:
-            self.session.close()
-        self.statements.wakes.close()
+        """Close the file. Leases are rows and stay; the next statement opens it again."""
+        if self._file is not None:
+            self._file.close()
+
+    close_idle = close
 
     def abandon(self) -> None:
-        self.statements.wakes.close()
-        self.session = None  # it was closed before the fork; what was in memory is the parent's
+        """In the child of a fork: it was closed before; what was in memory is the parent's."""
+        self._file = None

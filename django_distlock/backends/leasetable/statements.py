@@ -1,4 +1,4 @@
-"""The operations on the leases of one alias, their SQL, and the store that executes them.
+"""The operations on the leases of one alias, and their SQL.
 
 There is one subclass for each family of databases. They differ in the clock and in how one statement takes a lease; the
 rest is common. Times are microseconds since 1970 in UTC, by the clock of the database.
@@ -7,36 +7,37 @@ rest is common. Times are microseconds since 1970 in UTC, by the clock of the da
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import socket
-from abc import ABC, abstractmethod
 from datetime import UTC, datetime, timedelta
-from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from django.db import IntegrityError
-from django.db.models.functions import Now
-from django.db.models.sql import Query
 
-from django_distlock.backends.text import printable, short
-from django_distlock.concurrency.origin import describe_caller
+from django_distlock.backends.text import printable, readable, short
+from django_distlock.records import MOST_WAITING, LockInfo
 from django_distlock.schema import NOW
-
-from .records import DEAD, GRACE, KEPT, NOWHERE, LiveLease, Look, Ticket, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from django.db.backends.base.base import BaseDatabaseWrapper
+    from django_distlock.records import Claim
 
-    from django_distlock.concurrency.executor import Threads
-    from django_distlock.records import Claim, Grant
-
-    Prepared = tuple[str, Callable[[dict[str, Any]], Any]]
-
-T = TypeVar("T")
-P = ParamSpec("P")
+# Seconds without a sign of life after which a waiter is passed over. It keeps its place until it is deleted.
+GRACE = 1.0
+# Seconds between two signs of life of a waiter.
+SIGN_OF_LIFE = 0.3
+# Seconds without a sign of life after which a waiter is deleted.
+DEAD = 60.0
+# Seconds after which a lease that ended may be pruned: by then the clock alone keeps the fence rising.
+KEPT = 24 * 3600.0
+# The place of a caller without a ticket: behind all tickets.
+NOWHERE = 2**62
+# Rows that one statement prunes, in a few milliseconds.
+BATCH = 1000
+# Shown for a waiter whose process did not write who it is.
+UNKNOWN = "unknown"
 
 # The live waiters ahead of a place. Tickets of one microsecond are ordered by their tokens.
 AHEAD = """FROM {ticket} t WHERE t.digest = :digest AND t.seen > {now} - {grace}
@@ -47,16 +48,6 @@ OURS = """EXISTS (
 # The lease is free, expired, or ours.
 MINE = "token IN ('-', :token) OR expires_at <= {now}"
 COLUMNS = "(digest, alias, name, token, fence, acquired_at, expires_at, holder)"
-INSERT = """
-INSERT INTO {lease} {columns} VALUES (:digest, :alias, :name, :token, {now}, {now}, {now} + :ttl, :holder)
-"""
-UPDATE = """
-UPDATE {lease}
-SET token = :token, fence = CASE WHEN fence >= {now} THEN fence + 1 ELSE {now} END, acquired_at = {now},
-    expires_at = {now} + :ttl, holder = :holder, alias = :alias
-WHERE digest = :digest AND (token = :token OR ((token = '-' OR expires_at <= {now}) AND NOT EXISTS (SELECT 1 {ahead})))
-"""
-KNOWN = "SELECT 1 FROM {lease} WHERE digest = :digest"
 FENCE = "SELECT fence FROM {lease} WHERE digest = :digest AND token = :token AND expires_at > {now}"
 GIVE = """
 UPDATE {lease} SET token = '-', expires_at = {now} WHERE digest = :digest AND token = :token AND expires_at > {now}
@@ -77,7 +68,7 @@ FROM {ticket} p WHERE p.digest = :digest AND p.token = :token
 LOOK = """
 SELECT l.token, l.fence, (SELECT COUNT(*) {ahead}),
     (SELECT p.{arrived} FROM {ticket} p WHERE p.digest = :digest AND p.{arrived} = :place AND p.token = :token)
-FROM (SELECT 1 AS one{dual}) q LEFT JOIN {lease} l
+FROM (SELECT 1 AS one) q LEFT JOIN {lease} l
     ON l.digest = :digest AND l.expires_at > {now} AND l.token <> '-'
 """
 ROWS = """
@@ -86,10 +77,10 @@ FROM {lease} l LEFT JOIN {ticket} t ON t.digest = l.digest AND t.seen > {now} - 
 WHERE l.alias = :alias AND l.expires_at > {now} AND l.token <> '-'
 ORDER BY l.acquired_at, l.digest, t.{arrived}, t.token
 """
-HELD = "SELECT {hex} FROM {lease} l WHERE {hex} IN ('keys') AND l.expires_at > {now} AND l.token <> '-'"
+HELD = "SELECT {hex} FROM {lease} l WHERE l.digest IN (KEYS) AND l.expires_at > {now} AND l.token <> '-'"
 PRUNE_TICKETS = "DELETE FROM {ticket} WHERE seen < {now} - {dead}"
 LAST_OF_BATCH = """
-SELECT MAX(digest) FROM (SELECT digest FROM {lease} WHERE digest > :after ORDER BY digest {limit}) q
+SELECT MAX(digest) FROM (SELECT digest FROM {lease} WHERE digest > :after ORDER BY digest LIMIT {batch}) q
 """
 # A fence in the future, after the clock was set back, must be kept: the next one has to be higher.
 PRUNE = """
@@ -105,111 +96,96 @@ def microseconds(seconds: float) -> int:
     return int(min(seconds, CENTURY) * 1_000_000)
 
 
-class Holder:
-    """The caller, as host:pid:thread or task."""
+class Ticket(NamedTuple):
+    """A place in the queue, and how many were ahead when it was drawn."""
 
-    def __init__(self) -> None:
-        self._process = f"{socket.gethostname()}:{os.getpid()}"
-        self._known: dict[str, str] = {}
-
-    def text(self) -> str:
-        name = describe_caller()
-        text = self._known.get(name)
-        if text is None:
-            if len(self._known) >= 1000:
-                self._known.clear()
-            text = self._known[name] = short(f"{self._process}:{name}")
-        return text
+    place: int
+    ahead: int
 
 
-class Executor(Protocol):
-    """What statements are executed on: a session of a server, or an open file."""
+class Look(NamedTuple):
+    """The token and the fence of the live lease, how many waiters are ahead, and the waiter's own place."""
 
-    used_at: float
-
-    def change(self, statement: str, row: Any) -> int: ...
-    def ask(self, statement: str, row: Any) -> list[Any]: ...
-    def atomically(self, work: Callable[[], T]) -> T: ...
+    token: str | None
+    fence: int | None
+    ahead: int
+    place: int | None
 
 
 class Statements:
-    """Common SQL: up to three statements take a lease. A subclass names the clock in its own SQL, or ``now`` is a
-    parameter that is asked for before each statement, as Django spells it."""
+    """Common SQL. A subclass names the clock in its own SQL, or ``now`` is a parameter.
+
+    Each operation is executed on ``session``, whose ``cursor`` is a driver's, and may be repeated: what a claim has
+    got is known by its token.
+    """
 
     clock: str | None = None
-    placeholder = "%s"
+    placeholder, literal = "%s", "'KEY'"
     ahead, join_text = AHEAD, JOIN
-    # the key of a claim, as the tables have it
-    digest: Callable[[Claim], Any] = staticmethod(attrgetter("key.path"))
+    # what differs in the tables
+    parts: ClassVar[dict[str, str]] = {
+        "lease": "django_distlock_lease",
+        "ticket": "django_distlock_ticket",
+        "arrived": "arrived",
+        "hex": "l.digest",
+    }
 
     def __init__(self, alias: str) -> None:
-        self._alias = short(alias)
+        self._backend, self._alias = alias, short(alias)
         # the text of each statement, and what makes the row of its parameters
-        self._texts: dict[str, Prepared] = {}
+        self._texts: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {}
 
-    def fragments(self, session: Any) -> dict[str, str]:
-        """What is inserted into the statements beside the clock."""
-        return {
-            "lease": "django_distlock_lease",
-            "ticket": "django_distlock_ticket",
-            "arrived": "arrived",
-            "hex": "l.digest",
-            "dual": session.wrapper.features.bare_select_suffix,
-        }
-
-    def now(self, session: Any) -> int:
-        query = Query(None)
-        query.add_annotation(Now(), "now", select=True)
-        session.cursor.execute(*query.get_compiler(connection=session.wrapper).as_sql())
-        now: datetime = session.cursor.fetchone()[0]
-        return ((now if now.tzinfo else now.replace(tzinfo=UTC)) - EPOCH) // timedelta(microseconds=1)
+    def digest(self, claim: Claim) -> Any:
+        """The key of a claim, as the tables have it."""
+        return claim.key.path
 
     def packed(self, digits: str) -> Any:
         """A key in hexadecimal digits, as the tables have it."""
         return digits
 
-    def hold(self, claim: Claim) -> dict[str, Any]:
-        """The parameters of a statement about a claim's own lease or ticket."""
-        return {"digest": self.digest(claim), "token": claim.token}
+    def now(self) -> int:
+        """The time, where it is a parameter."""
+        raise NotImplementedError
 
-    def limit(self, session: Any, count: int) -> str:
-        return session.wrapper.ops.limit_offset_sql(0, count) or ""
-
-    def _prepared(self, session: Executor, statement: str) -> Prepared:
+    def _prepared(self, statement: str) -> tuple[str, Callable[[dict[str, Any]], Any]]:
         parts = {
-            **self.fragments(session),
+            **self.parts,
             "now": self.clock or ":now",
             "grace": microseconds(GRACE),
             "dead": microseconds(DEAD),
             "kept": microseconds(KEPT),
+            "batch": BATCH,
             "columns": COLUMNS,
         }
         inner = {"ahead": self.ahead.format(**parts), "ours": OURS.format(**parts), "mine": MINE.format(**parts)}
         text = statement.format(**parts, **inner)
+        names = PARAMETER.findall(text)
+        row = itemgetter(*names) if len(names) > 1 else lambda values: [values[name] for name in names]
         # by a function: a template is parsed by a module that cannot be imported at the end of the interpreter
-        sql = PARAMETER.sub(lambda name: self.placeholder.format(name[1]), text)
-        prepared = self._texts[statement] = sql, self.row(PARAMETER.findall(text))
+        prepared = self._texts[statement] = PARAMETER.sub(lambda name: self.placeholder, text), row
         return prepared
 
-    def row(self, names: list[str]) -> Callable[[dict[str, Any]], Any]:
-        """What makes the parameters of a statement, for the driver, out of their values."""
-        return itemgetter(*names) if len(names) > 1 else lambda values: [values[name] for name in names]
+    def _execute(self, session: Any, statement: str, values: dict[str, Any]) -> Any:
+        text, row = self._texts.get(statement) or self._prepared(statement)
+        if self.clock is None and "now" not in values:
+            values["now"] = self.now()
+        cursor = session.cursor
+        cursor.execute(text, row(values))
+        return cursor
 
-    def change(self, session: Executor, statement: str, values: dict[str, Any]) -> int:
+    def change(self, session: Any, statement: str, values: dict[str, Any]) -> int:
         """Execute a write; how many rows it changed."""
-        text, row = self._texts.get(statement) or self._prepared(session, statement)
-        if self.clock is None and "now" not in values:
-            values["now"] = self.now(session)
-        return session.change(text, row(values))
+        return int(self._execute(session, statement, values).rowcount)
 
-    def ask(self, session: Executor, statement: str, values: dict[str, Any]) -> list[Any]:
+    def ask(self, session: Any, statement: str, values: dict[str, Any]) -> list[Any]:
         """Execute a read; its rows."""
-        text, row = self._texts.get(statement) or self._prepared(session, statement)
-        if self.clock is None and "now" not in values:
-            values["now"] = self.now(session)
-        return session.ask(text, row(values))
+        return list(self._execute(session, statement, values).fetchall())
 
-    def values(self, claim: Claim, holder: str, place: int) -> dict[str, Any]:
+    def hold(self, claim: Claim) -> dict[str, Any]:
+        """The parameters of a statement about a claim's own lease or ticket."""
+        return {"digest": self.digest(claim), "token": claim.token}
+
+    def take_values(self, claim: Claim, holder: str, place: int) -> dict[str, Any]:
         """The parameters of a statement that takes a lease."""
         return {
             "digest": self.digest(claim),
@@ -221,99 +197,97 @@ class Statements:
             "place": place,
         }
 
-    def take(self, session: Executor, claim: Claim, holder: str, place: int = NOWHERE) -> int | None:
+    def take(self, session: Any, claim: Claim, holder: str, place: int = NOWHERE) -> int | None:
         """Take the lease if it is free, expired or ours, and no live waiter is before ``place``; the fence, or None."""
-        values = self.values(claim, holder, place)
-        if not self.change(session, UPDATE, values):
-            if self.ask(session, KNOWN, values):
-                return None
-            try:
-                self.change(session, INSERT, values)
-            except IntegrityError:  # another process was faster
-                return None
-        found = self.ask(session, FENCE, values)
-        return int(found[0][0]) if found else None
+        raise NotImplementedError
 
-    def enter(
-        self, session: Executor, claim: Claim, holder: str, queue: bool, address: str | None = None
-    ) -> tuple[int | None, Ticket | None]:
-        """Take the lease, or else draw a ticket if ``queue``; the fence, and the ticket. ``address`` is that of the
-        waiter's socket, if it has one."""
-        fence = self.take(session, claim, holder)
-        return fence, self.join(session, claim, holder, address) if fence is None and queue else None
-
-    def take_turn(self, session: Executor, claim: Claim, holder: str, place: int) -> int | None:
+    def take_turn(self, session: Any, claim: Claim, holder: str, place: int) -> int | None:
         """Take the lease if no live waiter is before ``place``, and leave the queue; the fence, or None."""
+        fence = self.take(session, claim, holder, place)
+        if fence is not None:
+            self.leave(session, claim)
+        return fence
 
-        def take_and_leave() -> int | None:
-            fence = self.take(session, claim, holder, place)
-            if fence is not None:
-                self.leave(session, claim)
-            return fence
-
-        return session.atomically(take_and_leave)
-
-    def give(self, session: Executor, claim: Claim) -> bool:
+    def give(self, session: Any, claim: Claim) -> bool:
         """Free the lease; False if the claim does not hold it."""
         return self.change(session, GIVE, self.hold(claim)) > 0
 
-    def release(self, session: Executor, grant: Grant) -> bool:
-        """Free the lease of ``grant``; False if that does not hold it."""
-        return self.give(session, grant.claim)
+    def undo(self, session: Any, claim: Claim) -> None:
+        """Free the lease, and leave the queue."""
+        self.give(session, claim)
+        self.leave(session, claim)
 
-    def extend(self, session: Executor, claim: Claim, ttl: float) -> bool:
+    def extend(self, session: Any, claim: Claim, ttl: float) -> bool:
         """Let the lease live for ``ttl`` seconds from now; False if the claim does not hold it."""
         return self.change(session, EXTEND, {**self.hold(claim), "ttl": microseconds(ttl)}) > 0
 
-    def holds(self, session: Executor, claim: Claim) -> bool:
+    def holds(self, session: Any, claim: Claim) -> bool:
         """Does the claim hold the lease?"""
         return bool(self.ask(session, FENCE, self.hold(claim)))
 
-    def join(self, session: Executor, claim: Claim, holder: str, address: str | None = None) -> Ticket:
+    def join(self, session: Any, claim: Claim, holder: str) -> Ticket:
         """Draw a ticket. Harmless if repeated."""
         with contextlib.suppress(IntegrityError):
-            self.change(session, self.join_text, {**self.hold(claim), "holder": holder, "address": address})
+            self.change(session, self.join_text, {**self.hold(claim), "holder": holder})
         place, ahead = self.ask(session, PLACE, self.hold(claim))[0]
         return Ticket(place, int(ahead))
 
-    def look(self, session: Executor, claim: Claim, place: int) -> Look:
+    def look(self, session: Any, claim: Claim, place: int) -> Look:
         """How the lease and the queue are, without writing."""
-        row = self.ask(session, LOOK, {**self.hold(claim), "place": place})[0]
-        return Look(row[0], row[1], int(row[2]), row[3])
+        token, fence, ahead, own_place = self.ask(session, LOOK, {**self.hold(claim), "place": place})[0]
+        return Look(token, fence, int(ahead), own_place)
 
-    def refresh(self, session: Executor, claim: Claim) -> None:
+    def refresh(self, session: Any, claim: Claim) -> None:
         """Note that the waiter is alive."""
         self.change(session, REFRESH, self.hold(claim))
 
-    def leave(self, session: Executor, claim: Claim) -> None:
+    def leave(self, session: Any, claim: Claim) -> None:
         """Delete the ticket, and those of dead waiters."""
         self.change(session, LEAVE, self.hold(claim))
 
-    def rows(self, session: Executor) -> list[LiveLease]:
-        """The live leases of this alias."""
-        return rows_of(self.ask(session, ROWS, {"alias": self._alias}))
-
-    def held(self, session: Executor, keys: Iterable[str]) -> list[str]:
-        """Those of ``keys``, in hexadecimal digits, whose leases are live."""
-        text, row = self._texts.get(HELD) or self._prepared(session, HELD)
-        values = {"now": self.now(session)} if self.clock is None else {}
-        text = text.replace("'keys'", ", ".join(f"'{key}'" for key in keys))
-        return [key for (key,) in session.ask(text, row(values))]
-
-    def break_lease(self, session: Executor, digest: str, fence: int) -> bool:
+    def break_lease(self, session: Any, digest: str, fence: int) -> bool:
         """Free the lease that was granted with ``fence``; False if it has ended."""
         return self.change(session, BREAK, {"digest": self.packed(digest), "fence": fence}) > 0
 
-    def prune(self, session: Executor, after: Any, limit: int) -> tuple[int, Any]:
-        """Delete leases that ended a day ago, among the ``limit`` ones with digests above ``after``; how many, and the
-        last digest. It is None at the end of the table, when dead waiters are deleted."""
+    def prune(self, session: Any, after: Any) -> tuple[int, Any]:
+        """Delete leases that ended a day ago, among the BATCH ones with digests above ``after``; how many, and the last
+        digest. It is None at the end of the table, when dead waiters are deleted."""
         after = after or self.packed("")
-        batch = LAST_OF_BATCH.replace("{limit}", self.limit(session, limit))
-        last = self.ask(session, batch, {"after": after})[0][0]
+        last = self.ask(session, LAST_OF_BATCH, {"after": after})[0][0]
         if last is None:
             self.change(session, PRUNE_TICKETS, {})
             return 0, None
         return self.change(session, PRUNE, {"after": after, "last": last}), last
+
+    def held(self, session: Any, keys: Iterable[str]) -> list[str]:
+        """Those of ``keys``, in hexadecimal digits, whose leases are live."""
+        statement = HELD.replace("KEYS", ", ".join(self.literal.replace("KEY", key) for key in keys))
+        try:
+            return [key for (key,) in self.ask(session, statement, {})]
+        finally:
+            self._texts.pop(statement, None)  # each has other keys
+
+    def rows(self, session: Any) -> list[LockInfo]:
+        """The live leases of this alias, each with its waiters."""
+        found = []
+        for lease, each in groupby(self.ask(session, ROWS, {"alias": self._alias}), key=lambda row: row[:7]):
+            digest, name, token, fence, acquired_at, expires_at, holder = lease
+            waiting = [who or UNKNOWN for *_, waiter, who in each if waiter is not None]
+            found.append(
+                LockInfo(
+                    backend=self._backend,
+                    key=digest,
+                    name=readable(name),
+                    holder=holder,
+                    acquired_at=EPOCH + timedelta(microseconds=acquired_at),
+                    expires_at=EPOCH + timedelta(microseconds=expires_at),
+                    fence=fence,
+                    waiters=len(waiting),
+                    waiting=tuple(waiting[:MOST_WAITING]),
+                    details={"token": token[:8]},
+                )
+            )
+        return found
 
 
 class PostgresStatements(Statements):
@@ -331,8 +305,8 @@ class PostgresStatements(Statements):
     RETURNING fence
     """
 
-    def take(self, session: Executor, claim: Claim, holder: str, place: int = NOWHERE) -> int | None:
-        found = self.ask(session, self.TAKE, self.values(claim, holder, place))
+    def take(self, session: Any, claim: Claim, holder: str, place: int = NOWHERE) -> int | None:
+        found = self.ask(session, self.TAKE, self.take_values(claim, holder, place))
         return int(found[0][0]) if found else None
 
 
@@ -362,60 +336,5 @@ class MySQLStatements(Statements):
     """
 
     def take(self, session: Any, claim: Claim, holder: str, place: int = NOWHERE) -> int | None:
-        self.change(session, self.TAKE, self.values(claim, holder, place))
+        self.change(session, self.TAKE, self.take_values(claim, holder, place))
         return int(session.cursor.lastrowid) or None
-
-
-def statements_of(connection: BaseDatabaseWrapper) -> type[Statements]:
-    """The statements for a connection to a server, also of backends that are derived from those of Django."""
-    families = {kind.__module__.rpartition(".")[0] for kind in type(connection).__mro__}
-    if "django.db.backends.postgresql" in families:
-        return PostgresStatements
-    if "django.db.backends.mysql" in families:
-        return MySQLStatements
-    return Statements
-
-
-class Store(ABC):
-    """Where the leases are: it has the session and executes the statements on it."""
-
-    session: Any = None
-
-    def __init__(self, statements: Statements, threads: Callable[[], Threads]) -> None:
-        self.statements = statements
-        self._threads = threads
-
-    @abstractmethod
-    async def run(
-        self, until: float, operation: Callable[Concatenate[Any, P], object], *args: P.args, **kwargs: P.kwargs
-    ) -> Any:
-        """Execute one of the statements, again while it is worth while. StoreError at the monotonic time ``until``."""
-
-    @abstractmethod
-    def attempt(self, *args: Any) -> tuple[Exception | None, Any]:
-        """The error or None, and the result."""
-
-    async def aattempt(self, *args: Any) -> tuple[Exception | None, Any]:
-        """:meth:`attempt`, for a task in a thread, since no driver and no checkpoint of SQLite's has an async form."""
-        return await self._threads().short(self.attempt, *args)
-
-    @property
-    def is_open(self) -> bool:
-        """Is there a session to be closed once it is idle?"""
-        return self.session is not None
-
-    def watch(self, now: float) -> float | None:
-        """End a statement that has no time left; the deadline of the present one."""
-        return None
-
-    def close_idle(self) -> None:
-        """Close the session unless it is in use."""
-        self.close()
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close the session. Leases are rows and stay; the next statement opens another session."""
-
-    @abstractmethod
-    def abandon(self) -> None:
-        """In the child of a fork: leave the session to the parent."""

@@ -5,29 +5,27 @@ from __future__ import annotations
 
 import os
 import secrets
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 from django.db import connections
 
-from django_distlock.backends.leasetable import server, sqlite, statements
+from django_distlock.backends.leasetable import sqlite, statements
 from django_distlock.backends.leasetable.backend import LeaseTableBackend
 from django_distlock.keys import derive_key
-from django_distlock.records import Claim
+from django_distlock.records import Claim, Grant
+from tests.conftest import eventually
 from tests.faults.server import ask
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from django_distlock.backends.leasetable.sqlite import LeaseFile
-
 SQLITE = ("file", "memory")
 SERVERS = {"postgres": "postgres", "mariadb": "mariadb"}
-# the common SQL, which other databases get
-PORTABLE = {"portable on postgres": "postgres", "portable on mariadb": "mariadb"}
-STORES = (*SQLITE, *SERVERS, *PORTABLE)
+STORES = (*SQLITE, *SERVERS)
 TTL = 30.0
-WAIT = 1000.0
+WAIT = 100.0
 everywhere = pytest.mark.parametrize("stores", STORES, indirect=True)
 
 
@@ -36,18 +34,16 @@ class Stores:
 
     def __init__(self, store: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self.store = store
-        self.database = {**SERVERS, **PORTABLE}.get(store, "default")
+        self.database = SERVERS.get(store, "default")
         self.alias = f"alias {os.getpid()} {secrets.token_hex(4)}"
         self.offset = 0.0
         self._clients: list[LeaseTableBackend] = []
         self._monkeypatch = monkeypatch
+        self._pool = ThreadPoolExecutor(4)
         if store in SQLITE:
             name = f"file:{secrets.token_hex(4)}?mode=memory&cache=shared" if store == "memory" else folder / "db"
             monkeypatch.setitem(connections.settings["default"], "NAME", name)
-        if store in PORTABLE:
-            monkeypatch.setattr(server, "statements_of", lambda connection: statements.Statements)
         self._clock = {kind: kind.clock for kind in (statements.PostgresStatements, statements.MySQLStatements)}
-        self._now = statements.Statements.now
         self._sqlite_now = sqlite.SqliteStatements.now
 
     def client(self) -> LeaseTableBackend:
@@ -62,19 +58,23 @@ class Stores:
         """Set the clock of the database forward, or back."""
         self.offset += seconds
         offset = int(self.offset * 1_000_000)
-        self._monkeypatch.setattr(
-            sqlite.SqliteStatements, "now", lambda of, session: self._sqlite_now(of, session) + offset
-        )
+        self._monkeypatch.setattr(sqlite.SqliteStatements, "now", lambda of: self._sqlite_now(of) + offset)
         for kind, clock in self._clock.items():
             self._monkeypatch.setattr(kind, "clock", f"({clock} + {offset})")
-        self._monkeypatch.setattr(statements.Statements, "now", lambda of, session: self._now(of, session) + offset)
         for client in self._clients:
             client.store.statements._texts.clear()
+
+    def waits(self, client: LeaseTableBackend, claim: Claim) -> Future[Grant | None]:
+        """Have ``client`` wait for the lease in a thread, and return once it has a ticket."""
+        tickets = self.tickets(claim.key.name)
+        waiting = self._pool.submit(client.try_acquire, claim, WAIT)
+        eventually(lambda: self.tickets(claim.key.name) > tickets or waiting.done(), "it draws no ticket")
+        return waiting
 
     def kept(self) -> int:
         """How many leases of this alias are in the table, ended ones too."""
         if self.store in SQLITE:
-            return int(self._file().ask("SELECT count(*) FROM lease", ())[0][0])
+            return self._in_file("SELECT count(*) FROM lease")
         sql = "SELECT count(*) FROM django_distlock_lease WHERE alias = %s"
         return int(ask(self.database, sql, self.alias)[0][0])
 
@@ -82,15 +82,18 @@ class Stores:
         """How many tickets there are for one name."""
         key = self.claim(name).key
         if self.store in SQLITE:
-            return int(self._file().ask("SELECT count(*) FROM ticket WHERE digest = ?", (key.digest,))[0][0])
+            return self._in_file("SELECT count(*) FROM ticket WHERE digest = ?", key.digest)
         return int(ask(self.database, "SELECT count(*) FROM django_distlock_ticket WHERE digest = %s", key.path)[0][0])
 
-    def _file(self) -> LeaseFile:
-        store = self._clients[0].store
-        assert isinstance(store, sqlite.SqliteStore)
-        return store.file()
+    def _in_file(self, sql: str, *parameters: object) -> int:
+        def ask(file: sqlite.LeaseFile) -> int:
+            assert file.cursor is not None
+            return int(file.cursor.execute(sql, parameters).fetchone()[0])
+
+        return int(self._clients[0].store.run(0.0, ask))
 
     def close(self) -> None:
+        self._pool.shutdown()
         for client in self._clients:
             client.close()
         if self.store not in SQLITE:

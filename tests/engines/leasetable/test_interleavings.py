@@ -5,59 +5,54 @@ from __future__ import annotations
 from itertools import combinations
 from typing import Any
 
-from tests.engines.leasetable.stores import TTL, WAIT, Stores, everywhere
+from tests.conftest import PATIENCE
+from tests.engines.leasetable.stores import TTL, Stores, everywhere
 
 # For each order, whose step is which.
 ORDERS = [[int(at not in first) for at in range(8)] for first in combinations(range(8), 4)]
 
 
 class Queueing:
-    """Each step does what is next: give back what is held, else ask, and queue up for it."""
+    """A client that asks for the lease in a thread of its own, where it may have to wait."""
 
     def __init__(self, stores: Stores) -> None:
         self.stores = stores
         self.client = stores.client()
-        self.claim = stores.claim()
+        self.waiting: Any = None
         self.grant: Any = None
 
-    def step(self) -> tuple[str, int]:
-        if self.grant is not None:
-            fence = self.grant.fence
-            assert self.client.release(self.grant)
-            self.grant, self.claim = None, self.stores.claim()
-            return "released", fence
-        self.grant = self.client.try_acquire(self.claim, WAIT)
-        return ("granted", self.grant.fence) if self.grant is not None else ("waits", 0)
+    def granted(self, last: int) -> int:
+        self.grant = self.waiting.result(PATIENCE)
+        self.waiting = None
+        assert self.grant.fence > last
+        return int(self.grant.fence)
 
-    def finish(self) -> None:
+    def step(self, other: Queueing, last: int) -> int:
+        """What is next: give back what is held, which is then the other one's if it waits; or ask, and wait behind it.
+        The last fence."""
         if self.grant is not None:
-            self.step()
-        self.client.withdraw(self.claim)
+            assert self.client.release(self.grant)
+            self.grant = None
+            return other.granted(last) if other.waiting is not None else last
+        if self.waiting is None:
+            self.waiting = self.stores.waits(self.client, self.stores.claim())
+            if other.grant is None:
+                return self.granted(last)
+        assert not self.waiting.done()
+        return last
 
 
 def test_queueing(stores: Stores) -> None:
-    """One holder at a time, fences that rise, no grant before an earlier waiter's, nothing left."""
+    """One holder at a time, fences that rise, what is given back goes to the waiter, nothing left."""
     assert len(ORDERS) == 70
     clients = [Queueing(stores), Queueing(stores)]
     last, waited = 0, 0
     for order in ORDERS:
-        holder: int | None = None
-        waiting: list[int] = []
         for who in order:
-            event, fence = clients[who].step()
-            if event == "granted":
-                assert holder is None, order
-                assert fence > last, order
-                assert waiting in ([], [who], [who, 1 - who]), order
-                holder, last, waiting = who, fence, [other for other in waiting if other != who]
-            elif event == "released":
-                assert holder == who, order
-                holder = None
-            elif who not in waiting:
-                waiting.append(who)
-                waited += 1
-        for client in clients:
-            client.finish()
+            last = clients[who].step(clients[1 - who], last)
+            waited += clients[who].waiting is not None
+        while holding := [client for client in clients if client.grant is not None]:
+            holding[0].step(clients[1 - clients.index(holding[0])], last)
         assert stores.tickets() == 0
         assert list(clients[0].client.inspect()) == []
     assert waited > 50, "they did meet"
