@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from kazoo.exceptions import ZookeeperError
 
 from django_distlock.backends.base import Backend
-from django_distlock.backends.query import Chosen, LockQuery, Mine, chosen
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.flow import run
 from django_distlock.records import Claim, Finding, Grant, LockInfo
@@ -24,7 +22,9 @@ from .queue import Contender
 from .session import ConnectionBroken, NoAnswer, SessionEnded, ZooKeeperSession
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Mapping
+
+    from django_distlock.keys import LockKey
 
 T = TypeVar("T")
 
@@ -233,9 +233,9 @@ class ZooKeeperBackend(Backend):
     def inspect(self) -> Iterable[LockInfo]:
         return self._listed(None)
 
-    def select(self, query: LockQuery, mine: Sequence[Mine] = (), known: Sequence[str] = ()) -> Chosen | None:
-        """The locks of ``query.keys``. Without them None: then all locks are listed."""
-        return None if query.keys is None else chosen(self._listed(query.keys), query, datetime.now(UTC))
+    def held_among(self, keys: Iterable[LockKey]) -> set[LockKey]:
+        listed = {self.listed_as(key): key for key in keys}
+        return {listed[info.key] for info in self._listed(frozenset(listed))}
 
     def _listed(self, keys: frozenset[str] | None) -> list[LockInfo]:
         return self._look(lambda session, until: listed(session, until, self.alias, keys))
