@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from hypothesis import given
@@ -69,4 +70,4 @@ def in_order(one: LockInfo, other: LockInfo, order: list[str]) -> bool:
 def test_the_first_field_counts_most_and_unknown_values_are_last(infos: list[LockInfo], order: list[str]) -> None:
     found = LockQuery(order=tuple(order)).select(infos, NOW)
     assert sorted(map(id, found)) == sorted(map(id, infos))
-    assert all(in_order(one, other, order) for one, other in zip(found, found[1:], strict=False))
+    assert all(in_order(one, other, order) for one, other in pairwise(found))

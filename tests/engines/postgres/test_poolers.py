@@ -104,11 +104,14 @@ def test_r22b_transaction_mode_with_an_idle_pool(alias: Any, name: str) -> None:
 def test_in_transaction_mode_what_atomic_holds_is_listed_and_broken(alias: Any, name: str) -> None:
     """No lock session is needed for that."""
     with behind(alias, TurningPooler) as bounced:
-        with pytest.raises(DatabaseError), transaction.atomic(bounced):
-            advisory_lock(name, using="postgres", timeout=5).acquire()
-            (info,) = [info for info in held_locks("postgres")[0].locks if info.name == name]
-            assert break_lock(info) is True
+        connection = connections[bounced]
+        connection.set_autocommit(False)
+        advisory_lock(name, using="postgres", timeout=5).acquire()
+        (info,) = [info for info in held_locks("postgres")[0].locks if info.name == name]
+        assert break_lock(info) is True
+        with pytest.raises(DatabaseError):
             ask(bounced, "SELECT 1")
+        connection.close()
         assert open_to_others(name)
 
 

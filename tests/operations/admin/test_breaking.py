@@ -144,7 +144,8 @@ def test_what_cannot_be_broken_has_no_button_and_says_so_if_asked(boss: Client) 
     assert not LogEntry.objects.exists()
 
 
-# By GET and by POST: the list, its refresh (nothing is chosen), what was chosen, the page of a lock, the question, and the answer to it.
+# By GET and by POST: the list, its refresh (nothing is chosen), what was chosen, the page of a lock, the question, and
+# the answer to it.
 EVERYTHING = [(200, 302)] * 2 + [(200, 200)] + [(200, 403)] * 2 + [(302, 302)]
 EXPECTED = {
     "anonymous": [(302, 302)] * 6,
