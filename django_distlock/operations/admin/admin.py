@@ -37,8 +37,6 @@ from .rows import LockRow, duration, facts_of, moment, unsigned
 if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
 
-    from django_distlock.operations.history import Event
-
     Base = admin.ModelAdmin[HeldLock]
 else:
     Base = admin.ModelAdmin
@@ -257,8 +255,8 @@ def _find(report: BackendReport, pk: str) -> LockRow | None:
 
 
 def _history(alias: str, name: str | None) -> dict[str, Any] | None:
-    """``events`` of a lock, newest first, and ``plot``, an SVG of waits and holds; or ``error``, the class of the error
-    that prevented reading them. None if no history is recorded."""
+    """``events`` of a lock, newest first; or ``error``, the class of the error that prevented reading them. None if no
+    history is recorded."""
     if name is None or not history.enabled():
         return None
     try:
@@ -268,10 +266,10 @@ def _history(alias: str, name: str | None) -> dict[str, Any] | None:
     except DatabaseError as error:
         logger.warning("The history of locks cannot be read: %s", one_line(error))
         return {"error": type(error).__name__}
-    return {"events": [_event(event) for event in events], "plot": history.plot(events) if events else ""}
+    return {"events": [_event(event) for event in events]}
 
 
-def _event(event: Event) -> dict[str, Any]:
+def _event(event: LockEvent) -> dict[str, Any]:
     return {
         "at": moment(event.at),
         "what": EVENTS.get(event.kind, event.kind),

@@ -15,7 +15,7 @@ from django_distlock.concurrency.text import one_line
 from django_distlock.operations.lookup import aliases, with_cause
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from django.core.management.base import CommandParser, OutputWrapper
 
@@ -94,6 +94,12 @@ def number(unit: str = "seconds", *, positive: bool = False, none: bool = False)
         raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}.")
 
     return parsed
+
+
+def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """The lines of a table; each column is as wide as its longest text."""
+    sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, sizes)).rstrip() for row in rows]
 
 
 def encodable(text: str, encoding: str | None) -> str:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from django.core.management.base import CommandError
 
-from .base import WRONG_ARGUMENTS, Subcommand
+from .base import WRONG_ARGUMENTS, Subcommand, aligned
 from .breaking import user
-from .listing import cells, fitted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from django.core.management.base import CommandParser
 
 FAILED = 1
-# Characters of one column.
-WIDEST = 40
 R = TypeVar("R")
 
 
@@ -75,9 +72,7 @@ class Leases(Subcommand, Generic[R]):
         """The rows as a table."""
         if not rows:
             return cls.nothing
-        lines = [cls.headings, *(cls.cells_of(row) for row in rows)]
-        widths = [min(WIDEST, max(map(cells, column))) for column in zip(*lines, strict=True)]
-        return "\n".join("  ".join(map(fitted, line, widths)).rstrip() for line in lines)
+        return "\n".join(aligned([cls.headings, *(cls.cells_of(row) for row in rows)]))
 
     def _end(self, found: list[R], yes: bool, reason: str) -> int:
         if not found:

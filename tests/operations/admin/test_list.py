@@ -150,13 +150,13 @@ def test_a_session_is_ended_with_all_that_it_holds(boss: Client, using: str, nam
     assert "a transaction that is open in it is rolled back" in pages[1]
 
 
-def test_the_history_is_shown_with_a_plot_or_a_red_line(boss: Client, name: str) -> None:
+def test_the_history_is_shown_or_a_red_line(boss: Client, name: str) -> None:
     name, connection = name[-40:], connections["default"]
     with override_settings(DISTLOCK_HISTORY_DAYS=1), advisory_lock(name, using="memory"):
         page = address(boss, name)
         assert recorder.flush(10)
         found = boss.get(page).text
-        assert all(part in found for part in ("<svg", "Recent history", "<td>acquired</td>"))
+        assert all(part in found for part in ("Recent history", "<td>acquired</td>"))
         # the table is missing, or the database that a router chose for it is down
         connection.settings_dict["ATOMIC_REQUESTS"] = True
         try:
