@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import getpass
 import math
+import os
+import sys
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 
     from django.core.management.base import CommandParser, OutputWrapper
 
+# The answer is no.
+FAILED = 1
 # The exit status of argparse, here of all wrong arguments.
 WRONG_ARGUMENTS = 2
 # sysexits.h
@@ -94,6 +99,25 @@ def number(unit: str = "seconds", *, positive: bool = False, none: bool = False)
         raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}.")
 
     return parsed
+
+
+def confirmed(question: str) -> bool:
+    """Ask the person at the terminal. CommandError if there is none."""
+    if not sys.stdin.isatty():
+        text = "Standard input is not a terminal, so the question cannot be asked: add --yes."
+        raise CommandError(text, returncode=WRONG_ARGUMENTS)
+    try:
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    except (EOFError, KeyboardInterrupt):
+        return False
+
+
+def user() -> str:
+    """The name of the user of the operating system."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in containers
+        return f"uid {os.getuid()}"
 
 
 def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:

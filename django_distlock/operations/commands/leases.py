@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from django.core.management.base import CommandError
-
-from .base import WRONG_ARGUMENTS, Subcommand, aligned
-from .breaking import user
+from .base import FAILED, Subcommand, aligned, confirmed, user
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from django.core.management.base import CommandParser
 
-FAILED = 1
 R = TypeVar("R")
 
 
@@ -79,7 +74,7 @@ class Leases(Subcommand, Generic[R]):
             self.stderr.write(self.none_to_end)
             return FAILED
         self.say(self.table(found))
-        if not yes and not self._confirm():
+        if not yes and not confirmed("End it?"):
             self.stderr.write("Nothing was ended.")
             return FAILED
         why = f"manage.py distlock {self.name} by {user()}" + (f": {reason}" if reason else "")
@@ -89,13 +84,3 @@ class Leases(Subcommand, Generic[R]):
         if len(ended) < len(found):
             self.stderr.write("It was given back or has changed hands meanwhile.")
         return 0 if ended else FAILED
-
-    @staticmethod
-    def _confirm() -> bool:
-        if not sys.stdin.isatty():
-            text = "Standard input is not a terminal, so the question cannot be asked: add --yes."
-            raise CommandError(text, returncode=WRONG_ARGUMENTS)
-        try:
-            return input("End it? [y/N] ").strip().lower() in ("y", "yes")
-        except (EOFError, KeyboardInterrupt):
-            return False
