@@ -13,17 +13,13 @@ from django_distlock.concurrency.deadline import backoff, pause
 from django_distlock.concurrency.executor import Threads
 from django_distlock.exceptions import BackendUnavailable, UnsupportedOperation
 
-from .query import LockQuery
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from django.core.checks import CheckMessage
 
     from django_distlock.keys import LockKey
     from django_distlock.records import Claim, Finding, Grant, LockInfo
-
-    from .query import Chosen, Mine
 
     T = TypeVar("T")
 
@@ -114,20 +110,9 @@ class Backend(ABC):
 
     @abstractmethod
     def inspect(self) -> Iterable[LockInfo]:
-        """The locks that are held now, by all processes."""
-
-    def blocking(self) -> Iterable[LockInfo]:
-        """Locks on tables and rows of the same database that block a session, by any program; empty where the engine
-        has none. ``details["kind"]`` is "relation" or "row", ``details["blocks"]`` names the blocked sessions."""
-        return ()
-
-    def select(self, query: LockQuery, mine: Sequence[Mine] = (), known: Sequence[str] = ()) -> Chosen | None:
-        """The locks of :meth:`inspect` and :meth:`blocking` that ``query`` is about; None if the engine cannot select
-        them by itself.
-
-        ``mine`` are the locks that this process holds, ``known`` the keys whose names, known here alone, match.
-        """
-        return None
+        """The locks that are held now, by all processes. Also locks on tables and rows of the same database that block
+        a session, by any program: ``details["kind"]`` is "relation" or "row", ``details["blocks"]`` names the blocked
+        sessions."""
 
     def listed_as(self, key: LockKey) -> str:
         """The name of ``key`` in :meth:`inspect`."""
@@ -136,9 +121,7 @@ class Backend(ABC):
     def held_among(self, keys: Iterable[LockKey]) -> set[LockKey]:
         """Those of ``keys`` that anybody holds now. It takes nothing; BackendUnavailable without an answer."""
         listed = {self.listed_as(key): key for key in keys}
-        found = self.select(LockQuery(keys=frozenset(listed)))
-        infos = self.inspect() if found is None else found.locks
-        return {listed[info.key] for info in infos if info.key in listed}
+        return {listed[info.key] for info in self.inspect() if info.key in listed}
 
     def server_session(self, grant: Grant) -> int:
         """The server's number of the session that has ``grant``; 0 if there is none or it is not known."""

@@ -152,6 +152,7 @@ class MemoryBackend(Backend):
                     acquired_at=datetime.fromtimestamp(entry.since, UTC),
                     expires_at=datetime.fromtimestamp(wall + entry.expires - now, UTC),
                     fence=entry.fence,
+                    waiters=0,  # they all queue in this process
                 )
                 for digest in list(self._entries)
                 for entry in self._live(digest, now)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import OperationalError, connections
@@ -19,7 +18,7 @@ from django_distlock.concurrency.background import Background, CallTimeout, NotS
 from django_distlock.concurrency.flow import run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -107,42 +106,3 @@ def _answer(connection: SideConnection, question: Callable[[BaseDatabaseWrapper]
         return question(connection.wrapper)
     finally:
         connection.close()
-
-
-def _select_one(connection: BaseDatabaseWrapper) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT 1")
-
-
-@contextmanager
-def watched(database: str) -> Iterator[None]:
-    """Let a statement of the block on Django's own connection fail when the server hangs. Silent if it hangs before.
-
-    A second thread asks the server on a side connection, again and again. Without an answer it ends Django's session.
-    """
-    connection: Any = connections[database]
-    if connection.vendor not in SERVERS:
-        yield
-        return
-    ask(database, _select_one)
-    over, guard = threading.Event(), threading.Lock()
-
-    def watch() -> None:
-        while not over.wait(PATIENCE):
-            try:
-                ask(database, _select_one)
-            except Silent:
-                with guard, contextlib.suppress(Exception):  # the connection may be closed, or just being opened
-                    if not over.is_set():
-                        sockets.shut(connection.connection.fileno())
-            except Exception:  # noqa: S112 - the server answers
-                continue
-
-    thread = threading.Thread(target=watch, name=f"distlock-{database}-watch", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        with guard:
-            over.set()
-        thread.join()

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
 # The table of the names behind hashed keys.
 NAMES_TABLE = "django_distlock_name"
@@ -44,27 +44,9 @@ def short(text: str) -> str:
     return made
 
 
-class SessionContents:
-    """The locks of each session: breaking one of them ends the session, and the others are lost with it."""
-
-    def __init__(self) -> None:
-        self._named: dict[str | None, dict[str, str]] = {}
-        self._count: dict[str | None, int] = {}
-
-    def add(self, session: str | None, key: str, name: str | None) -> None:
-        self._count[session] = self._count.get(session, 0) + 1
-        named = self._named.setdefault(session, {})
-        if len(named) <= MOST_NAMED:
-            named[key] = name or key
-
-    def others(self, session: str | None, key: str) -> str:
-        """:func:`others_of` what ``session`` holds."""
-        return others_of(self._named[session].items(), self._count[session], key)
-
-
-def others_of(held: Iterable[tuple[str, str]], count: int, key: str) -> str:
-    """The names of up to MOST_NAMED of the ``count`` locks of a session, without that of ``key``; empty if there are no
-    others. ``held`` has the keys and names of one more than that."""
-    names = [name for each, name in held if each != key][:MOST_NAMED]
-    more = count - 1 - len(names)
+def other_names(held: Sequence[tuple[str, str]], key: str) -> str:
+    """The names of the locks of a session, given as keys and names, without that of ``key``: breaking one of them ends
+    the session, and the others are lost with it."""
+    names = [name for each, name in held[: MOST_NAMED + 1] if each != key][:MOST_NAMED]
+    more = len(held) - 1 - len(names)
     return ", ".join([*names, f"{more} more"] if more > 0 else names)

@@ -122,7 +122,7 @@ def check_sessions(
         if getattr(backend, "session_database", None) not in (databases or ()):
             continue
         try:
-            list(backend.inspect())
+            list(backend.diagnose())  # which opens a lock session
         except ImproperlyConfigured as error:
             found.append(Error(str(error), id="distlock.E005"))
         except UnsupportedOperation as error:

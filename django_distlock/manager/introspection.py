@@ -7,14 +7,11 @@ import logging
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from django.core.exceptions import ImproperlyConfigured
 
 from django_distlock import signals
-from django_distlock.backends.query import Chosen, LockQuery, Mine, chosen
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.background import Background, CallTimeout, NotStarted
 from django_distlock.concurrency.flow import run
@@ -25,12 +22,12 @@ from django_distlock.records import MOST_WAITING, BackendReport, LockInfo
 
 from . import events
 from .lock_table import lock_table
-from .name_log import describe_holder, this_process
-from .registry import Entry, registry
+from .name_log import describe_holder
+from .registry import registry
 from .site_key import site_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from concurrent.futures import Future
 
     from django_distlock.backends.base import Backend
@@ -56,17 +53,12 @@ def held_locks(using: str | None = None) -> list[BackendReport]:
     which may contain an address, is only logged. All aliases are queried at the same time and have 2.5 s together; one
     that takes longer has the error "TimeoutError".
     """
-    return [replace(report, locks=tuple(found.locks)) for report, found in ask(LockQuery(), using)]
-
-
-def ask(query: LockQuery, using: str | None = None) -> list[AliasAnswer]:
-    """The answer of each alias, or of the one, to ``query``; errors are reported as in :func:`held_locks`."""
     aliases = [using] if using is not None else registry.aliases()
     for alias in aliases:
         _load(alias)
     until = clock.now() + PATIENCE
-    answers = [(alias, _begun(alias, query)) for alias in aliases]
-    return [_taken(alias, answer, until) for alias, answer in answers]
+    reports = [(alias, _begun(alias)) for alias in aliases]
+    return [_taken(alias, report, until) for alias, report in reports]
 
 
 def _load(alias: str) -> None:
@@ -113,90 +105,51 @@ def break_lock(info: LockInfo, *, reason: str = "") -> bool:
     return broken
 
 
-class AliasAnswer(NamedTuple):
-    """The report on one alias, and the locks found."""
-
-    report: BackendReport
-    found: Chosen = Chosen((), 0, 0)
-
-
-def _begun(alias: str, query: LockQuery) -> Future[AliasAnswer] | None:
+def _begun(alias: str) -> Future[BackendReport] | None:
     """The query of one alias, in a thread; None if too many are still under way."""
     _queries.setdefault(alias, Background(f"distlock-list-{alias}", MOST_ABANDONED))
     with suppress(NotStarted):
-        return _queries[alias].start(_answer, alias, query)
+        return _queries[alias].start(_report, alias)
     return None
 
 
-def _taken(alias: str, answer: Future[AliasAnswer] | None, until: float) -> AliasAnswer:
-    """The answer, or a report of a timeout at the monotonic time ``until``."""
-    if answer is not None:
+def _taken(alias: str, report: Future[BackendReport] | None, until: float) -> BackendReport:
+    """The report, or one of a timeout at the monotonic time ``until``."""
+    if report is not None:
         with suppress(CallTimeout):
-            return run(_queries[alias].result(answer, until))
+            return run(_queries[alias].result(report, until))
     logger.warning("The locks of alias %r cannot be listed: no answer within %g s", alias, PATIENCE)
-    name = type(registry.entry(alias).backend).__name__
-    return AliasAnswer(BackendReport(alias=alias, backend=name, error="TimeoutError"))
+    return BackendReport(alias=alias, backend=type(registry.entry(alias).backend).__name__, error="TimeoutError")
 
 
-def _answer(alias: str, query: LockQuery) -> AliasAnswer:
+def _report(alias: str) -> BackendReport:
     name = ""
     try:
-        entry = registry.entry(alias)
-        name = type(entry.backend).__name__
-        found = _found(entry, query)
+        backend = registry.entry(alias).backend
+        name = type(backend).__name__
+        locks = _known_here(backend, backend.inspect())
     except (DistlockError, ImproperlyConfigured) as error:
         logger.warning("The locks of alias %r cannot be listed: %s", alias, one_line(error))
         cause = error.__cause__ if isinstance(error, DistlockError) else None
-        return AliasAnswer(BackendReport(alias=alias, backend=name, error=type(cause or error).__name__))
-    return AliasAnswer(BackendReport(alias=alias, backend=name, breakable=entry.backend.supports_break), found)
+        return BackendReport(alias=alias, backend=name, error=type(cause or error).__name__)
+    return BackendReport(alias=alias, backend=name, breakable=backend.supports_break, locks=locks)
 
 
-def _found(entry: Entry, query: LockQuery) -> Chosen:
-    """Add what only this process knows: the names that it has used, its own holders, and its waiters."""
-    backend, here = entry.backend, _waiting_here(entry.backend)
-    if not backend.needs_site_key:
-        everything = (replace(info, waiters=info.waiters or 0) for info in backend.inspect())
-        return chosen((_awaited(info, here) for info in everything), query, datetime.now(UTC))
-    names = entry.known_names() if backend.keeps_notes else {}
-    mine = _mine(backend) if backend.keeps_notes else []
-    part = query.text.casefold()
-    matching = [key for key, name in names.items() if part in name.casefold()] if part else []
-    # the server does not see the callers that wait in this process
-    asked = LockQuery() if here and query.minds_waiters else query
-    found = backend.select(asked, mine, matching)
-    if found is not None:
-        locks = [_awaited(_named(info, names), here) for info in found.locks]
-        return found._replace(locks=locks) if asked is query else chosen(locks, query, datetime.now(UTC))
-    held = {(each.key, each.session): each for each in mine}
-    infos = (_awaited(_known(_named(info, names), held), here) for info in backend.inspect())
-    return chosen(chain(infos, backend.blocking()), query, datetime.now(UTC))
-
-
-def _mine(backend: Backend) -> list[Mine]:
-    """The holds of this process. Of readers that share one session only the first, because the server sees one."""
-    found: dict[tuple[str, str], Mine] = {}
-    for hold in sorted(lock_table.held(backend), key=lambda hold: hold.held_at):
-        if (grant := hold.grant) is not None:
-            key, session = backend.listed_as(hold.key), str(backend.server_session(grant))
-            mine = Mine(
-                key=key, session=session, name=hold.key.name, held_at=hold.held_at, holder=describe_holder(hold)
-            )
-            found.setdefault((key, session), mine)
-    return list(found.values())
+def _known_here(backend: Backend, infos: Iterable[LockInfo]) -> tuple[LockInfo, ...]:
+    """Add what only this process knows: the names that it has used, and its own waiters."""
+    names = backend.known_names() if backend.keeps_notes else {}
+    queues = _waiting_here(backend)
+    return tuple(_awaited(_named(info, names), queues.get(info.key)) for info in infos)
 
 
 def _named(info: LockInfo, names: Mapping[str, str]) -> LockInfo:
     return replace(info, name=names[info.key]) if info.name is None and info.key in names else info
 
 
-def _known(info: LockInfo, held: Mapping[tuple[str, str], Mine]) -> LockInfo:
-    mine = held.get((info.key, info.details.get("connection", "")))
-    if mine is None:
+def _awaited(info: LockInfo, queue: Sequence[str] | None) -> LockInfo:
+    if not queue:
         return info
-    since, server = datetime.now(UTC) - timedelta(seconds=clock.now() - mine.held_at), info.holder or ""
-    for said in (mine.holder, this_process()):
-        server = server.removeprefix(f"{said}, ")
-    return replace(info, acquired_at=since, holder=f"{mine.holder}, {server}")
+    return replace(info, waiters=(info.waiters or 0) + len(queue), waiting=(*info.waiting, *queue)[:MOST_WAITING])
 
 
 def _waiting_here(backend: Backend) -> dict[str, list[str]]:
@@ -206,10 +159,3 @@ def _waiting_here(backend: Backend) -> dict[str, list[str]]:
         if hold.waits and hold.backend is backend:
             queues[backend.listed_as(hold.key)].append(describe_holder(hold))
     return queues
-
-
-def _awaited(info: LockInfo, here: Mapping[str, list[str]]) -> LockInfo:
-    queue = here.get(info.key)
-    if not queue:
-        return info
-    return replace(info, waiters=(info.waiters or 0) + len(queue), waiting=(*info.waiting, *queue)[:MOST_WAITING])

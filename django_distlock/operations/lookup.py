@@ -1,4 +1,4 @@
-"""What the commands and the admin need of the inside: finding held locks by a query or a name, aliases, errors."""
+"""What the commands and the admin need of the inside: finding held locks by name, aliases, errors."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_distlock.backends.query import LockPage, LockQuery, merged
 from django_distlock.exceptions import DistlockError
 from django_distlock.keys import validate_name
-from django_distlock.manager.introspection import ask, held_locks
+from django_distlock.manager.introspection import held_locks
 from django_distlock.manager.name_log import name_log
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
@@ -19,24 +18,6 @@ from django_distlock.manager.site_key import site_key
 if TYPE_CHECKING:
     from django_distlock.locks.lease import Lease
     from django_distlock.records import BackendReport
-
-
-def find_locks(query: LockQuery, using: str | None = None) -> LockPage:
-    """Return the held locks of one alias, or of all, that match ``query``, in its order.
-
-    Errors are as in :func:`held_locks`. PostgreSQL filters, sorts and cuts by itself, so that the rows read do not grow
-    with the number of locks; with several aliases they grow with ``query.stop``. The other engines list all they have.
-    """
-    if using is None and len(every := aliases()) == 1:
-        (using,) = every
-    answers = ask(query if using is not None else replace(query, start=0), using)
-    parts = [found.locks for _, found in answers]
-    return LockPage(
-        locks=merged(parts, query) if using is None else tuple(parts[0]),
-        matching=sum(found.matching for _, found in answers),
-        total=sum(found.total for _, found in answers),
-        reports=tuple(report for report, _ in answers),
-    )
 
 
 def aliases() -> list[str]:

@@ -11,7 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
 from django.utils.module_loading import import_string
 
-from django_distlock.backends.side_connection import Silent, watched
+from django_distlock.backends.side_connection import Silent, ask
 from django_distlock.concurrency.text import one_line
 from django_distlock.exceptions import BackendUnavailable, DistlockError
 from django_distlock.manager import name_log
@@ -76,8 +76,8 @@ def _pruners() -> dict[str, Pruner]:
 
 def _delete(kind: str, pruner: Pruner, database: str, days: float, silent: set[str]) -> int:
     try:
-        with watched(database):
-            return pruner.delete(database, days)
+        ask(database, lambda _connection: None)  # a server that hangs is known before Django's connection waits for it
+        return pruner.delete(database, days)
     except Silent as error:
         silent.add(database)
         raise BackendUnavailable(f"{error} Its {kind}, and what else is kept there, were not pruned.") from None

@@ -1,8 +1,7 @@
 """Records the events of locks for their history, if ``DISTLOCK_HISTORY_DAYS`` is set.
 
 Receivers of the signals queue the events; a thread with its own database connection writes them in batches, so that no
-acquire and no release pays a statement. In a flood ordinary events are left out; timeouts, losses and breaks only if
-the database does not take them.
+acquire and no release pays a statement. In a flood the oldest events are left out.
 """
 
 from __future__ import annotations
@@ -38,12 +37,9 @@ logger = logging.getLogger("django_distlock.operations")
 UID = "django_distlock.history"
 # Seconds from an event until it is written.
 DELAY = 1.0
-# Rows of one statement, and of these the ordinary events: a flood of them must not keep the others out.
-BATCH = 500
-ORDINARY = 200
-# Timeouts, losses and breaks that wait for a database that does not take them.
-KEPT = 5000
-# How often a batch of them is tried, over some minutes: locks are lost when a database is being restarted.
+# Events that wait to be written, and rows of one statement.
+MOST, BATCH = 5000, 500
+# How often a batch is tried, over some minutes: locks are lost when a database is being restarted.
 TRIES = 8
 # Seconds between two prunings by one process.
 PRUNE_EVERY = 3600.0
@@ -61,22 +57,16 @@ class Recorder:
     def reset(self) -> None:
         """Start with an empty queue and without a thread: also in the child of a fork."""
         self._guard = threading.Lock()
-        self._rare: deque[Any] = deque()
-        self._ordinary: deque[Any] = deque()
+        self._items: deque[Any] = deque(maxlen=MOST)
         self._hurry = threading.Event()
         self._thread: threading.Thread | None = None
         # processes that start together do not prune together
         self._prune_at = clock.now() + random.random() * PRUNE_EVERY  # noqa: S311 - spreads work, guards no secret
-        self.dropped = 0
 
-    def put(self, item: Any, *, rare: bool) -> None:
-        """Queue ``item``. In a flood an ordinary one is dropped; a rare one only after ``KEPT`` were not written."""
+    def put(self, item: Any) -> None:
+        """Queue ``item``."""
         with self._guard:
-            queue, most = (self._rare, KEPT) if rare else (self._ordinary, ORDINARY)
-            if len(queue) >= most:
-                self.dropped += 1
-                return
-            queue.append(item)
+            self._items.append(item)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="distlock-history", daemon=True)
                 try:
@@ -99,23 +89,20 @@ class Recorder:
             # a database that is down is tried ever less often; for flush() once
             self._hurry.wait(min(DELAY * 2**failures, 60.0))
             with self._guard:
-                rare = [self._rare.popleft() for _ in range(min(len(self._rare), BATCH))]
-                ordinary = [self._ordinary.popleft() for _ in range(min(len(self._ordinary), BATCH - len(rare)))]
-                dropped, self.dropped = self.dropped, 0
-                if not rare and not ordinary:
+                batch = [self._items.popleft() for _ in range(min(len(self._items), BATCH))]
+                if not batch:
                     self._end()
                     return
-            if dropped:
-                logger.warning("%d events of locks were not recorded: there were too many.", dropped)
-            error = self._store(rare + ordinary)
+            error = self._store(batch)
             failures = 0 if error is None else failures + 1
             with self._guard:
                 if isinstance(error, OperationalError | InterfaceError) and failures < TRIES:
-                    self._rare.extendleft(reversed(rare))
+                    room = min(MOST - len(self._items), len(batch))  # the newer ones count more
+                    self._items.extendleft(reversed(batch[len(batch) - room :]))
                 if error is not None and self._hurry.is_set():
                     self._end()
                     return
-                failures %= TRIES
+            failures %= TRIES
 
     def _end(self) -> None:
         self._thread = None
@@ -155,7 +142,7 @@ def configure() -> None:
 
 
 def _put(kind: str, sender: type, *, name: str, using: str, **facts: Any) -> None:
-    recorder.put((kind, datetime.now(UTC), name, using, facts), rare=kind not in ("acquired", "released"))
+    recorder.put((kind, datetime.now(UTC), name, using, facts))
 
 
 def _write(items: Sequence[tuple[str, datetime, str, str, dict[str, Any]]]) -> None:

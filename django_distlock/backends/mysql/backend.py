@@ -7,17 +7,15 @@ lock taken inside a transaction is released after it.
 
 from __future__ import annotations
 
-import contextlib
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from django_distlock.backends.sessions.backend import SessionLockBackend
-from django_distlock.backends.sessions.session import STATEMENT_LIMIT, ServerError, SessionDead, unavailable
-from django_distlock.concurrency import clock
-from django_distlock.concurrency.flow import run
-from django_distlock.exceptions import UnsupportedOperation
+from django_distlock.backends.sessions.session import SessionDead, unavailable
+from django_distlock.exceptions import BackendUnavailable, UnsupportedOperation
 
 from . import doctor, introspection
 
@@ -57,7 +55,7 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
         return key.text
 
     def inspect(self) -> Iterable[LockInfo]:
-        return introspection.infos(self.alias, _texts(run(self._aside(self._listed))))
+        return self._ask_beside(partial(introspection.listed, self.alias, self.known_names()))
 
     def _held_statement(self, keys: Iterable[str]) -> bytes:
         """This needs no privilege, unlike the list of all locks."""
@@ -67,86 +65,13 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
     def diagnose(self) -> Iterable[Finding]:
         return doctor.findings(self._ask, int(self.options.get("wait_sessions", 8)))
 
-    async def _listed(self, session: MySQLSession) -> list[Any]:
-        until = clock.now() + STATEMENT_LIMIT
-        for named in (True, False):  # the names' table may not be there yet, or not be readable
-            try:
-                rows: list[Any] = await session.query(introspection.listing(session.mariadb, named), until)
-            except ServerError as error:
-                if not named and error.code not in introspection.NOT_TO_BE_SEEN:
-                    raise unavailable(self.alias, error) from error
-                continue
-            if rows or session.mariadb:
-                return rows
-            break  # MySQL's table is also empty if it is switched off
-        return await self._asked_by_name(session, until)
-
-    async def _asked_by_name(self, session: MySQLSession, until: float) -> list[Any]:
-        """Without a list of locks the server still names the holder of one: ask for the noted names, and for those
-        that this process knows, so that an operator without the privilege to list locks sees these."""
-        noted: list[Any] = []
-        with contextlib.suppress(ServerError):
-            noted = await session.query(introspection.NOTED, until)
-        names = sorted(self.known_names().keys() - {_text(row[0]) for row in noted})
-        if not names:
-            return noted
-        columns = ", ".join(f"IS_USED_LOCK('{name}')" for name in names)
-        used = await session.query(f"SELECT {columns}".encode(), until)
-        found = zip(names, used[0], strict=True)
-        return [*noted, *((name, None, connection) for name, connection in found if connection is not None)]
-
-    def blocking(self) -> Iterable[LockInfo]:
-        return introspection.blocking(self.alias, run(self._aside(self._blocking)))
-
-    async def _blocking(self, session: MySQLSession) -> list[list[str]]:
-        until = clock.now() + STATEMENT_LIMIT
-        rows = await self._rows(session, introspection.PERFORMANCE_SCHEMA, until)
-        if not rows and session.mariadb:
-            rows = await self._rows(session, introspection.PLUGIN, until)
-        last = introspection.INNODB if session.mariadb else introspection.DATA_LOCKS
-        return rows + (await self._rows(session, last, until))
-
-    async def _rows(self, session: MySQLSession, sql: bytes, until: float) -> list[list[str]]:
-        """No rows if the server has no such table, or refuses us the privilege."""
-        try:
-            rows = await session.query(sql, until)
-        except ServerError:
-            return []
-        return [["" if value is None else value for value in row] for row in _texts(rows)]
-
     def break_lock(self, info: LockInfo) -> bool:
-        found = introspection.ours(info)
-        return found is not None and run(self._aside(lambda session: self._break(session, *found)))
-
-    async def _break(self, session: MySQLSession, connection: int, holds: str, noted: str) -> bool:
-        """End the connection in one statement. MySQL checks the note of the hold in a statement before, since its KILL
-        may read no table."""
-        until = clock.now() + STATEMENT_LIMIT
         try:
-            if session.mariadb:
-                sql = introspection.COMPARE_AND.format(ours=holds + noted, then=f"KILL CONNECTION {connection}")
-            else:
-                sql = introspection.KILL_IF.format(ours=holds, connection=connection)
-                if noted and (await session.execute(f"SELECT {holds}{noted}".encode(), until)) != 1:
-                    return False
-            await session.query(sql.encode(), until)
-        except ServerError as error:
-            if error.code in (introspection.NOT_OURS, introspection.NO_SUCH_CONNECTION):
-                return False
-            if error.code not in introspection.NOT_ALLOWED:
-                raise unavailable(self.alias, error) from error
+            return self._ask_beside(partial(introspection.end, info))
+        except BackendUnavailable as error:
+            if error.__cause__ is None or introspection.code_of(error.__cause__) not in introspection.NOT_ALLOWED:
+                raise
             raise UnsupportedOperation(
                 f"The user of alias {self.alias!r} may not end this connection: it belongs to another user. Grant it "
                 "CONNECTION_ADMIN (MySQL), CONNECTION ADMIN (MariaDB 10.5.2) or SUPER."
             ) from error
-        return True
-
-
-def _texts(rows: Iterable[Any]) -> list[list[str | None]]:
-    return [[_text(value) for value in row] for row in rows]
-
-
-def _text(value: Any) -> str | None:
-    if value is None:
-        return None
-    return value.decode() if isinstance(value, bytes) else str(value)

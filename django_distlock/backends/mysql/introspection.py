@@ -3,17 +3,21 @@ names; and ending a holder."""
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections import defaultdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from django_distlock.backends.text import NAMES_TABLE, SessionContents, readable
+from django.db import DatabaseError
+
+from django_distlock.backends.text import NAMES_TABLE, other_names, readable
 from django_distlock.exceptions import UnsupportedOperation
 from django_distlock.records import MOST_WAITING, LockInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from django.db.backends.base.base import BaseDatabaseWrapper
 
 
 # Two ways to see user-level locks: MariaDB's plugin METADATA_LOCK_INFO, and the performance schema of MySQL 8.
@@ -47,11 +51,11 @@ SELECT k.lock_key, NULL, k.ID, p.USER, p.HOST, p.TIME, k.name, IF(k.session = k.
        IF(k.session = k.ID, k.holder, NULL)
 FROM (SELECT n.*, IS_USED_LOCK(n.lock_key) AS ID FROM {NAMES_TABLE} n) k
 LEFT JOIN information_schema.PROCESSLIST p ON p.ID = k.ID WHERE k.ID IS NOT NULL
-""".encode()  # noqa: S608 - a constant
+"""  # noqa: S608 - a constant
 # Locks on tables and rows that keep a session waiting. Each statement returns kind, table, mode, the holder's
 # connection, user, host and seconds, and the connection that waits. A pair counts if one of its two locks is stronger
 # than those of plain reads and writes, which never wait for each other.
-PERFORMANCE_SCHEMA = b"""
+PERFORMANCE_SCHEMA = """
 SELECT 'relation', g.OBJECT_NAME, g.LOCK_TYPE, h.PROCESSLIST_ID, h.PROCESSLIST_USER, h.PROCESSLIST_HOST,
        h.PROCESSLIST_TIME, t.PROCESSLIST_ID
 FROM performance_schema.metadata_locks w
@@ -66,7 +70,7 @@ LIMIT 200
 """
 # MariaDB's performance schema is off by default. Its plugin shows granted locks; the waiters are in the process list,
 # and the table they wait for is in the text of their statement.
-PLUGIN = b"""
+PLUGIN = """
 SELECT 'relation', m.TABLE_NAME, SUBSTR(m.LOCK_MODE, 5), h.ID, h.USER, h.HOST, h.TIME, w.ID
 FROM information_schema.PROCESSLIST w
 JOIN information_schema.METADATA_LOCK_INFO m ON m.LOCK_TYPE = 'Table metadata lock' AND m.THREAD_ID <> w.ID
@@ -75,7 +79,7 @@ JOIN information_schema.PROCESSLIST h ON h.ID = m.THREAD_ID
 WHERE w.STATE LIKE 'Waiting for table %lock' AND w.DB = DATABASE()
 LIMIT 200
 """
-INNODB = b"""
+INNODB = """
 SELECT 'row', SUBSTRING_INDEX(REPLACE(l.LOCK_TABLE, '`', ''), '.', -1), l.LOCK_MODE, b.trx_mysql_thread_id, h.USER,
        h.HOST, h.TIME, r.trx_mysql_thread_id
 FROM information_schema.INNODB_LOCK_WAITS x
@@ -88,7 +92,7 @@ LIMIT 200
 """
 # MySQL 8 has the same in other tables. BLOCKING_THREAD_ID there is the thread that made the lock: for a row that was
 # just inserted that is the thread that waits for it.
-DATA_LOCKS = b"""
+DATA_LOCKS = """
 SELECT 'row', l.OBJECT_NAME, l.LOCK_MODE, b.trx_mysql_thread_id, h.PROCESSLIST_USER, h.PROCESSLIST_HOST,
        h.PROCESSLIST_TIME, r.trx_mysql_thread_id
 FROM performance_schema.data_lock_waits x
@@ -98,19 +102,18 @@ JOIN information_schema.INNODB_TRX r ON r.trx_id = x.REQUESTING_ENGINE_TRANSACTI
 LEFT JOIN performance_schema.threads h ON h.PROCESSLIST_ID = b.trx_mysql_thread_id
 WHERE l.OBJECT_SCHEMA = DATABASE() LIMIT 200
 """
-# no such table, and no privilege
-NO_SUCH_TABLE = 1146
-NOT_TO_BE_SEEN = frozenset({NO_SUCH_TABLE, 1109, 1044, 1142, 1143, 1227})
+# No such table, and no privilege.
+NOT_TO_BE_SEEN = frozenset({1146, 1109, 1044, 1142, 1143, 1227})
 # The form of LockKey.text: nothing else goes into a statement.
 IS_KEY = re.compile(r"[a-z0-9-]{1,64}")
-IS_OURS = "IS_USED_LOCK('%s') = %d"
-# A connection that gave the lock back and took it again has another note.
-STILL = f" AND EXISTS (SELECT 1 FROM {NAMES_TABLE} WHERE lock_key = '%s' AND session = %d AND since = %d)"  # noqa: S608
-# MariaDB compares and ends in one statement; 1644 is its answer if the lock is not that session's.
-COMPARE_AND = "BEGIN NOT ATOMIC IF {ours} THEN {then}; ELSE SIGNAL SQLSTATE '45000'; END IF; END"
-# MySQL takes an expression for the connection, without tables; there is no connection 0.
-KILL_IF = "KILL CONNECTION IF({ours}, {connection}, 0)"
-NOT_OURS, NO_SUCH_CONNECTION = 1644, 1094
+# Only a connection that holds this very lock is ended, in one statement. MariaDB answers 1644 if it does not hold it.
+# MySQL takes an expression for the connection, and there is no connection 0.
+END_MARIADB = """
+BEGIN NOT ATOMIC IF IS_USED_LOCK('{key}') = {connection} THEN KILL CONNECTION {connection};
+ELSE SIGNAL SQLSTATE '45000'; END IF; END
+"""
+END_MYSQL = "KILL CONNECTION IF(IS_USED_LOCK('{key}') = {connection}, {connection}, 0)"
+NOT_HELD = frozenset({1644, 1094})
 # KILL DENIED, and the privilege that MySQL 8 and MariaDB name
 NOT_ALLOWED = frozenset({1095, 1227})
 
@@ -120,12 +123,12 @@ class Row(NamedTuple):
 
     name: str
     status: str | None
-    connection: str
+    connection: int
     user: str | None = None
     host: str | None = None
-    seconds: str | None = None
+    seconds: float | None = None
     noted_name: str | None = None
-    since: str | None = None
+    since: int | None = None
     told: str | None = None
 
     @property
@@ -137,49 +140,95 @@ class Row(NamedTuple):
 
     @property
     def acquired_at(self) -> datetime | None:
-        return None if self.since is None else datetime.fromtimestamp(int(self.since) / 1_000_000, UTC)
+        return None if self.since is None else datetime.fromtimestamp(self.since / 1_000_000, UTC)
 
 
-def listing(mariadb: bool, named: bool) -> bytes:
-    """The statement that lists; ``named``: with the names from their table, which may not be there."""
+def is_mariadb(connection: BaseDatabaseWrapper) -> bool:
+    return bool(connection.mysql_is_mariadb)  # type: ignore[attr-defined]
+
+
+def code_of(error: BaseException) -> object:
+    """The number of the server's error."""
+    return error.args[0] if error.args else None
+
+
+def listed(alias: str, known: Mapping[str, str], connection: BaseDatabaseWrapper) -> list[LockInfo]:
+    """All held locks with a name, and those on tables and rows that keep a session waiting. ``known`` are the names
+    that this process knows, by key."""
+    with connection.cursor() as cursor:
+        found = infos(alias, _named(cursor, is_mariadb(connection), known))
+        return found + blocking(alias, _blocking(cursor, is_mariadb(connection)))
+
+
+def _named(cursor: Any, mariadb: bool, known: Mapping[str, str]) -> list[Row]:
     locks = MARIADB if mariadb else MYSQL
-    return (NAMED.format(locks=locks, table=NAMES_TABLE) if named else locks).encode()
+    for statement in (NAMED.format(locks=locks, table=NAMES_TABLE), locks):
+        try:  # the names' table may not be there yet, or not be readable
+            rows = _rows(cursor, statement)
+        except DatabaseError as error:
+            if statement is locks and code_of(error) not in NOT_TO_BE_SEEN:
+                raise
+            continue
+        if rows or mariadb:
+            return rows
+        break  # MySQL's table is also empty if it is switched off
+    return _asked_by_name(cursor, known)
 
 
-def ours(info: LockInfo) -> tuple[int, str, str] | None:
-    """The connection of ``info``, the condition that it holds the lock, and a further condition, beginning with
-    " AND ", that it is the noted hold; None if ``info`` has no connection."""
-    connection, noted = info.details.get("connection", ""), info.details.get("noted", "")
-    if not (connection.isdecimal() and (noted.isdecimal() or not noted)):
-        return None
-    if not IS_KEY.fullmatch(info.key):
-        raise UnsupportedOperation(f"The lock {info.key!r} is not one of ours: another program holds it.")
-    still = STILL % (info.key, int(connection), int(noted)) if noted else ""
-    return int(connection), IS_OURS % (info.key, int(connection)), still
+def _asked_by_name(cursor: Any, known: Mapping[str, str]) -> list[Row]:
+    """Without a list of locks the server still names the holder of one: ask for the noted names, and for those that
+    this process knows, so that an operator without the privilege to list locks sees these."""
+    found: list[Row] = []
+    with contextlib.suppress(DatabaseError):
+        found = _rows(cursor, NOTED)
+    if keys := sorted(known.keys() - {row.name for row in found}):
+        cursor.execute("SELECT " + ", ".join(f"IS_USED_LOCK('{key}')" for key in keys))
+        used = zip(keys, cursor.fetchone(), strict=True)
+        found += [Row(key, None, connection) for key, connection in used if connection is not None]
+    return found
 
 
-def infos(alias: str, rows: Iterable[Sequence[str | None]]) -> list[LockInfo]:
+def _rows(cursor: Any, statement: str) -> list[Row]:
+    cursor.execute(statement)
+    return [Row(*row) for row in cursor.fetchall()]
+
+
+def _blocking(cursor: Any, mariadb: bool) -> list[Sequence[Any]]:
+    rows = _seen(cursor, PERFORMANCE_SCHEMA)
+    if not rows and mariadb:
+        rows = _seen(cursor, PLUGIN)
+    return rows + _seen(cursor, INNODB if mariadb else DATA_LOCKS)
+
+
+def _seen(cursor: Any, statement: str) -> list[Sequence[Any]]:
+    """No rows if the server has no such table, or refuses us the privilege."""
+    with contextlib.suppress(DatabaseError):
+        cursor.execute(statement)
+        return list(cursor.fetchall())
+    return []
+
+
+def infos(alias: str, rows: Iterable[Row]) -> list[LockInfo]:
     """The held locks, each with its waiters and what else its session holds."""
     held: list[Row] = []
-    waiting: dict[str, list[Row]] = defaultdict(list)
-    contents = SessionContents()
-    for row in (Row(*each) for each in rows):  # type: ignore[arg-type]
+    waiting: dict[str, list[Row]] = {}
+    beside: dict[int, list[tuple[str, str]]] = {}
+    for row in rows:
         if row.status in ("GRANTED", None):
             held.append(row)
-            contents.add(row.connection, row.name, None if row.noted_name is None else readable(row.noted_name))
+            beside.setdefault(row.connection, []).append((row.name, readable(row.noted_name or row.name)))
         elif row.status == "PENDING":
-            waiting[row.name].append(row)
+            waiting.setdefault(row.name, []).append(row)
     for queue in waiting.values():
         queue.sort(key=lambda row: -float(row.seconds or 0))
-    return [_info(alias, row, waiting.get(row.name, ()), contents) for row in held]
+    return [_info(alias, row, waiting.get(row.name, ()), beside[row.connection]) for row in held]
 
 
-def _info(alias: str, row: Row, waiting: Sequence[Row], contents: SessionContents) -> LockInfo:
+def _info(alias: str, row: Row, waiting: Sequence[Row], beside: Sequence[tuple[str, str]]) -> LockInfo:
     details = {
-        "connection": row.connection,
-        "idle_seconds": "" if row.seconds is None else f"{float(row.seconds):.0f}",
-        "noted": row.since or "",
-        "also_holds": contents.others(row.connection, row.name),
+        "connection": str(row.connection),
+        "idle_seconds": "" if row.seconds is None else f"{row.seconds:.0f}",
+        "also_holds": other_names(beside, row.name),
     }
     return LockInfo(
         backend=alias,
@@ -193,11 +242,11 @@ def _info(alias: str, row: Row, waiting: Sequence[Row], contents: SessionContent
     )
 
 
-def blocking(alias: str, rows: Iterable[Sequence[str]]) -> list[LockInfo]:
-    """The locks on tables and rows that keep a session waiting."""
-    blocked: dict[tuple[str, ...], set[str]] = defaultdict(set)
+def blocking(alias: str, rows: Iterable[Sequence[Any]]) -> list[LockInfo]:
+    """The locks on tables and rows, from pairs of a holder and a waiter."""
+    blocked: dict[tuple[Any, ...], set[int]] = {}
     for *lock, waiter in rows:
-        blocked[tuple(lock)].add(waiter)
+        blocked.setdefault(tuple("" if value is None else str(value) for value in lock), set()).add(waiter)
     return [
         LockInfo(
             backend=alias,
@@ -210,8 +259,26 @@ def blocking(alias: str, rows: Iterable[Sequence[str]]) -> list[LockInfo]:
                 "connection": connection,
                 "mode": mode,
                 "idle_seconds": seconds,
-                "blocks": ", ".join(sorted(waiters, key=int)),
+                "blocks": ", ".join(map(str, sorted(waiters))),
             },
         )
         for (kind, table, mode, connection, user, host, seconds), waiters in blocked.items()
     ]
+
+
+def end(info: LockInfo, connection: BaseDatabaseWrapper) -> bool:
+    """End the connection that ``info`` shows, if it still holds the lock."""
+    holder = info.details.get("connection", "")
+    if not holder.isdecimal():
+        return False
+    if not IS_KEY.fullmatch(info.key):
+        raise UnsupportedOperation(f"The lock {info.key!r} is not one of ours: another program holds it.")
+    statement = END_MARIADB if is_mariadb(connection) else END_MYSQL
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(statement.format(key=info.key, connection=int(holder)))
+    except DatabaseError as error:
+        if code_of(error) in NOT_HELD:
+            return False
+        raise
+    return True

@@ -7,17 +7,16 @@ connection and dies with the transaction it protects.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
-from django_distlock.backends.query import LockQuery
 from django_distlock.backends.sessions.backend import SessionLockBackend
-from django_distlock.backends.sessions.session import STATEMENT_LIMIT, ServerError, SessionDead, unavailable
-from django_distlock.concurrency import clock
+from django_distlock.backends.sessions.session import SessionDead, unavailable
 from django_distlock.concurrency.flow import run
-from django_distlock.exceptions import UnsupportedOperation
+from django_distlock.exceptions import BackendUnavailable, UnsupportedOperation
 
 from . import doctor, introspection
 
@@ -31,11 +30,10 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-    from django_distlock.backends.query import Chosen, Mine
     from django_distlock.keys import LockKey
     from django_distlock.records import Claim, Finding, Grant, LockInfo
 
@@ -122,19 +120,7 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
         return 0 if raw.closed else int(raw.info.backend_pid)
 
     def inspect(self) -> Iterable[LockInfo]:
-        return self.select(LockQuery(kind="named")).locks
-
-    def select(self, query: LockQuery, mine: Sequence[Mine] = (), known: Sequence[str] = ()) -> Chosen:
-        async def rows(session: PostgresSession) -> list[Any]:
-            until = clock.now() + STATEMENT_LIMIT
-            try:
-                return await session.query(introspection.listing(query, mine, known), until)
-            except ServerError as error:
-                if error.code not in (introspection.UNDEFINED_TABLE, introspection.INSUFFICIENT_PRIVILEGE):
-                    raise unavailable(self.alias, error) from error
-            return await session.query(introspection.listing(query, mine, known, notes=False), until)
-
-        return introspection.chosen(self.alias, run(self._aside(rows))[0])
+        return self._ask_beside(partial(introspection.listed, self.alias))
 
     def _held_statement(self, keys: Iterable[str]) -> bytes:
         return introspection.HELD.replace("{keys}", ", ".join(keys)).encode()
@@ -148,17 +134,12 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
                 f"The lock {info.key} of alias {self.alias!r} belongs to a prepared transaction "
                 "(pg_prepared_xacts), which has no session to be ended. COMMIT PREPARED or ROLLBACK PREPARED ends it."
             )
-        statement = introspection.breaking(info)
-        return statement is not None and run(self._aside(lambda session: self._break(session, statement)))
-
-    async def _break(self, session: PostgresSession, statement: bytes) -> bool:
         try:
-            rows = await session.query(statement, clock.now() + STATEMENT_LIMIT)
-        except ServerError as error:
-            if error.code != introspection.INSUFFICIENT_PRIVILEGE:
-                raise unavailable(self.alias, error) from error
+            return self._ask_beside(partial(introspection.end, info))
+        except BackendUnavailable as error:
+            if getattr(error.__cause__, "sqlstate", None) != introspection.INSUFFICIENT_PRIVILEGE:
+                raise
             raise UnsupportedOperation(
                 f"The role of alias {self.alias!r} may not end this session: it belongs to another role. Grant it "
                 "pg_signal_backend, or membership in that role; a superuser's session only a superuser may end."
             ) from error
-        return bool(rows == [["t"]])

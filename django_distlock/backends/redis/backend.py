@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django_distlock.backends.base import TICK, Backend
-from django_distlock.backends.query import Chosen, LockQuery, Mine, chosen
 from django_distlock.concurrency import clock, leftovers
 from django_distlock.concurrency.flow import run
 from django_distlock.exceptions import BackendUnavailable
@@ -27,7 +25,7 @@ from .servers import Servers
 from .target import Target
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
     from django.core.checks import CheckMessage
 
@@ -131,9 +129,9 @@ class RedisBackend(Backend):
     def inspect(self) -> Iterable[LockInfo]:
         return self._listed(None)
 
-    def select(self, query: LockQuery, mine: Sequence[Mine] = (), known: Sequence[str] = ()) -> Chosen | None:
-        """Answer ``query`` if it names its keys; None otherwise."""
-        return None if query.keys is None else chosen(self._listed(query.keys), query, datetime.now(UTC))
+    def held_among(self, keys: Iterable[LockKey]) -> set[LockKey]:
+        listed = {self.listed_as(key): key for key in keys}
+        return {listed[info.key] for info in self._listed(frozenset(listed))}
 
     def _listed(self, keys: frozenset[str] | None) -> list[LockInfo]:
         with self._wrapped():

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from django.core.checks import CheckMessage, Warning
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DEFAULT_DB_ALIAS, connections
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections
 
 from django_distlock.backends.base import TICK, Backend
+from django_distlock.backends.side_connection import ask
 from django_distlock.concurrency import clock, leftovers
 from django_distlock.concurrency.deadline import LEAST_PATIENCE
 from django_distlock.concurrency.flow import clean_up, finished, run
@@ -42,6 +43,8 @@ from .session import (
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+    from django.db.backends.base.base import BaseDatabaseWrapper
 
     from django_distlock.keys import LockKey
     from django_distlock.records import Claim
@@ -579,3 +582,11 @@ class SessionLockBackend(Backend, Generic[S]):
         """The rows of one statement, for an operator."""
         rows: list[Any] = run(self._aside(lambda session: session.query(sql, clock.now() + STATEMENT_LIMIT)))
         return rows
+
+    def _ask_beside(self, question: Callable[[BaseDatabaseWrapper], T]) -> T:
+        """The result of an operator's question, on a connection that is opened for it: no lock session is begun, and
+        behind a pooler in transaction mode it works as well. The cause of a BackendUnavailable is the driver's."""
+        try:
+            return ask(self.session_database, question)
+        except (DatabaseError, UnicodeDecodeError) as error:
+            raise unavailable(self.alias, error) from (error.__cause__ or error)

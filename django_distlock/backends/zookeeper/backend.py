@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from kazoo.exceptions import ZookeeperError
 
 from django_distlock.backends.base import Backend
 from django_distlock.backends.holders import holder_json
-from django_distlock.backends.query import Chosen, LockQuery, Mine, chosen
 from django_distlock.concurrency import clock, leftovers
 from django_distlock.concurrency.deadline import SILENCE
 from django_distlock.concurrency.flow import run
@@ -23,7 +21,9 @@ from .queue import Contender
 from .session import ConnectionBroken, SessionEnded, ZooKeeperSession
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Mapping
+
+    from django_distlock.keys import LockKey
 
 T = TypeVar("T")
 
@@ -192,9 +192,9 @@ class ZooKeeperBackend(Backend):
     def inspect(self) -> Iterable[LockInfo]:
         return self._listed(None)
 
-    def select(self, query: LockQuery, mine: Sequence[Mine] = (), known: Sequence[str] = ()) -> Chosen | None:
-        """The locks of ``query.keys``. Without them None: then all locks are listed."""
-        return None if query.keys is None else chosen(self._listed(query.keys), query, datetime.now(UTC))
+    def held_among(self, keys: Iterable[LockKey]) -> set[LockKey]:
+        listed = {self.listed_as(key): key for key in keys}
+        return {listed[info.key] for info in self._listed(frozenset(listed))}
 
     def _listed(self, keys: frozenset[str] | None) -> list[LockInfo]:
         return self._look(lambda session, until: listed(session, until, self.alias, keys))

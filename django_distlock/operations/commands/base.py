@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import getpass
 import math
+import os
+import sys
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,10 +18,12 @@ from django_distlock.concurrency.text import one_line
 from django_distlock.operations.lookup import aliases, with_cause
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from django.core.management.base import CommandParser, OutputWrapper
 
+# The answer is no.
+FAILED = 1
 # The exit status of argparse, here of all wrong arguments.
 WRONG_ARGUMENTS = 2
 # sysexits.h
@@ -94,6 +99,31 @@ def number(unit: str = "seconds", *, positive: bool = False, none: bool = False)
         raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}.")
 
     return parsed
+
+
+def confirmed(question: str) -> bool:
+    """Ask the person at the terminal. CommandError if there is none."""
+    if not sys.stdin.isatty():
+        text = "Standard input is not a terminal, so the question cannot be asked: add --yes."
+        raise CommandError(text, returncode=WRONG_ARGUMENTS)
+    try:
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    except (EOFError, KeyboardInterrupt):
+        return False
+
+
+def user() -> str:
+    """The name of the user of the operating system."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in containers
+        return f"uid {os.getuid()}"
+
+
+def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """The lines of a table; each column is as wide as its longest text."""
+    sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, sizes)).rstrip() for row in rows]
 
 
 def encodable(text: str, encoding: str | None) -> str:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-import os
-import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,7 +11,7 @@ from django_distlock import BackendUnavailable, break_lock, held_locks
 from django_distlock.concurrency.text import one_line
 from django_distlock.operations.lookup import held_by_name
 
-from .base import WRONG_ARGUMENTS, Subcommand
+from .base import FAILED, WRONG_ARGUMENTS, Subcommand, confirmed, user
 from .listing import described
 
 if TYPE_CHECKING:
@@ -23,8 +20,6 @@ if TYPE_CHECKING:
     from django.core.management.base import CommandParser
 
     from django_distlock.records import BackendReport, LockInfo
-
-FAILED = 1
 
 
 class Break(Subcommand):
@@ -58,7 +53,7 @@ class Break(Subcommand):
             for line in [f"{number}. {lines[0]}" if len(found) > 1 else lines[0], *lines[1:]]:
                 self.say(line)
         chosen = self._chosen(found, options["all"], options["holder"])
-        if not options["yes"] and not self._confirm(len(chosen)):
+        if not options["yes"] and not confirmed(f"Break {'it' if len(chosen) == 1 else f'all {len(chosen)}'}?"):
             self.stderr.write("Nothing was broken.")
             return FAILED
         reason = f"manage.py distlock break by {user()}" + (f": {options['reason']}" if options["reason"] else "")
@@ -88,16 +83,6 @@ class Break(Subcommand):
             raise CommandError(text, returncode=WRONG_ARGUMENTS)
         return [found[number - 1]]
 
-    def _confirm(self, count: int) -> bool:
-        if not sys.stdin.isatty():
-            text = "Standard input is not a terminal, so the question cannot be asked: add --yes."
-            raise CommandError(text, returncode=WRONG_ARGUMENTS)
-        try:
-            answer = input(f"Break {'it' if count == 1 else f'all {count}'}? [y/N] ")
-        except (EOFError, KeyboardInterrupt):
-            return False
-        return answer.strip().lower() in ("y", "yes")
-
     def _break(self, info: LockInfo, reason: str) -> int:
         what = one_line(f"{info.name or info.key}")
         if break_lock(info, reason=reason):
@@ -105,11 +90,3 @@ class Break(Subcommand):
             return 0
         self.stderr.write(f"The lock '{what}' has changed hands or was released; it was not broken.")
         return FAILED
-
-
-def user() -> str:
-    """The name of the user of the operating system."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a user without a name, as in containers
-        return f"uid {os.getuid()}"

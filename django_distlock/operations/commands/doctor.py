@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django_distlock.concurrency.text import one_line
 from django_distlock.operations.doctor import diagnose
 
-from .base import Subcommand
+from .base import FAILED, Subcommand
 
 if TYPE_CHECKING:
     from django.core.management.base import CommandParser
 
-FAILED = 1
 SITE = "site key"
 
 

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from django.core.management.base import CommandError
-
-from .base import WRONG_ARGUMENTS, Subcommand
-from .breaking import user
-from .listing import cells, fitted
+from .base import FAILED, Subcommand, aligned, confirmed, user
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from django.core.management.base import CommandParser
 
-FAILED = 1
-# Characters of one column.
-WIDEST = 40
 R = TypeVar("R")
 
 
@@ -75,16 +67,14 @@ class Leases(Subcommand, Generic[R]):
         """The rows as a table."""
         if not rows:
             return cls.nothing
-        lines = [cls.headings, *(cls.cells_of(row) for row in rows)]
-        widths = [min(WIDEST, max(map(cells, column))) for column in zip(*lines, strict=True)]
-        return "\n".join("  ".join(map(fitted, line, widths)).rstrip() for line in lines)
+        return "\n".join(aligned([cls.headings, *(cls.cells_of(row) for row in rows)]))
 
     def _end(self, found: list[R], yes: bool, reason: str) -> int:
         if not found:
             self.stderr.write(self.none_to_end)
             return FAILED
         self.say(self.table(found))
-        if not yes and not self._confirm():
+        if not yes and not confirmed("End it?"):
             self.stderr.write("Nothing was ended.")
             return FAILED
         why = f"manage.py distlock {self.name} by {user()}" + (f": {reason}" if reason else "")
@@ -94,13 +84,3 @@ class Leases(Subcommand, Generic[R]):
         if len(ended) < len(found):
             self.stderr.write("It was given back or has changed hands meanwhile.")
         return 0 if ended else FAILED
-
-    @staticmethod
-    def _confirm() -> bool:
-        if not sys.stdin.isatty():
-            text = "Standard input is not a terminal, so the question cannot be asked: add --yes."
-            raise CommandError(text, returncode=WRONG_ARGUMENTS)
-        try:
-            return input("End it? [y/N] ").strip().lower() in ("y", "yes")
-        except (EOFError, KeyboardInterrupt):
-            return False

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import time
-import unicodedata
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django_distlock import held_locks
-from django_distlock.concurrency.text import ELLIPSIS, one_line
+from django_distlock.concurrency.text import one_line
 
-from .base import EX_UNAVAILABLE, Subcommand, number
+from .base import EX_UNAVAILABLE, Subcommand, aligned, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,9 +24,6 @@ if TYPE_CHECKING:
 WATCH = 2.0
 HOME_AND_CLEAR = "\x1b[H\x1b[2J"
 HEADINGS = ("ALIAS", "NAME", "MODE", "HOLDER", "AGE", "TTL", "FENCE", "WAIT>=")
-# The columns that are cut where the terminal is too narrow, and the width that is left to them.
-NAME, HOLDER = 1, 3
-LEAST = 12
 UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 
@@ -112,10 +107,10 @@ def _lock(info: LockInfo) -> dict[str, Any]:
     }
 
 
-def table(reports: Sequence[BackendReport], now: datetime, width: int | None = None) -> str:
-    """A table as wide as the terminal: names and holders are cut to fit."""
+def table(reports: Sequence[BackendReport], now: datetime) -> str:
+    """The locks of all aliases, a line for each."""
     rows = [HEADINGS, *(_row(report.alias, info, now) for report in reports for info in report.locks)]
-    lines = _aligned(rows, width or shutil.get_terminal_size().columns) if len(rows) > 1 else ["Nothing is held."]
+    lines = aligned(rows) if len(rows) > 1 else ["Nothing is held."]
     lines += [
         f"{one_line(report.alias)}: its locks cannot be listed: {report.error}" for report in reports if report.error
     ]
@@ -152,15 +147,6 @@ def _span(span: Any) -> str:
     return "".join(parts[:2])
 
 
-def _aligned(rows: list[tuple[str, ...]], width: int) -> list[str]:
-    sizes = [max(map(cells, column)) for column in zip(*rows, strict=True)]
-    over = sum(sizes) + 2 * (len(sizes) - 1) - width
-    for column in (HOLDER, NAME):
-        cut = max(0, min(over, sizes[column] - LEAST))
-        sizes[column], over = sizes[column] - cut, over - cut
-    return ["  ".join(map(fitted, row, sizes)).rstrip() for row in rows]
-
-
 def described(info: LockInfo, now: datetime) -> list[str]:
     """Everything about one holder, in lines."""
     since = ""
@@ -181,23 +167,3 @@ def described(info: LockInfo, now: datetime) -> list[str]:
             + (f"; it also holds: {also}" if also else "")
         )
     return [one_line(fact) for fact in facts]
-
-
-def cells(text: str) -> int:
-    """The columns that ``text`` takes in a terminal."""
-    return len(text) if text.isascii() else sum(map(_cells, text))
-
-
-def _cells(char: str) -> int:
-    if unicodedata.category(char) in ("Mn", "Me"):
-        return 0
-    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
-
-
-def fitted(text: str, width: int) -> str:
-    """``text`` in exactly ``width`` columns: filled up, or cut with an ellipsis."""
-    if cells(text) > width:
-        while cells(text) > width - 1:
-            text = text[:-1]
-        text += ELLIPSIS
-    return text + " " * (width - cells(text))

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django.core.management import get_commands, load_command_class
 from django.core.management.base import BaseCommand
 
-from django_distlock import BackendUnavailable, LockLost, held_locks
+from django_distlock import BackendUnavailable, LockLost
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.text import one_line
+from django_distlock.operations.lookup import held_by_name
 from django_distlock.operations.migration_lock import migration_lock
 
 from .base import EX_TEMPFAIL, EX_UNAVAILABLE, Subcommand, number
@@ -107,9 +108,9 @@ class Migrate(Subcommand):
 
     @staticmethod
     def _holder(lock: Lock) -> str:
-        (report,) = held_locks(lock.using)
+        (report,) = held_by_name(lock.name, lock.using)  # before the first migrate names are stored nowhere
         for info in report.locks:
-            if info.name == lock.name and info.holder:
+            if info.holder:
                 since = f" since {info.acquired_at:%Y-%m-%d %H:%M:%S %Z}" if info.acquired_at else ""
                 return f": {one_line(info.holder)}{since}"
         return ""

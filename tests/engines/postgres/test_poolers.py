@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import connections, transaction
+from django.db import DatabaseError, connections, transaction
 
-from django_distlock import BackendUnavailable, LockLost, UnsupportedOperation, advisory_lock
+from django_distlock import BackendUnavailable, LockLost, UnsupportedOperation, advisory_lock, break_lock, held_locks
 from django_distlock.manager.registry import registry
 from django_distlock.operations.doctor import diagnose
 from tests.conftest import eventually
@@ -95,10 +95,23 @@ def test_r22b_transaction_mode_with_an_idle_pool(alias: Any, name: str) -> None:
             several[0].commit()
         assert len(seen) > 1  # the pool does turn
         stack.close()
-        backend = registry.entry("postgres").backend
-        for attempt in (advisory_lock(name, using="postgres").acquire, backend.inspect):
-            with pytest.raises(UnsupportedOperation, match=r"transaction mode.*session_database"):
-                attempt()
+        with pytest.raises(UnsupportedOperation, match=r"transaction mode.*session_database"):
+            advisory_lock(name, using="postgres").acquire()
+        assert open_to_others(name)
+
+
+@needs_programs
+def test_in_transaction_mode_what_atomic_holds_is_listed_and_broken(alias: Any, name: str) -> None:
+    """No lock session is needed for that."""
+    with behind(alias, TurningPooler) as bounced:
+        connection = connections[bounced]
+        connection.set_autocommit(False)
+        advisory_lock(name, using="postgres", timeout=5).acquire()
+        (info,) = [info for info in held_locks("postgres")[0].locks if info.name == name]
+        assert break_lock(info) is True
+        with pytest.raises(DatabaseError):
+            ask(bounced, "SELECT 1")
+        connection.close()
         assert open_to_others(name)
 
 

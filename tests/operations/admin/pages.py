@@ -29,7 +29,7 @@ PEOPLE = {
     "both": ["view_heldlock", "break_lock"],
     "boss": [],  # who is a superuser
 }
-_CELL = re.compile(r'<t[hd] class="field-(\w+)[^"]*">(.*?)</t[hd]>', re.DOTALL)
+_CELL = re.compile(r'<t[hd] class="field-(\w+)"[^>]*>(.*?)</t[hd]>', re.DOTALL)
 
 
 def log_in(client: Client, name: str) -> Client:
@@ -73,14 +73,13 @@ def names(client: Client, query: str = "") -> list[str]:
 def address(client: Client, name: str, what: str = "change") -> str:
     """The page of a held lock, as the list links to it, or the question before it is broken."""
     page = client.get(f"{LIST}?q={quote(name, safe='')}").text
-    (found,) = re.findall(rf'href="({LIST}[^"/]+/)change/[^"]*"><bdi>{re.escape(name)}<', page)
+    (found,) = re.findall(rf'href="({LIST}[^"/]+/)change/[^"]*" id="[^"]*"><bdi>{re.escape(name)}<', page)
     return f"{found}{what}/"
 
 
 def chosen(*addresses: str) -> dict[str, Any]:
-    """What the list sends when the boxes before these locks are ticked and the action is chosen."""
-    keys = [unquote(each.removeprefix(LIST).partition("/")[0]) for each in addresses]
-    return {"action": "break_selected", "index": "0", "_selected_action": keys}
+    """What the list sends when the boxes before these locks are ticked and the button is pressed."""
+    return {"selected": [unquote(each.removeprefix(LIST).partition("/")[0]) for each in addresses]}
 
 
 def shown(client: Client, name: str) -> str:

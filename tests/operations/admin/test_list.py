@@ -11,10 +11,9 @@ import pytest
 from django.db import connections
 from django.test import override_settings
 
-from django_distlock import LockLost, advisory_lock, held_locks
+from django_distlock import LockLost, advisory_lock
 from django_distlock.models import LockEvent
 from django_distlock.operations.recorder import recorder
-from tests.faults.server import ask
 from tests.operations.admin.pages import ALIASES, BREAK, LIST, address, chosen, names, rows, shown, text, told
 from tests.operations.world import CANARY, DOWN, without_table
 
@@ -26,13 +25,16 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("two_aliases")
 EVIL = "<script>alert(1)</script>\r\nSet-Cookie: a=b\x1b[2J\u202egnp.exe\u2028\x00\ud800'\"&{{ 7|add:1 }}%s"
 SAFE = "&lt;script&gt;alert(1)&lt;/script&gt;\\r\\nSet-Cookie: a=b\\x1b[2J\\u202egnp.exe\\u2028"
-# Who may only look has no column for choosing: the columns are counted from the name. The first lock is the oldest.
+# The first lock is the oldest.
 QUERIES = [
     ("using=memory", ["Report", "account:7", "account:12", "a.*b"]),
-    ("using=memory&o=-5", ["account:7", "a.*b", "account:12", "Report"]),  # shared first, then by name
-    ("using=memory&o=1", ["a.*b", "account:12", "account:7", "Report"]),  # the youngest first
-    ("o=2.-4.0", ["a.*b", "account:12", "account:7", "Report", "lease"]),  # nobody waits; then backends, backwards
-    ("using=memory&o=99.x", ["Report", "account:7", "account:12", "a.*b"]),
+    ("using=memory&o=-mode", ["account:7", "a.*b", "account:12", "Report"]),  # shared first, then by name
+    ("using=memory&o=age", ["a.*b", "account:12", "account:7", "Report"]),  # the youngest first
+    (
+        "o=waiters.-backend.age",
+        ["a.*b", "account:12", "account:7", "Report", "lease"],
+    ),  # nobody waits; then backends, backwards
+    ("using=memory&o=fence.x.-", ["Report", "account:7", "account:12", "a.*b"]),
     ("q=ACCOUNT", ["account:7", "account:12"]),
     ("q=a.*b", ["a.*b"]),  # no pattern
     ("q=nothing", []),
@@ -57,7 +59,7 @@ def test_rows_search_filters_and_sorting(as_: Callable[..., Client]) -> None:
         for query, expected in QUERIES:
             assert names(viewer, query) == expected, query
         assert "No held lock matches." in viewer.get(f"{LIST}?q=nothing").text
-        page = as_("boss").get(f"{LIST}?o=-1.2").text
+        page = as_("boss").get(f"{LIST}?o=name.age").text
     found = {row["name"]: row for row in rows(page)}
     report, lease = found["Report"], found["lease"]
     assert (report["backend"], report["mode"], found["account:7"]["mode"]) == ("memory", "exclusive", "shared")
@@ -77,36 +79,17 @@ def test_pages_and_the_total(boss: Client) -> None:
     with ExitStack() as stack:
         for number in range(230):
             stack.enter_context(advisory_lock(f"n{number:03}", using="memory"))
-        assert names(boss, "using=memory&o=1") == [f"n{number:03}" for number in range(100)]
+        assert names(boss, "using=memory&o=name") == [f"n{number:03}" for number in range(100)]
         for page in ("3", "4", "9" * 30):  # beyond the last is the last
-            assert names(boss, f"using=memory&o=1&p={page}") == [f"n{number:03}" for number in range(200, 230)]
-        assert names(boss, "using=memory&o=1&p=-1&q=n00") == [f"n{number:03}" for number in range(10)]
+            assert names(boss, f"using=memory&o=name&p={page}") == [f"n{number:03}" for number in range(200, 230)]
+        assert names(boss, "using=memory&o=name&p=-1&q=n00") == [f"n{number:03}" for number in range(10)]
         # if one backend was chosen, nobody has asked the others
-        totals = {"using=memory": "230 held locks", "q=n00": "10 results ( 230 total )"}
-        for query, total in (totals | {"q=n00&using=memory": "10 results ( Show all )"}).items():
+        totals = {"": "230 held locks", "using=memory": "230 held locks Show all", "q=n00": "10 held locks 230 total"}
+        for query, total in totals.items():
             assert total in text(boss.get(f"{LIST}?{query}").text)
         # an action that was asked for when there were more locks
         asked = boss.post(f"{LIST}?using=memory&p=3&q=n0", chosen(address(boss, "n003")))
         assert "Break this lock?" in asked.text
-
-
-@pytest.mark.tier2
-def test_ten_thousand_locks_are_one_statement_and_one_page(boss: Client) -> None:
-    listings = (
-        "SELECT sum(calls) FROM pg_stat_statements WHERE query LIKE '%%pg_locks%%' AND query NOT LIKE '%%_statements%%'"
-    )
-    held_locks("postgres")  # connects
-    held = connections["postgres"].copy()
-    try:
-        held.cursor().execute("SELECT pg_advisory_lock(g) FROM generate_series(1, 10000) g")
-        with override_settings(DISTLOCK={"postgres": ALIASES["postgres"]}):
-            ((before,),) = ask("postgres", listings)
-            page = boss.get(f"{LIST}?o=0&p=2").text
-            # those on tables and rows, too
-            assert ask("postgres", listings) == [(before + 1,)]
-    finally:
-        held.close()
-    assert (len(rows(page)), "10000 held locks" in text(page)) == (100, True)
 
 
 def test_a_backend_that_does_not_answer_is_a_red_line(boss: Client) -> None:
@@ -126,13 +109,9 @@ def test_a_backend_that_does_not_answer_is_a_red_line(boss: Client) -> None:
 
 
 def test_odd_parameters_do_no_harm(boss: Client) -> None:
-    assert boss.get(f"{LIST}?key=x").status_code == 302
-    assert boss.get(f"{LIST}?key__regex=(a%2B)%2Bb").status_code in (302, 400)
+    assert boss.get(f"{LIST}?key=x&key__regex=(a%2B)%2Bb").status_code == 200
     assert boss.get(f"{LIST}?q={'%00' * 3}&p=x&o=-").status_code == 200
-    assert boss.get(f"{LIST}?o={'9' * 5000}.-{'9' * 5000}").status_code == 200  # no int() takes so many digits
-    with override_settings(DISTLOCK={"postgres": ALIASES["postgres"]}):
-        # a column sorts once: PostgreSQL refuses to sort by thousands of expressions
-        assert 'class="error"' not in boss.get(f"{LIST}?o={'.'.join(['-4', '3', '4'] * 600)}").text
+    assert boss.get(f"{LIST}?o={'.'.join(['-name', 'age', 'name'] * 600)}&p={'9' * 5000}").status_code == 200
     index = boss.get("/admin/").text
     assert (f'href="{LIST}"' in index, f"{LIST}add/" in index) == (True, False)
     assert boss.get(f"{LIST}add/").status_code == 404
@@ -148,7 +127,8 @@ def test_names_that_were_chosen_with_bad_intent_are_text(boss: Client) -> None:
             assert "{{ 7|add:1 }}%s" in page.text
             assert "<script>alert" not in page.text
             assert not set(page.text) & {"\x1b", "\u202e", "\u2028", "\x00", "\r"}
-        after = boss.get(boss.post(BREAK, {"lock": chosen(link)["_selected_action"]}).url).text
+        (yes,) = re.findall(r'name="lock" value="([^"]+)"', boss.get(f"{link}break/").text)
+        after = boss.get(boss.post(BREAK, {"lock": yes}).url).text
         assert "was broken" in after
         for page in (after, boss.get("/admin/").text):  # the log's last entries
             assert ("Set-Cookie" in page, "<script>alert" in page) == (True, False)
@@ -170,13 +150,13 @@ def test_a_session_is_ended_with_all_that_it_holds(boss: Client, using: str, nam
     assert "a transaction that is open in it is rolled back" in pages[1]
 
 
-def test_the_history_is_shown_with_a_plot_or_a_red_line(boss: Client, name: str) -> None:
+def test_the_history_is_shown_or_a_red_line(boss: Client, name: str) -> None:
     name, connection = name[-40:], connections["default"]
     with override_settings(DISTLOCK_HISTORY_DAYS=1), advisory_lock(name, using="memory"):
         page = address(boss, name)
         assert recorder.flush(10)
         found = boss.get(page).text
-        assert all(part in found for part in ("<svg", "Recent history", "<td>acquired</td>"))
+        assert all(part in found for part in ("Recent history", "<td>acquired</td>"))
         # the table is missing, or the database that a router chose for it is down
         connection.settings_dict["ATOMIC_REQUESTS"] = True
         try:

@@ -1,0 +1,204 @@
+"""What held_locks() shows where it is not simple: names in other encodings, quoted tables, prepared transactions, notes
+of earlier sessions, callers that queue in this process, and many locks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.conf import settings
+from django.db import connections
+from django.test import override_settings
+
+from django_distlock import UnsupportedOperation, advisory_lock, break_lock, held_locks
+from django_distlock.backends.text import printable
+from django_distlock.manager.registry import registry
+from tests.conftest import eventually
+from tests.faults.conftest import database_alias
+from tests.faults.server import ask, key_of
+from tests.support.timing import within
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from django_distlock.records import LockInfo
+
+pytestmark = pytest.mark.usefixtures("databases")
+
+KEY = 7_000_000
+NAMES = ["Report", "é", "ÉCOLE d'été", '"quoted"', "back\\slash", "100%_x", "\ud800\x1b", "日本", "𝄞"]
+NOTE = """
+INSERT INTO django_distlock_name (lock_key, alias, name, seen_at, session, since, holder)
+VALUES (%s, 'postgres', %s, 0, %s, %s, %s)
+"""
+LISTINGS = """
+SELECT coalesce(sum(calls), 0) FROM pg_stat_statements
+WHERE query LIKE '%%pg_locks%%' AND query NOT LIKE '%%_statements%%'
+"""
+# Microseconds since 1970: noted before the session began, and in an hour from now, which no clock explains.
+LONG_AGO, LATER = 1_000_000, 1_000_000 * (int(datetime.now(UTC).timestamp()) + 3600)
+
+
+@contextmanager
+def foreign(database: str = "postgres") -> Iterator[Any]:
+    """A cursor of a session that is none of ours."""
+    connection = connections[database].copy()
+    connection.inc_thread_sharing()
+    try:
+        with connection.cursor() as cursor:
+            yield cursor
+    finally:
+        connection.close()
+
+
+def found(using: str = "postgres", **wanted: Any) -> list[LockInfo]:
+    """The listed locks with these attributes, or these details."""
+    (report,) = held_locks(using)
+    assert report.error is None
+    return [
+        info
+        for info in report.locks
+        if all(getattr(info, key, info.details.get(key)) == value for key, value in wanted.items())
+    ]
+
+
+@contextmanager
+def waiting(sql: str, kind: str) -> Iterator[None]:
+    """A foreign session is listed as waiting in this statement; who holds what it waits for lets go in the block."""
+    with foreign() as cursor, ThreadPoolExecutor(1) as pool:
+        pool.submit(cursor.execute, sql)
+        try:
+            eventually(lambda: [info for info in found(kind=kind) if info.waiters], "nobody waits")
+            yield
+        except BaseException:
+            cursor.connection.cancel()
+            raise
+
+
+def test_names_and_holders_as_they_were_noted() -> None:
+    """A note counts for the session that it names, if that had begun by then: process ids are used again."""
+    with foreign() as holder:
+        holder.execute("SET application_name = 'distlock web-1:17'")
+        for number, name in enumerate(NAMES):
+            holder.execute("SELECT pg_backend_pid(), pg_advisory_lock(%s)", [KEY + number])
+            session = holder.fetchone()[0] + (number % 3 == 0)
+            note = session, LATER if number % 2 else LONG_AGO, printable(f"hôst:{number % 3}:MainThread")
+            ask("postgres", NOTE, str(KEY + number), printable(name), *note)
+        shown = {info.name: info for info in found(application_name="distlock web-1:17")}
+        holder.execute("SELECT pg_advisory_unlock_all()")
+    ask("postgres", "DELETE FROM django_distlock_name WHERE lock_key LIKE '7000%%'")
+    assert set(shown) == set(NAMES)
+    for number, name in enumerate(NAMES):
+        info, valid = shown[name], number % 2 == 1 and number % 3 != 0
+        assert str(info.holder).startswith(f"hôst:{number % 3}:MainThread, " if valid else "web-1:17, ")
+        assert (info.acquired_at is not None) == valid
+        assert info.details["also_holds"].count(", ") == len(NAMES) - 2
+
+
+def test_shared_locks_waiters_and_other_programs() -> None:
+    with foreign() as first, foreign() as second:
+        for shared in (first, second):
+            shared.execute("SELECT pg_advisory_lock_shared(%s)", [KEY])
+        second.execute("BEGIN; SELECT pg_advisory_lock(%s)", [KEY + 1])
+        with waiting(f"SELECT pg_advisory_lock({KEY + 1})", None):
+            assert [(info.shared, info.waiters) for info in found(key=str(KEY))] == [(True, 0)] * 2
+            (info,) = found(key=str(KEY + 1))
+            assert (info.shared, info.waiters, len(info.waiting)) == (False, 1, 1)
+            assert info.acquired_at is not None  # at most as old as its transaction
+            second.execute("ROLLBACK; SELECT pg_advisory_unlock_all()")
+
+
+def test_tables_whose_names_are_quoted() -> None:
+    """They stand there as they are, and not as JSON."""
+    quoted = '"Tä""b\\u00e9"'
+    ask("postgres", f"CREATE TABLE {quoted} ()")
+    with foreign() as holder:
+        holder.execute(f"BEGIN; LOCK TABLE {quoted} IN ACCESS EXCLUSIVE MODE")
+        with waiting(f"SELECT FROM {quoted}", "relation"):
+            (info,) = found(kind="relation")
+            holder.execute("ROLLBACK")
+    ask("postgres", f"DROP TABLE {quoted}")
+    assert (info.name, info.waiters, info.details["mode"]) == (quoted, 1, "AccessExclusiveLock")
+
+
+def test_names_that_are_no_utf_8() -> None:
+    """In a database that knows no encoding."""
+    bytes_ = "ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
+    ask("postgres", f"CREATE DATABASE distlock_bytes {bytes_}")
+    columns = "lock_key text PRIMARY KEY, name text, session bigint, since bigint, holder text"
+    usual = settings.DISTLOCK["postgres"]
+    with database_alias("of_bytes", "postgres", NAME="distlock_bytes") as alias:
+        ask(alias, f"CREATE TABLE django_distlock_name ({columns})")
+        ask(alias, f"INSERT INTO django_distlock_name VALUES ('{KEY}', E'n\\xe9', 0, 0, '')")
+        with foreign(alias) as holder, override_settings(DISTLOCK={alias: {**usual, "OPTIONS": {"database": alias}}}):
+            holder.execute(f"SELECT pg_advisory_lock({KEY})")
+            (info,) = found(alias)
+            assert (info.key, info.name) == (str(KEY), None)
+            ask(alias, "UPDATE django_distlock_name SET name = 'n'")
+            (info,) = found(alias)
+            assert (info.key, info.name) == (str(KEY), "n")
+        registry.close()
+    ask("postgres", "DROP DATABASE distlock_bytes WITH (FORCE)")
+
+
+def test_locks_of_a_prepared_transaction() -> None:
+    with foreign() as holder:
+        holder.execute(f"BEGIN; SELECT pg_advisory_xact_lock({KEY})")
+        holder.execute("LOCK TABLE django_distlock_name IN EXCLUSIVE MODE")
+        holder.execute("PREPARE TRANSACTION 'distlock test'")
+    try:
+        (info,) = found(key=str(KEY))
+        with pytest.raises(UnsupportedOperation, match="ROLLBACK PREPARED"):
+            break_lock(info)
+        with waiting("DELETE FROM django_distlock_name WHERE false", "relation"):
+            (blocked,) = found(kind="relation")
+            ask("postgres", "ROLLBACK PREPARED 'distlock test'")
+    finally:
+        if ask("postgres", "SELECT 1 FROM pg_prepared_xacts WHERE gid = 'distlock test'"):
+            ask("postgres", "ROLLBACK PREPARED 'distlock test'")
+    assert (info.holder, dict(info.details)) == ("a prepared transaction", {})
+    assert (blocked.name, blocked.holder) == ("django_distlock_name", "a prepared transaction")
+
+
+# --- other engines
+
+
+@pytest.mark.parametrize("using", ["redis", "zookeeper", "leasetable", "redlock", "mysql", "postgres"])
+def test_which_of_several_names_are_held(using: str, name: str) -> None:
+    lock = advisory_lock(name, using=using, timeout=5)
+    backend, free = registry.entry(using).backend, key_of(using, f"{name} free")
+    key = key_of(using, name)
+    with lock, advisory_lock(f"{name} beside", using=using, timeout=5):
+        assert backend.held_among([key, free]) == {key}
+        assert backend.held_among([free]) == set()
+    assert backend.held_among([key, free]) == set()
+
+
+@pytest.mark.parametrize("using", ["postgres", "redis"])
+def test_who_waits_in_the_process_that_looks_is_counted(using: str, name: str) -> None:
+    """Though the server does not know of those that queue behind the first one."""
+    lock = advisory_lock(name, using=using, timeout=60)
+    waiters = [threading.Thread(target=lambda: lock.acquire().release()) for _ in range(3)]
+    with lock:
+        for waiter in waiters:
+            waiter.start()
+        eventually(lambda: [info.waiters for info in found(using, name=name)] == [3], "they are not counted")
+    for waiter in waiters:
+        waiter.join()
+
+
+@pytest.mark.tier2
+def test_ten_thousand_locks_are_one_statement() -> None:
+    """And one for those on tables and rows."""
+    with foreign() as holder:
+        holder.execute("SELECT pg_advisory_lock(g) FROM generate_series(1, 10000) g")
+        ((before,),) = ask("postgres", LISTINGS)
+        began = time.monotonic()
+        assert len(found()) == 10_000
+        within(time.monotonic() - began, 2.0)
+        assert ask("postgres", LISTINGS) == [(before + 2,)]
