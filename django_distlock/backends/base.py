@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from django_distlock.concurrency import clock
+from django_distlock.concurrency.background import CallTimeout, NotStarted
 from django_distlock.concurrency.deadline import backoff, pause
 from django_distlock.concurrency.executor import Threads
-from django_distlock.exceptions import UnsupportedOperation
+from django_distlock.exceptions import BackendUnavailable, UnsupportedOperation
 
 from .query import LockQuery
 
@@ -22,9 +25,13 @@ if TYPE_CHECKING:
 
     from .query import Chosen, Mine
 
+    T = TypeVar("T")
+
 
 # Seconds without a command after which a session is closed, and between two ticks of a backend that is in use.
 IDLE, TICK = 5.0, 0.5
+# Seconds after which a task stops waiting for a short statement: where the server is silent, others are before it.
+PATIENCE = 2.0
 
 
 def _no_keepalive(when: float) -> None:
@@ -34,7 +41,8 @@ def _no_keepalive(when: float) -> None:
 class Backend(ABC):
     """One attempt at a time. Its callers handle deadlines, re-entry, queues inside the process and renewal.
 
-    All threads and tasks of a process share one backend. The flags say what it can do; what they do not declare is
+    Engines are blocking code; the calls of tasks run in threads of the backend, unless the engine has asynchronous ones
+    of its own. All threads and tasks of a process share one backend. The flags say what it can do; what they do not declare is
     refused with :class:`~django_distlock.exceptions.UnsupportedOperation`.
     """
 
@@ -52,6 +60,8 @@ class Backend(ABC):
     supports_transaction_scope: ClassVar[bool] = False
     # Does try_acquire(wait=...) wait at the engine, without polling?
     waits_natively: ClassVar[bool] = False
+    # Does it wait at all? Otherwise it asks once, and the caller asks again after pause().
+    waits_inside: ClassVar[bool] = False
     # Does it queue waiters, so that one that gives up must withdraw()?
     queues_waiters: ClassVar[bool] = False
     # Is a lock seen outside this process, so that its name is hashed with the site key?
@@ -90,8 +100,8 @@ class Backend(ABC):
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         """Ask the engine once. It may wait for at most ``wait`` seconds (``math.inf``: without end).
 
-        None means busy. It may come before ``wait`` is over; then the caller asks again. After an exception, also
-        KeyboardInterrupt and CancelledError, nothing is held.
+        None means busy. It may come before ``wait`` is over; then the caller asks again. After an Exception nothing is
+        held. After the exception of a signal (KeyboardInterrupt) the caller has another thread :meth:`undo` the claim.
         """
 
     @abstractmethod
@@ -169,6 +179,16 @@ class Backend(ABC):
     def withdraw(self, claim: Claim) -> None:  # noqa: B027 - most have no queue
         """Remove the waiter of ``claim`` from the queue."""
 
+    def stop(self, claim: Claim) -> None:  # noqa: B027 - most do not wait
+        """Let the wait for ``claim`` in another thread end soon. This must not wait."""
+
+    def undo(self, claim: Claim) -> None:
+        """Give back what ``claim`` has got or may still get, and leave the queue: its caller has gone.
+
+        It is called in any thread, and may be called again, even while another thread is in :meth:`try_acquire`.
+        """
+        self.withdraw(claim)
+
     def extend(self, grant: Grant, ttl: float) -> Grant | None:
         """Let the lock live for ``ttl`` seconds from now; None if ``grant`` no longer held it."""
         raise self.unsupported("extend: its locks have no TTL")
@@ -178,29 +198,50 @@ class Backend(ABC):
         raise self.unsupported("break a lock")
 
     async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        """:meth:`try_acquire` for a task; here in the private thread, where an engine must not wait."""
-        wait = 0 if self.waits_natively else wait
-        return await self.threads.short(self.try_acquire, claim, wait, undo=self._undo)
+        """:meth:`try_acquire` for a task. A cancelled call leaves nothing held."""
+        until = clock.now() + wait
+        at_once = 0 if self.waits_inside else wait
+        grant = await self._in_thread(self.try_acquire, claim, at_once, undo=self._give_back, patience=wait + PATIENCE)
+        if grant is None and self.waits_inside and (left := until - clock.now()) > 0:
+            try:
+                return await self.threads.long(
+                    self.try_acquire, claim, left, stop=lambda: self.stop(claim), undo=self._give_back
+                )
+            except NotStarted as error:
+                raise BackendUnavailable(f"The backend of alias {self.alias!r} cannot wait. {error}") from error
+        return grant
 
     async def arelease(self, grant: Grant) -> bool:
         """:meth:`release` for a task."""
-        return await self.threads.short(self.release, grant)
+        return await self._in_thread(self.release, grant)
 
     async def averify(self, grant: Grant) -> bool:
         """:meth:`verify` for a task."""
-        return await self.threads.short(self.verify, grant)
+        return await self._in_thread(self.verify, grant)
 
     async def awithdraw(self, claim: Claim) -> None:
         """:meth:`withdraw` for a task."""
-        await self.threads.short(self.withdraw, claim)
+        await self._in_thread(self.withdraw, claim)
 
     async def aextend(self, grant: Grant, ttl: float) -> Grant | None:
         """:meth:`extend` for a task."""
-        return await self.threads.short(self.extend, grant, ttl)
+        return await self._in_thread(self.extend, grant, ttl)
 
-    def _undo(self, grant: Grant | None) -> None:
+    def _give_back(self, grant: Grant | None) -> None:
         if grant is not None:
             self.release(grant)
+
+    async def _in_thread(
+        self,
+        function: Callable[..., T],
+        *args: Any,
+        undo: Callable[[Any], Any] | None = None,
+        patience: float = PATIENCE,
+    ) -> T:
+        try:
+            return await self.threads.short(function, *args, undo=undo, patience=min(patience, threading.TIMEOUT_MAX))
+        except (CallTimeout, NotStarted) as error:
+            raise BackendUnavailable(f"The backend of alias {self.alias!r} has not answered. {error}") from error
 
     def tick(self, now: float) -> float | None:
         """Called by the keepalive thread: heartbeats, watchdogs, idle sessions.

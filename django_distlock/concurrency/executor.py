@@ -1,93 +1,209 @@
-"""The private thread of a backend whose driver has no asyncio.
+"""The threads of a backend, in which the calls of tasks run: engines are blocking code.
 
-asgiref's thread-sensitive thread is not used, because a lock that waits there would stop every other request of the
-process. Only short statements run in the private thread, so that a release never queues behind a wait.
+Short statements of all tasks share one thread, so that they do not contend for the session. A wait has a thread of its
+own: a release never queues behind it. asgiref's thread-sensitive thread is not used, because a lock that waits there
+would stop every other request of the process.
+
+A task may stop waiting at any time: it is cancelled, its event loop is closed, or it has no time left. Its call runs to
+its end all the same, and what it got is undone.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from . import leftovers
+from .background import CallTimeout, NotStarted
 from .flow import in_task, uninterrupted
+from .text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from concurrent.futures import Future
 
 T = TypeVar("T")
 
+logger = logging.getLogger("django_distlock.locks")
 
-class Threads:
-    """One thread, started at its first use."""
 
-    def __init__(self, alias: str) -> None:
-        self._name = f"distlock-{alias}-short"
-        self._guard = threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
-        self._latest: Future[Any] | None = None
+class _Call:
+    """A call in a thread, for a task that waits for its end."""
 
-    async def short(self, function: Callable[..., T], *args: Any, undo: Callable[[T], Any] | None = None) -> T:
-        """Run a short statement; in a thread at once.
+    __slots__ = ("_args", "_function", "_loop", "_undo", "_waiting", "abandoned", "ended", "outcome")
 
-        If the task is cancelled, it still runs to its end, and ``undo`` gets its result.
-        """
-        if not in_task():
-            return function(*args)
-        loop = asyncio.get_running_loop()
-        # of our own: those of asyncio.wrap_future() cost as much as the hop to the thread
-        done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], undo: Callable[[Any], Any] | None) -> None:
+        self._function, self._args, self._undo = function, args, undo
+        self._loop = asyncio.get_running_loop()
+        self._waiting: asyncio.Future[None] = self._loop.create_future()
+        # The result and the error. The task takes them out, or whoever undoes the call: one of the two.
+        self.outcome: list[tuple[Any, BaseException | None]] = []
+        # the task has stopped waiting
+        self.abandoned = False
+        # the thread has ended the call
+        self.ended = False
 
-        def call() -> None:
-            outcome: tuple[Any, BaseException | None]
+    def run(self) -> None:
+        """Make the call, in a thread. One that would be undone is not begun."""
+        if not self.abandoned or self._undo is None:
             try:
-                outcome = function(*args), None
+                self.outcome.append((self._function(*self._args), None))
             except BaseException as error:
-                outcome = None, error
-            with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits any more
-                loop.call_soon_threadsafe(done.set_result, outcome)
-
-        self._submit(call)
+                self.outcome.append((None, error))
+        self._args = ()
+        self.ended = True
+        if self.abandoned:
+            self.dispose()
         try:
-            result, error = await asyncio.shield(done)
-        except asyncio.CancelledError:
-            result, error = await uninterrupted(done)
-            if undo is not None and result is not None:
-                await uninterrupted(self.short(undo, result))
-            raise
+            self._loop.call_soon_threadsafe(self._wake)
+        except RuntimeError:  # the event loop is closed
+            self.dispose()
+
+    def _wake(self) -> None:
+        if not self._waiting.done():
+            self._waiting.set_result(None)
+
+    def dispose(self) -> None:
+        """Undo the call, unless that is done or the task has its result. In a thread that may wait."""
+        try:
+            result, _ = self.outcome.pop()
+        except IndexError:
+            return
+        if self._undo is not None and result is not None:
+            try:
+                self._undo(result)
+            except Exception as error:
+                logger.warning("What an abandoned call got could not be given back: %s", one_line(error))
+
+    async def wait(self, patience: float | None = None) -> None:
+        """Wait in the task for the end of the call, or for ``patience`` seconds."""
+        if self._waiting.done():  # a cancellation ended the wait before
+            self._waiting = self._loop.create_future()
+            if self.ended:
+                return
+        timer = None if patience is None else self._loop.call_later(patience, self._wake)
+        try:
+            await self._waiting
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def result(self) -> Any:
+        """The result, or its exception; CallTimeout if the call has not ended."""
+        try:
+            result, error = self.outcome.pop()
+        except IndexError:
+            self.abandoned = True
+            if self.ended:
+                leftovers.leave(self.dispose)
+            raise CallTimeout("There was no answer in time.") from None
         if error is None:
-            return result  # type: ignore[no-any-return]
+            return result
         try:
             raise error
         finally:
             del error  # its traceback refers to this frame
 
-    def _submit(self, call: Callable[[], None]) -> None:
-        with self._guard:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(1, thread_name_prefix=self._name)
+
+class Threads:
+    """The threads of one backend, each started when it is needed."""
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+        self._mutex = threading.Lock()
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._latest: _Call | None = None
+
+    async def short(
+        self,
+        function: Callable[..., T],
+        *args: Any,
+        undo: Callable[[T], Any] | None = None,
+        patience: float | None = None,
+    ) -> T:
+        """The result of a short statement, for a task in the thread of those; in a thread it is called at once.
+
+        CallTimeout after ``patience`` seconds; NotStarted. ``undo`` gets a result other than None that the task does
+        not get, in a thread. Without ``undo`` the call is made even if nobody waits for it any more: it is a release.
+        """
+        if not in_task():
+            return function(*args)
+        call = _Call(function, args, undo)
+        with self._mutex:
+            if self._thread is None:
+                self._thread = self._start("short", self._work, self._calls)
+            self._latest = call
+            self._calls.put(call)
+        return await self._result(call, None, patience)  # type: ignore[no-any-return]
+
+    async def long(
+        self,
+        function: Callable[..., T],
+        *args: Any,
+        stop: Callable[[], object],
+        undo: Callable[[T], Any] | None = None,
+    ) -> T:
+        """:meth:`short` for a call that waits, in a thread of its own. ``stop`` lets the call end soon, and must not
+        wait itself."""
+        if not in_task():
+            return function(*args)
+        call = _Call(function, args, undo)
+        self._start("wait", call.run)
+        return await self._result(call, stop, None)  # type: ignore[no-any-return]
+
+    async def _result(self, call: _Call, stop: Callable[[], object] | None, patience: float | None) -> Any:
+        try:
+            await call.wait(patience)
+        except BaseException as error:
+            call.abandoned = True
             try:
-                self._latest = self._pool.submit(call)
-            except BaseException:  # no thread could be started: the statement must not stay queued for the next one
-                self._pool.shutdown(wait=False, cancel_futures=True)
-                self._pool = None
-                raise
+                if stop is not None:
+                    stop()
+                if isinstance(error, asyncio.CancelledError):
+                    await uninterrupted(call.wait())
+                    if call.outcome:
+                        await uninterrupted(self.short(call.dispose))
+            finally:
+                if call.outcome:  # the event loop is closed, and this frame perhaps by the garbage collector
+                    leftovers.leave(call.dispose)
+            raise
+        return call.result()
+
+    def _start(self, kind: str, function: Callable[..., object], *args: Any) -> threading.Thread:
+        thread = threading.Thread(target=function, args=args, name=f"distlock-{self._alias}-{kind}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # a limit of the system, or the end of the interpreter
+            raise NotStarted(f"No thread can be started: {error}.") from error
+        return thread
+
+    @staticmethod
+    def _work(calls: SimpleQueue[_Call | None]) -> None:
+        while True:
+            call = calls.get()
+            if call is None:
+                return
+            call.run()
+            del call
 
     def idle(self) -> bool:
-        """Is there no statement on its way? The latest one ends last."""
-        return self._latest is None or self._latest.done()
+        """Is no short statement under way? The latest one ends last."""
+        return self._latest is None or self._latest.ended
 
     def stop_if_idle(self) -> None:
-        """End the thread if it is idle; it starts again when needed."""
+        """End the thread of short statements if it is idle; it starts again when needed."""
         if self.idle():
             self.stop(wait=False)
 
     def stop(self, wait: bool = True) -> None:
-        """End the thread, and wait for its end."""
-        with self._guard:
-            pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.shutdown(wait)
+        """End the thread of short statements, and wait for its end."""
+        with self._mutex:
+            thread, self._thread = self._thread, None
+            calls, self._calls = self._calls, SimpleQueue()
+        if thread is not None:
+            calls.put(None)
+            if wait:
+                thread.join()

@@ -112,8 +112,8 @@ def finish(hold: Hold, again: bool) -> None:
             backend.release_again(grant)
         elif grant is not None:
             backend.release(grant)
-        elif hold.claim is not None and backend.queues_waiters:
-            backend.withdraw(hold.claim)
+        elif hold.claim is not None:
+            backend.undo(hold.claim)
     finally:
         lock_table.end(hold)
     if hold.held_at:
