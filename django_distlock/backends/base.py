@@ -42,8 +42,8 @@ class Backend(ABC):
     """One attempt at a time. Its callers handle deadlines, re-entry, queues inside the process and renewal.
 
     Engines are blocking code; the calls of tasks run in threads of the backend, unless the engine has asynchronous ones
-    of its own. All threads and tasks of a process share one backend. The flags say what it can do; what they do not declare is
-    refused with :class:`~django_distlock.exceptions.UnsupportedOperation`.
+    of its own. All threads and tasks of a process share one backend. The flags say what it can do; what they do not
+    declare is refused with :class:`~django_distlock.exceptions.UnsupportedOperation`.
     """
 
     # Can several holders share one lock?

@@ -18,9 +18,10 @@ from __future__ import annotations
 import contextlib
 import threading
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from . import clock
+from .flow import run
 from .parking import Parker
 
 if TYPE_CHECKING:
@@ -95,6 +96,29 @@ class Background:
         if dispose is not None and future.exception() is None:
             with contextlib.suppress(Exception):
                 dispose(future.result())
+
+
+class SharedCall(Generic[T]):
+    """A call to open what several callers share. They all wait for the one that is under way, each until its own
+    deadline: a server that hangs has one thread, and callers do not connect to it in turn.
+
+    ``function`` runs in one thread at a time. It keeps what it has opened, which nobody may be waiting for any more,
+    and returns it at once if it is asked again.
+    """
+
+    def __init__(self, thread_name: str, function: Callable[[], T]) -> None:
+        self._background = Background(thread_name)
+        self._function = function
+        self._mutex = threading.Lock()
+        self._future: Future[T] | None = None
+
+    def result(self, until: float) -> T:
+        """The result, or the exception of the call. CallTimeout at the monotonic time ``until``; NotStarted."""
+        with self._mutex:
+            future = self._future
+            if future is None or future.done():
+                future = self._future = self._background.start(self._function)
+        return run(self._background.result(future, until))
 
 
 def _run(future: Future[T], function: Callable[..., T], args: tuple[Any, ...]) -> None:

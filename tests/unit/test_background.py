@@ -6,11 +6,13 @@ import asyncio
 import gc
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock.concurrency.background import Background, CallTimeout, NotStarted
+from django_distlock.concurrency import clock
+from django_distlock.concurrency.background import Background, CallTimeout, NotStarted, SharedCall
 from django_distlock.concurrency.flow import run
 from tests.conftest import PATIENCE, eventually
 
@@ -140,3 +142,24 @@ def test_r23_a_call_that_failed_is_not_kept_alive_by_its_error(background: Backg
         assert seen() is None
     finally:
         gc.enable()
+
+
+def test_r5_a_shared_call_is_made_once_for_all_who_wait_each_until_its_own_deadline(door: Door) -> None:
+    calls: list[str] = []
+
+    def connect() -> str:
+        calls.append("connect")
+        return door.wait()
+
+    shared = SharedCall(NAME, connect)
+    with ThreadPoolExecutor(3) as pool:
+        patient = [pool.submit(shared.result, FAR) for _ in range(2)]
+        eventually(lambda: calls, "it is not called")
+        for _ in range(3):
+            with pytest.raises(CallTimeout):
+                shared.result(clock.now() + 0.01)
+        door.opened.set()
+        assert [each.result(PATIENCE) for each in patient] == ["result"] * 2
+    assert calls == ["connect"]
+    assert shared.result(FAR) == "result"
+    assert calls == ["connect"] * 2, "a call that has ended is made again"
