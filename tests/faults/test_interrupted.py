@@ -360,24 +360,12 @@ def until_one_waits(using: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("using", SESSION_LOCKS)
-def test_r7_a_cancel_of_a_wait_is_heard(using: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a lock that is never free, and though the server has not yet begun with the statement when it hears of the
-    cancel, which is sent again."""
-    backend: Any = registry.entry(using).backend
-    cancels = []
+def test_r7_a_cancel_of_a_wait_is_heard(using: str, name: str) -> None:
+    """Of a lock that is never free: its session ends, and the server forgets it within a second."""
 
     async def work() -> None:
         task = asyncio.create_task(advisory_lock(name, using=using).aacquire(timeout=None))
         await asyncio.to_thread(until_one_waits, using, name)
-        kind = type(backend.sessions.all()[0])
-        cancel = kind.cancel
-
-        async def late(self: Any, other: Any, until: float) -> None:
-            cancels.append(other)
-            if len(cancels) > 1:
-                await cancel(self, other, until)
-
-        monkeypatch.setattr(kind, "cancel", late)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -385,7 +373,6 @@ def test_r7_a_cancel_of_a_wait_is_heard(using: str, name: str, monkeypatch: pyte
     with held_elsewhere(using, name):
         asyncio.run(work())
         eventually(lambda: not waiters(using, name), "it waits on")
-        assert len(cancels) > 1
     eventually(lambda: not holders(using, name), "a cancelled wait got the lock")
 
 

@@ -21,8 +21,8 @@ DATABASES = (
         "sessions: no heartbeat",
         "R18",
         "backends/sessions/session.py",
-        "if self.dead is None and self.held and now - self.replied_at >= HEARTBEAT:",
-        "if False:",
+        "elif self.claims and self.unread is None and now - self.heard_at >= HEARTBEAT:",
+        "elif False:",
         (
             "tests/engines/sessions/test_sessions.py",
             "tests/faults/test_silence.py",
@@ -43,12 +43,15 @@ DATABASES = (
         only="r6",
     ),
     Mutant(
-        "PostgreSQL: lock_timeout that fires after the grant leaves the lock held (the fast path)",
+        "sessions: lock_timeout that fires after the grant, or NULL after it, leaves the lock held",
         "R7",
-        "backends/postgres/session.py",
-        "            run(self.clear(max(until, clock.now()) + GRACE))\n            return False",
-        "            return False",
-        ("tests/engines/postgres/test_backend.py",),
+        "backends/sessions/backend.py",
+        "                if answer is None:\n",
+        "                if False:\n",
+        (
+            "tests/engines/postgres/test_backend.py",
+            "tests/engines/mysql/test_backend.py",
+        ),
         only="r7",
     ),
     Mutant(
@@ -64,8 +67,8 @@ DATABASES = (
         "PostgreSQL: a pooler in transaction mode is not refused",
         "R22b",
         "backends/postgres/session.py",
-        "        if self.pooled and (self.server_id",
-        "        if False and (self.server_id",
+        "        if session.pooled and not _hears(session, database):",
+        "        if False:",
         (
             "tests/engines/postgres/test_poolers.py",
             "tests/transactions/test_pools.py",
