@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 LONGEST_WAIT = 20 * 86400.0
 LOCK_NOT_AVAILABLE, QUERY_CANCELED, DEADLOCK_DETECTED = "55P03", "57014", "40P01"
 PREPARED_BEFORE = "42P05"
-# A wait sets its own lock_timeout, as the text to its left: so the server does that first.
-WAIT = b"SELECT (set_config('lock_timeout', $2, true) || pg_advisory_lock%s($1)::text) IS NOT NULL"
+# A wait that sets lock_timeout as well, as the text to its left: so the server does that first. After an error it has
+# the value from before.
+SET_AND_WAIT = b"SELECT (set_config('lock_timeout', $2, false) || pg_advisory_lock%s($1)::text) IS NOT NULL"
 STATEMENTS = {
     b"try_x": b"SELECT pg_try_advisory_lock($1)",
     b"try_s": b"SELECT pg_try_advisory_lock_shared($1)",
@@ -41,8 +42,10 @@ STATEMENTS = {
         b" AND classid = (($1::bigint >> 32) & 4294967295)::oid AND objid = ($1::bigint & 4294967295)::oid)"
         b" THEN false ELSE pg_try_advisory_lock_shared($1) END"
     ),
-    b"wait_x": WAIT % b"",
-    b"wait_s": WAIT % b"_shared",
+    b"wait_x": b"SELECT pg_advisory_lock($1) IS NOT NULL",
+    b"wait_s": b"SELECT pg_advisory_lock_shared($1) IS NOT NULL",
+    b"set_wait_x": SET_AND_WAIT % b"",
+    b"set_wait_s": SET_AND_WAIT % b"_shared",
     b"free_x": b"SELECT pg_advisory_unlock($1)",
     b"free_s": b"SELECT pg_advisory_unlock_shared($1)",
     b"ping": b"SELECT true",
@@ -205,6 +208,8 @@ class PostgresSession(Session):
         self._server_id = int(self.conn.backend_pid)
         self.pooled = False
         self._prepared: set[bytes] = set()
+        # lock_timeout in milliseconds, and what the wait that runs sets
+        self._timeout = self._setting = 0
 
     @property
     def server_id(self) -> int:
@@ -327,7 +332,19 @@ class PostgresSession(Session):
         return b"join_s" if self.shares(claim) else b"try_s", value
 
     def wait_lock(self, key: LockKey, shared: bool, until: float) -> tuple[bytes, Any]:
-        return b"wait_s" if shared else b"wait_x", (key.number_bytes, b"%d" % lock_timeout(until))
+        """Setting lock_timeout costs the server something, and most waits are like the last one."""
+        name, wanted = b"wait_s" if shared else b"wait_x", lock_timeout(until)
+        if wanted == self._timeout or 0.8 * wanted < self._timeout <= wanted + 5:
+            self._setting = self._timeout
+            return name, (key.number_bytes,)
+        self._setting = wanted
+        return b"set_" + name, (key.number_bytes, b"%d" % wanted)
+
+    async def wait(self, key: LockKey, shared: bool, until: float) -> bool | None:
+        granted = await super().wait(key, shared, until)
+        if granted:
+            self._timeout = self._setting
+        return granted
 
     def free_lock(self, key: LockKey, shared: bool) -> tuple[bytes, Any]:
         return b"free_s" if shared else b"free_x", (key.number_bytes,)

@@ -57,7 +57,7 @@ AS $$ BEGIN RAISE 'late' USING ERRCODE = 'lock_not_available'; END $$"""
 def waits_by(monkeypatch: pytest.MonkeyPatch, statement: bytes) -> None:
     """The sessions that are opened from now on."""
     registry.reset()
-    monkeypatch.setitem(STATEMENTS, b"wait_x", GRANT_AND % statement)
+    monkeypatch.setitem(STATEMENTS, b"set_wait_x", GRANT_AND % statement)
 
 
 def wait_for(name: str) -> Any:
