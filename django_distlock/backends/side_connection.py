@@ -57,10 +57,10 @@ class SideConnection:
         if self.wrapper.vendor == "postgresql":
             self.options.setdefault("application_name", "distlock")
         self.wrapper.inc_thread_sharing()
-        # guards descriptor: once it is closed, another file may get its number, which cut() must not end
+        # guards the descriptors: once one is closed, another file may get its number, which cut() must not end
         self._end = threading.Lock()
         self._fd = -1
-        #: A duplicate of the driver's descriptor: ours, whatever the driver does with its own. -1 if not open.
+        #: A duplicate of the driver's descriptor, see :meth:`duplicate`; -1 if there is none.
         self.descriptor = -1
 
     def open_driver(self) -> None:
@@ -72,7 +72,6 @@ class SideConnection:
         wrapper.connection = raw
         with contextlib.suppress(Exception):  # not every driver has fileno()
             self._fd = raw.fileno()
-            self.descriptor = os.dup(self._fd)
 
     def open(self) -> None:
         """:meth:`open_driver`, with the settings of the application's connections. No signal is sent: receivers of
@@ -81,11 +80,17 @@ class SideConnection:
         self.wrapper.set_autocommit(True)
         self.wrapper.init_connection_state()
 
+    def duplicate(self) -> None:
+        """Have a descriptor that stays ours whatever the driver does with its own, which it may close at any error.
+        After a fork the child calls :meth:`abandon`."""
+        self.descriptor = os.dup(self._fd)
+
     def cut(self) -> None:
         """End the session from another thread, so that a statement that hangs fails."""
         with self._end:
-            if self.descriptor >= 0:
-                sockets.shut(self.descriptor)
+            fd = self.descriptor if self.descriptor >= 0 else self._fd
+            if fd >= 0:
+                sockets.shut(fd)
 
     def close(self) -> None:
         """Close the connection. Errors are dropped."""

@@ -138,6 +138,7 @@ class Session(ABC):
 
     def __init__(self, connection: SideConnection, waits: bool) -> None:
         self.connection = connection
+        connection.duplicate()
         self.mutex = threading.Lock()
         self.waits = waits
         self.claims: dict[int, Claim] = {}
