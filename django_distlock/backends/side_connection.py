@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -38,12 +39,15 @@ class Silent(OperationalError):
 
 
 class SideConnection:
-    """A database wrapper as Django has, for this package alone, in autocommit."""
+    """A database wrapper as Django has, for this package alone, in autocommit.
 
-    def __init__(self, database: str) -> None:
+    ``options`` are added to those of the database alias, unless it sets them.
+    """
+
+    def __init__(self, database: str, **options: Any) -> None:
         settings = copy.deepcopy(connections.settings[database])
         settings["AUTOCOMMIT"] = True
-        self.options = settings["OPTIONS"] = dict(settings.get("OPTIONS") or {})
+        self.options = settings["OPTIONS"] = {**options, **(settings.get("OPTIONS") or {})}
         self.options.pop("pool", None)
         self.name = settings["NAME"]
         self.wrapper = load_backend(settings["ENGINE"]).DatabaseWrapper(settings, database)
@@ -52,32 +56,63 @@ class SideConnection:
         if self.wrapper.vendor == "postgresql":
             self.options.setdefault("application_name", "distlock")
         self.wrapper.inc_thread_sharing()
-        # guards _fd: once it is closed, another file may get its number, which cut() must not end
+        # guards the descriptors: once one is closed, another file may get its number, which cut() must not end
         self._end = threading.Lock()
         self._fd = -1
+        #: A duplicate of the driver's descriptor, see :meth:`duplicate`; -1 if there is none.
+        self.descriptor = -1
 
-    def open(self) -> None:
-        """Connect. Slow, and deaf to deadlines."""
-        with self.wrapper.wrap_database_errors:
-            self.wrapper.connect()
-        raw: Any = self.wrapper.connection
+    def open_driver(self) -> None:
+        """Connect, without the statements that Django sends on a new connection of the application. Slow, and deaf to
+        deadlines."""
+        wrapper = self.wrapper
+        with wrapper.wrap_database_errors:
+            raw: Any = wrapper.get_new_connection(wrapper.get_connection_params())
+        wrapper.connection = raw
         with contextlib.suppress(Exception):  # not every driver has fileno()
             self._fd = raw.fileno()
+
+    def open(self) -> None:
+        """:meth:`open_driver`, with the settings of the application's connections. No signal is sent: receivers of
+        ``connection_created`` expect a connection of the application."""
+        self.open_driver()
+        self.wrapper.set_autocommit(True)
+        self.wrapper.init_connection_state()
+
+    def duplicate(self) -> None:
+        """Have a descriptor that stays ours whatever the driver does with its own, which it may close at any error.
+        After a fork the child calls :meth:`abandon`."""
+        self.descriptor = os.dup(self._fd)
 
     def cut(self) -> None:
         """End the session from another thread, so that a statement that hangs fails."""
         with self._end:
-            if self._fd >= 0:
-                sockets.shut(self._fd)
+            fd = self.descriptor if self.descriptor >= 0 else self._fd
+            if fd >= 0:
+                sockets.shut(fd)
 
     def close(self) -> None:
         """Close the connection. Errors are dropped."""
         with self._end:
             self._fd = -1
+            descriptor, self.descriptor = self.descriptor, -1
             raw, self.wrapper.connection = self.wrapper.connection, None
         if raw is not None:
             with contextlib.suppress(Exception):
                 raw.close()
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def abandon(self, fd: int) -> None:
+        """In the child of a fork: never close it, since the driver would say goodbye on the parent's socket. ``fd`` is
+        the driver's descriptor, -1 if it has closed that."""
+        sockets.silence(fd)
+        descriptor, self.descriptor = self.descriptor, -1
+        os.close(descriptor)
+        _inherited.append(self)
+
+
+_inherited: list[SideConnection] = []
 
 
 def ask(database: str, question: Callable[[BaseDatabaseWrapper], T], patience: float = PATIENCE) -> T:

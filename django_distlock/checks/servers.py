@@ -115,14 +115,15 @@ def check_timeouts(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
 def check_sessions(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """Report servers whose lock sessions exclude nothing: an old version of GET_LOCK, a Galera node, a pooler that
-    gives one session to several clients. Connects, as `check --database` and `migrate` ask for."""
+    """Report servers whose lock sessions exclude nothing: a Galera node, a pooler that gives one session to several
+    clients. Connects, as `check --database` and `migrate` ask for."""
     found: list[CheckMessage] = []
     for _, backend in _backends() if databases else ():
-        if getattr(backend, "session_database", None) not in (databases or ()):
+        open_session: Any = getattr(backend, "open_session", None)
+        if open_session is None or getattr(backend, "session_database", None) not in (databases or ()):
             continue
         try:
-            list(backend.diagnose())  # which opens a lock session
+            open_session(waits=False).close()
         except ImproperlyConfigured as error:
             found.append(Error(str(error), id="distlock.E005"))
         except UnsupportedOperation as error:

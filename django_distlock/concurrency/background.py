@@ -112,13 +112,17 @@ class SharedCall(Generic[T]):
         self._mutex = threading.Lock()
         self._future: Future[T] | None = None
 
-    def result(self, until: float) -> T:
+    async def aresult(self, until: float) -> T:
         """The result, or the exception of the call. CallTimeout at the monotonic time ``until``; NotStarted."""
         with self._mutex:
             future = self._future
             if future is None or future.done():
                 future = self._future = self._background.start(self._function)
-        return run(self._background.result(future, until))
+        return await self._background.result(future, until)
+
+    def result(self, until: float) -> T:
+        """:meth:`aresult` in a thread, which it blocks."""
+        return run(self.aresult(until))
 
 
 def _run(future: Future[T], function: Callable[..., T], args: tuple[Any, ...]) -> None:

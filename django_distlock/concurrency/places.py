@@ -11,8 +11,8 @@ import threading
 from .parking import Parker
 
 # How long a waiter keeps its place while others want one; seconds. Doubled each time, so that it gets in at last even
-# where many wait for its lock. It looks now and then whether others do.
-TURN, LOOK_EVERY = 1.0, 0.25
+# where many wait for its lock.
+TURN = 1.0
 
 
 class Place:

@@ -7,6 +7,7 @@ connection that end its transaction are wrapped when the first lock is kept for 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 import threading
@@ -46,10 +47,13 @@ at_fork(Order.PRIMITIVES, child=_after_fork)
 
 
 def choose_scope(backend: Any, opened: list[BaseDatabaseWrapper]) -> Scope:
-    """Choose "transaction" only if the one open transaction is on the backend's own database; else "session"."""
-    if backend.supports_transaction_scope and len(opened) == 1 and opened[0].alias == backend.database:
-        return "transaction"
-    return "session"
+    """Choose "transaction" only if the one open transaction is on the backend's own database; else "session".
+
+    A task takes the lock on a session: Django's connections are not for tasks. With DJANGO_ALLOW_ASYNC_UNSAFE the
+    transaction of sync code in the thread of an event loop may be on a connection of another thread.
+    """
+    inside = backend.supports_transaction_scope and len(opened) == 1 and opened[0].alias == backend.database
+    return "transaction" if inside and asyncio._get_running_loop() is None else "session"
 
 
 class TransactionWatch:

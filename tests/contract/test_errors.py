@@ -51,8 +51,7 @@ def test_r6_a_server_that_refuses_the_statement_is_unavailable(
         raise ServerError(0, "not today")
 
     kind = type(backend.sessions.open_shared)
-    monkeypatch.setattr(kind, "lock", refuse)
-    monkeypatch.setattr(kind, "lock_fast", refuse)
+    monkeypatch.setattr(kind, "try_lock", refuse)
     for attempt, timeout in (("acquire", 5), ("try_acquire", 0)):
         with pytest.raises(BackendUnavailable, match="not today"):
             getattr(me, attempt)(advisory_lock(name, using=using), timeout=timeout)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import OperationalError, connections
 
-from django_distlock.backends.sessions.session import locked
 from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.concurrency.flow import run
 from django_distlock.manager.registry import registry
@@ -123,9 +122,8 @@ def session_of(lease: Any) -> Any:
 
 
 def asked(session: Any, sql: bytes) -> Any:
-    """The rows of a statement on a session of the library's. Its mutex keeps the keepalive thread away, which takes an
-    answer that it did not ask for as the end of the session."""
-    return run(locked(session.mutex, 2, session.query, sql, monotonic() + 2))
+    """The rows of a statement on a session of the library's."""
+    return run(session.query(sql, monotonic() + 2))
 
 
 def lock_sessions(using: str) -> set[int]:

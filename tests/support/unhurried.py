@@ -12,8 +12,7 @@ from django_distlock.backends.leasetable import server, sqlite
 from django_distlock.backends.postgres import transaction
 from django_distlock.backends.redis import server as redis
 from django_distlock.backends.redlock import acquire as redlock
-from django_distlock.backends.sessions import backend as sessions
-from django_distlock.backends.sessions import exclusion
+from django_distlock.backends.sessions import backend, session
 from django_distlock.concurrency import deadline
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ SECONDS = 3.0
 
 def give_time(set_attribute: Callable[[object, str, object], object] = setattr) -> None:
     """Let servers have SECONDS instead. With ``monkeypatch.setattr`` until the end of the test."""
-    for module in (deadline, redis, server, sqlite):
+    for module in (deadline, redis, server, sqlite, backend, session, transaction):
         set_attribute(module, "SILENCE", SECONDS)
-    for module in (transaction, redlock, sessions, exclusion):
-        set_attribute(module, "LEAST_PATIENCE", SECONDS)
+    set_attribute(redlock, "LEAST_PATIENCE", SECONDS)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import connections
 
-from django_distlock.backends.postgres import statements
+from django_distlock.backends.postgres import transaction
 from tests.conftest import PATIENCE
 from tests.support.unhurried import give_time
 from tests.transactions import rows
@@ -35,7 +35,7 @@ def unhurried(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     if request.node.get_closest_marker("alone") is not None or "proxy" in request.fixturenames:
         return
     give_time(monkeypatch.setattr)
-    monkeypatch.setattr(statements, "SILENT", PATIENCE)
+    monkeypatch.setattr(transaction, "SILENCE", PATIENCE)
 
 
 @pytest.fixture(scope="session")

@@ -11,10 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections
+from django.db import DatabaseError, connections
 
 from django_distlock.backends.sessions.backend import SessionLockBackend
-from django_distlock.backends.sessions.session import SessionDead, unavailable
+from django_distlock.backends.sessions.session import ServerError, SessionDead, unavailable
 from django_distlock.exceptions import BackendUnavailable, UnsupportedOperation
 
 from . import doctor, introspection
@@ -37,16 +37,15 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
     """OPTIONS: ``database`` (the alias whose server is used), ``session_database`` (another alias for the dedicated
     sessions, which connects directly where the first goes through a proxy), ``wait_sessions`` (default 8)."""
 
-    async def _open(self, waits: bool, until: float) -> MySQLSession:
-        connection = connections[self.session_database]
-        if connection.vendor != "mysql":
+    def open_session(self, waits: bool) -> MySQLSession:
+        vendor = connections[self.session_database].vendor
+        if vendor != "mysql":
             raise ImproperlyConfigured(
-                f"DISTLOCK[{self.alias!r}]: the database {self.session_database!r} is {connection.vendor}, not MySQL "
-                "or MariaDB."
+                f"DISTLOCK[{self.alias!r}]: the database {self.session_database!r} is {vendor}, not MySQL or MariaDB."
             )
         try:
-            return await open_session(self.alias, connection.get_connection_params(), waits, until)
-        except SessionDead as error:
+            return open_session(self.alias, self.session_database, waits)
+        except (DatabaseError, SessionDead, ServerError, TypeError) as error:  # TypeError: an unknown option
             raise unavailable(self.alias, error) from (error.__cause__ or error)
 
     # for operators
@@ -63,7 +62,8 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
         return f"SELECT name FROM ({names}) n WHERE IS_USED_LOCK(name) IS NOT NULL".encode()  # noqa: S608 - LockKey.text
 
     def diagnose(self) -> Iterable[Finding]:
-        return doctor.findings(self._ask, int(self.options.get("wait_sessions", 8)))
+        yield from super().diagnose()
+        yield from doctor.findings(self._ask, self.wait_sessions)
 
     def break_lock(self, info: LockInfo) -> bool:
         try:

@@ -6,23 +6,20 @@ connection and dies with the transaction it protects.
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections
+from django.db import DatabaseError, connections
 
 from django_distlock.backends.sessions.backend import SessionLockBackend
-from django_distlock.backends.sessions.session import SessionDead, unavailable
-from django_distlock.concurrency.flow import run
+from django_distlock.backends.sessions.session import ServerError, SessionDead, unavailable
 from django_distlock.exceptions import BackendUnavailable, UnsupportedOperation
 
 from . import doctor, introspection
 
 try:
-    from .connect import open_session
-    from .session import PostgresSession
+    from .session import PostgresSession, open_session
     from .transaction import TransactionLocks
 except ImportError as error:
     raise ImproperlyConfigured(
@@ -47,32 +44,23 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
 
     def __init__(self, alias: str, options: Mapping[str, Any]) -> None:
         super().__init__(alias, options)
-        self._transactions = TransactionLocks(alias, self.session_database, self._busy)
+        self._transactions = TransactionLocks(alias, self._busy)
 
-    async def _open(self, waits: bool, until: float) -> PostgresSession:
-        connection = connections[self.session_database]
-        if connection.vendor != "postgresql":
+    def open_session(self, waits: bool) -> PostgresSession:
+        vendor = connections[self.session_database].vendor
+        if vendor != "postgresql":
             raise ImproperlyConfigured(
-                f"DISTLOCK[{self.alias!r}]: the database {self.session_database!r} is {connection.vendor}, "
-                "not PostgreSQL."
+                f"DISTLOCK[{self.alias!r}]: the database {self.session_database!r} is {vendor}, not PostgreSQL."
             )
         try:
-            return await open_session(self.alias, connection.get_connection_params(), waits, until)
-        except SessionDead as error:
-            raise unavailable(self.alias, error) from error
+            return open_session(self.alias, self.session_database, waits)
+        except (DatabaseError, SessionDead, ServerError) as error:
+            raise unavailable(self.alias, error) from (error.__cause__ or error)
 
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         if claim.scope == "transaction":
-            if asyncio._get_running_loop() is None:
-                return self._transactions.acquire(connections[self.database], claim, wait)
-            # DJANGO_ALLOW_ASYNC_UNSAFE: the transaction may be on a connection of another thread
-            claim = claim._replace(scope="session")
+            return self._transactions.acquire(connections[self.database], claim, wait)
         return super().try_acquire(claim, wait)
-
-    async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        if claim.scope == "transaction":  # Django's connections are not for tasks
-            claim = claim._replace(scope="session")
-        return await super().atry_acquire(claim, wait)
 
     def release(self, grant: Grant) -> bool:
         # the end of its transaction frees it
@@ -88,13 +76,13 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
 
     def verify(self, grant: Grant) -> bool:
         if grant.claim.scope != "transaction":
-            return run(self._verify(grant))
+            return super().verify(grant)
         if grant.session.connection is connections[self.database]:
             return self.try_acquire(grant.claim._replace(answer_by=0.0)) is not None
         return self.look(grant)  # asked by another thread, and the connection is its owner's
 
     async def averify(self, grant: Grant) -> bool:
-        return self.look(grant) if grant.claim.scope == "transaction" else await self._verify(grant)
+        return self.look(grant) if grant.claim.scope == "transaction" else await super().averify(grant)
 
     def in_doubt(self, grant: Grant) -> bool:
         # the error has freed the locks of the transaction, except those from before a savepoint
@@ -103,10 +91,6 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
     def still_held(self, connection: BaseDatabaseWrapper, keys: Iterable[LockKey]) -> set[LockKey]:
         """Those of ``keys`` that the transaction of ``connection`` holds."""
         return self._transactions.still_held(connection, keys)
-
-    def after_fork(self) -> None:
-        super().after_fork()
-        self._transactions.after_fork()
 
     # for operators
 
@@ -126,7 +110,8 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
         return introspection.HELD.replace("{keys}", ", ".join(keys)).encode()
 
     def diagnose(self) -> Iterable[Finding]:
-        return doctor.findings(self._ask, int(self.options.get("wait_sessions", 8)))
+        yield from super().diagnose()
+        yield from doctor.findings(self._ask, self.wait_sessions)
 
     def break_lock(self, info: LockInfo) -> bool:
         if info.holder == introspection.PREPARED:

@@ -1,34 +1,37 @@
-"""One dedicated PostgreSQL session: its statements, by libpq's own calls, and the locks on it.
+"""One lock session of PostgreSQL: how it is opened, its statements by libpq's own calls, and the locks on it.
 
-Since the session is ours, psycopg's cursor layer is left out: ``pgconn.exec_prepared`` costs 0.72 of it and releases
-the GIL while it waits. One socket serves threads and tasks alike, because the session's mutex lets one statement in at
-a time.
+Django and psycopg open the connection. Since it is ours, psycopg's cursors are left out: ``pgconn.exec_prepared`` costs
+0.72 of them and releases the GIL while it waits.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import re
 import secrets
+import socket
 from typing import TYPE_CHECKING, Any
 
-from psycopg import OperationalError, pq
+from psycopg import Error, OperationalError, pq
 
-from django_distlock.backends.sessions.session import (
-    GRACE,
-    STATEMENT_LIMIT,
-    ServerError,
-    Session,
-    SessionDead,
-    StatementTimeout,
-)
-from django_distlock.concurrency import clock
-from django_distlock.concurrency.flow import run
-from django_distlock.concurrency.sockets import poll, readable, ready
-from django_distlock.exceptions import DeadlockDetected, UnsupportedOperation
+from django_distlock.backends.sessions.session import ServerError, Session, SessionDead
+from django_distlock.backends.side_connection import SideConnection
+from django_distlock.concurrency import clock, sockets
+from django_distlock.exceptions import UnsupportedOperation
 
 if TYPE_CHECKING:
     from django_distlock.keys import LockKey
+    from django_distlock.records import Claim
 
+# lock_timeout and poll() end at 2^31 ms, less than 25 days; seconds.
+LONGEST_WAIT = 20 * 86400.0
+LOCK_NOT_AVAILABLE, QUERY_CANCELED, DEADLOCK_DETECTED = "55P03", "57014", "40P01"
+PREPARED_BEFORE = "42P05"
+# A wait that sets lock_timeout as well, as the text to its left: so the server does that first. After an error it has
+# the value from before.
+SET_AND_WAIT = b"SELECT (set_config('lock_timeout', $2, false) || pg_advisory_lock%s($1)::text) IS NOT NULL"
 STATEMENTS = {
     b"try_x": b"SELECT pg_try_advisory_lock($1)",
     b"try_s": b"SELECT pg_try_advisory_lock_shared($1)",
@@ -39,114 +42,236 @@ STATEMENTS = {
         b" AND classid = (($1::bigint >> 32) & 4294967295)::oid AND objid = ($1::bigint & 4294967295)::oid)"
         b" THEN false ELSE pg_try_advisory_lock_shared($1) END"
     ),
-    b"wait_x": b"SELECT pg_advisory_lock($1)",
-    b"wait_s": b"SELECT pg_advisory_lock_shared($1)",
+    b"wait_x": b"SELECT pg_advisory_lock($1) IS NOT NULL",
+    b"wait_s": b"SELECT pg_advisory_lock_shared($1) IS NOT NULL",
+    b"set_wait_x": SET_AND_WAIT % b"",
+    b"set_wait_s": SET_AND_WAIT % b"_shared",
     b"free_x": b"SELECT pg_advisory_unlock($1)",
     b"free_s": b"SELECT pg_advisory_unlock_shared($1)",
-    b"free_all": b"SELECT pg_advisory_unlock_all()",
     b"ping": b"SELECT true",
-    b"cancel": b"SELECT pg_cancel_backend($1)",
 }
-LOCK_NOT_AVAILABLE, QUERY_CANCELED, DEADLOCK_DETECTED = "55P03", "57014", "40P01"
-_TUPLES_OK, _COMMAND_OK = pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK
-# lock_timeout and poll() end at 2^31 ms, less than 25 days; seconds.
-LONGEST_WAIT = 20 * 86400
+# Timeouts that an administrator set for applications would end a lock session, or a wait on it. The keepalives are the
+# server's: a client whose host has vanished holds its locks for 5 s, not for 2 h. Compiling the statement that lists
+# locks takes longer than running it ever does (jit).
+SETTINGS = {
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+    "tcp_keepalives_idle": "2",
+    "tcp_keepalives_interval": "1",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "5000",
+    "jit": "off",
+}
+# A waiter whose client has gone leaves the queue within a second. Not on every platform; elsewhere it does when its
+# turn comes.
+CHECK_CLIENT = b"SET client_connection_check_interval = 1000"
+# For the client's end of the connection; the second and third number are seconds.
+OPTIONS = {
+    "keepalives": 1,
+    "keepalives_idle": 2,
+    "keepalives_interval": 1,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 5000,
+}
+# They speak PostgreSQL's protocol and grant one lock to every session that asks, or do not know advisory locks.
+PRETENDERS = re.compile("CockroachDB|-YB-|Yugabyte|Materialize|CrateDB|QuestDB|Redshift", re.IGNORECASE)
+# "Feature not supported", "syntax error or undefined object": a server that only speaks PostgreSQL's protocol.
+REFUSALS = frozenset({"0A", "42"})
 # The notification that tells a pooler in session mode from other poolers comes within milliseconds, or never; seconds.
-CHANNEL = b"distlock_probe"
-COMES_WITHIN = 1.0
+COMES_WITHIN = 0.5
+
+_ROWS, _DONE = pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK
+
+
+def application_name() -> str:
+    """Host and process id, cut to PostgreSQL's 63 characters."""
+    pid = str(os.getpid())
+    host = re.sub(r"[^!-~]", "?", socket.gethostname())[: 63 - len("distlock :") - len(pid)]
+    return f"distlock {host}:{pid}"
 
 
 def lock_timeout(until: float) -> int:
-    """The setting for a wait until the monotonic time ``until``: milliseconds, 0 for no end. A longer wait than the
-    setting allows is made in pieces."""
-    if until == math.inf:
-        return 0
+    """The setting for a wait until the monotonic time ``until``: milliseconds. A longer wait than the setting allows is
+    made in pieces."""
     return max(1, math.ceil(min(until - clock.now(), LONGEST_WAIT) * 1000))
 
 
+def refuse_pretender(alias: str, version: str) -> None:
+    """UnsupportedOperation for a server whose advisory locks exclude nobody (R22b)."""
+    if PRETENDERS.search(version):
+        raise not_postgres(alias, version, "its advisory locks exclude nobody")
+
+
+def not_postgres(alias: str, version: str, why: str) -> UnsupportedOperation:
+    return UnsupportedOperation(
+        f"The server of alias {alias!r} ({version}) is not PostgreSQL: {why}. Take another backend there, such as "
+        "leasetable.LeaseTableBackend or redis.RedisBackend."
+    )
+
+
+def open_session(alias: str, database: str, waits: bool) -> PostgresSession:
+    """Connect. Django's errors, SessionDead, ServerError; UnsupportedOperation for a pooler in transaction mode, and
+    for a server that only looks like PostgreSQL."""
+    session = _connect(database, waits)
+    with session.opening():
+        _prepare(session, alias)
+        if session.pooled and not _hears(session, database):
+            raise UnsupportedOperation(
+                f"The lock sessions of alias {alias!r} go through a pooler that gives each transaction another server "
+                "session (pgbouncer in transaction mode), where session locks leak and exclude nobody. Set "
+                "OPTIONS['session_database'] to a database alias that connects directly or through a pool in session "
+                "mode, or take the lock inside atomic(), where it belongs to the transaction."
+            )
+    return session
+
+
+def _connect(database: str, waits: bool) -> PostgresSession:
+    connection = SideConnection(database, application_name=application_name(), **OPTIONS)
+    connection.open_driver()
+    return PostgresSession(connection, waits)
+
+
+def _prepare(session: PostgresSession, alias: str) -> None:
+    wanted = dict(SETTINGS)
+    if session.conn.parameter_status(b"server_encoding") == b"SQL_ASCII":
+        # such a server does not know the meaning of its bytes, and refuses foreign ones in UTF-8
+        wanted["client_encoding"] = "SQL_ASCII"
+    settings = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in wanted.items())
+    try:
+        facts = session.rows(f"SELECT pg_backend_pid(), version(), {settings}".encode())
+    except ServerError as error:
+        if str(error.code)[:2] not in REFUSALS:
+            raise
+        version = session.rows(b"SELECT version()")[0][0]
+        raise not_postgres(alias, version, f"it refuses what a lock session needs: {str(error).strip()}") from error
+    session.note_process_id(int(facts[0][0]))
+    refuse_pretender(alias, facts[0][1])
+    if session.waits:
+        with contextlib.suppress(ServerError):
+            session.rows(CHECK_CLIENT)
+        session.prepare(b"wait_x")
+        session.prepare(b"wait_s")
+
+
+def _hears(session: PostgresSession, database: str) -> bool:
+    """Does this session, while it asks for nothing, get the notification that another one sends?
+
+    Neither the process id in the greeting nor ``pg_backend_pid()`` can tell the mode of a pooler: the first is the
+    pooler's in every mode, and in transaction mode an idle pool may give the same server session again and again. A
+    notification can: it reaches a silent client only if the server session that listens is bound to that client
+    (https://www.pgbouncer.org/features.html: LISTEN works in session mode, and never in transaction mode).
+    """
+    channel = f"distlock_{secrets.token_hex(8)}".encode()
+    other = _connect(database, False)
+    try:
+        session.rows(b"LISTEN " + channel)
+        other.rows(b"NOTIFY " + channel)
+        heard = session.notified(clock.now() + COMES_WITHIN)
+        session.rows(b"UNLISTEN " + channel)
+    finally:
+        other.close()
+    return heard
+
+
+def results(pgconn: Any, descriptor: int, until: float) -> list[Any] | None:
+    """The results of the statement that was sent; None if the reply is not complete by the monotonic time ``until``.
+
+    libpq's get_result() waits without letting any other thread run. So it is called only when it need not wait, also
+    for the end of the reply, which follows an error in a packet of its own.
+    """
+    found: list[Any] = []
+    while True:
+        while pgconn.is_busy():
+            if not sockets.readable(descriptor, until - clock.now()):
+                return None
+            pgconn.consume_input()
+        result = pgconn.get_result()
+        if result is None:
+            return found
+        found.append(result)
+
+
 class PostgresSession(Session):
-    """``conn`` is a connection of libpq. The methods that end in ``_fast`` block this thread."""
+    """A statement is the name of one of STATEMENTS, and its values."""
 
-    def __init__(self, conn: Any, waits: bool) -> None:
-        super().__init__(waits)
-        self.conn = conn
-        self._server_id = int(conn.backend_pid)
+    wait_is_over = frozenset({LOCK_NOT_AVAILABLE, QUERY_CANCELED})
+    deadlocks = frozenset({DEADLOCK_DETECTED})
+    longest_wait = LONGEST_WAIT
+
+    def __init__(self, connection: SideConnection, waits: bool) -> None:
+        super().__init__(connection, waits)
+        raw: Any = connection.wrapper.connection
+        self.conn = raw.pgconn
+        self.conn.nonblocking = 0
+        self._server_id = int(self.conn.backend_pid)
         self.pooled = False
-        self._timeout = 0  # lock_timeout of the session in milliseconds
         self._prepared: set[bytes] = set()
-        self._preparing = False
-        self._undo: tuple[bytes, bytes] | None = None
-        self._received: Any = None  # of a reply that is not complete
-
-    @property
-    def fd(self) -> int:
-        try:
-            return int(self.conn.socket)
-        except OperationalError:  # libpq has closed it, and the number may belong to another file by now
-            return -1
+        # lock_timeout in milliseconds, and what the wait that runs sets
+        self._timeout = self._setting = 0
 
     @property
     def server_id(self) -> int:
         return self._server_id
 
-    @server_id.setter
-    def server_id(self, pid: int) -> None:
+    def note_process_id(self, pid: int) -> None:
         """``pid`` is what pg_backend_pid() returned. Another number in the greeting is a pooler's."""
         self.pooled = pid != self._server_id
         self._server_id = pid
 
-    def disconnect(self) -> None:
-        self.conn.finish()
-
     # statements
 
-    async def execute(
-        self, statement: bytes, value: bytes, until: float, undo: tuple[bytes, bytes] | None = None
-    ) -> bytes:
-        """Run one of STATEMENTS; the only column of its only row.
-
-        ``undo`` is the statement that takes back a grant whose reply comes after the caller gave up waiting. Raises
-        SessionDead, ServerError, StatementTimeout.
-        """
-        if self.orphaned_at is not None:
-            await self.settle(until)
+    def _ask(self, statement: tuple[bytes, Any]) -> bool | None:
+        name, values = statement
         try:
-            if statement in self._prepared:
-                self.conn.send_query_prepared(statement, (value,) if value else None)
+            if name not in self._prepared:
+                self.prepare(name)
+            result = self.conn.exec_prepared(name, values)
+        except OperationalError as error:
+            raise self._died(error) from error
+        if result.status == _ROWS:
+            return bool(result.get_value(0, 0) == b"t")
+        raise self._failure(result)
+
+    def prepare(self, name: bytes) -> None:
+        """Prepare one of STATEMENTS. An interrupt may have come before it was noted."""
+        try:
+            self._checked(self.conn.prepare(name, STATEMENTS[name]))
+        except ServerError as error:
+            if error.code != PREPARED_BEFORE:
+                raise
+        self._prepared.add(name)
+
+    def _prepared_for(self, statement: tuple[bytes, Any]) -> bool:
+        return statement[0] in self._prepared
+
+    def _send(self, statement: tuple[bytes, Any]) -> None:
+        name, values = statement
+        try:
+            if name in self._prepared:
+                self.conn.send_query_prepared(name, values)
             else:
-                self.conn.send_query_params(STATEMENTS[statement], (value,) if value else None)
+                self.conn.send_query_params(STATEMENTS[name], values)
         except OperationalError as error:
             raise self._died(error) from error
-        return self._read(await self._reply(until, undo))
 
-    def _execute_fast(self, statement: bytes, value: bytes) -> bytes:
-        """:meth:`execute` by one blocking call of libpq; the watchdog ends it if it hangs."""
-        conn = self.conn
-        self.started = self.replied_at = clock.now()
+    def _receive(self) -> bool | None:
         try:
-            if statement not in self._prepared:
-                self._read(conn.prepare(statement, STATEMENTS[statement]))
-                self._prepared.add(statement)
-            result = conn.exec_prepared(statement, (value,) if value else None)
-            if result.status == _TUPLES_OK:
-                return result.get_value(0, 0) or b""
-            return self._read(result)
+            found = results(self.conn, self.connection.descriptor, self.due or clock.now())
         except OperationalError as error:
             raise self._died(error) from error
-        finally:
-            self.started = None
+        if not found:
+            raise self._died(SessionDead("the server's reply is not complete"))
+        return bool(self._checked(found[0]).get_value(0, 0) == b"t")
 
-    async def query(self, sql: bytes, until: float) -> list[list[str | None]]:
-        """Run any statement without parameters, also after settings; all rows, as text. Bytes that are no UTF-8 are
-        replaced: a role may have got its name in a database with another encoding."""
-        if self.orphaned_at is not None:
-            await self.settle(until)
+    def rows(self, sql: bytes) -> Any:
+        """All rows as text. Bytes that are no UTF-8 are replaced: a role may have got its name in a database with
+        another encoding."""
         try:
-            self.conn.send_query(sql)
+            result = self._checked(self.conn.exec_(sql))
         except OperationalError as error:
             raise self._died(error) from error
-        result = await self._reply(until, None)
-        self._read(result)
         return [
             [
                 None if value is None else value.decode("utf-8", "replace")
@@ -155,222 +280,74 @@ class PostgresSession(Session):
             for row in range(result.ntuples)
         ]
 
-    async def _reply(self, until: float, undo: tuple[bytes, bytes] | None) -> Any:
-        try:
-            while not self._complete():
-                if not await ready(self.fd, False, self.look_at(until)):
-                    self.look(until)
-            return self._result()
-        except SessionDead:
-            raise
-        except BaseException:  # the caller gives up waiting
-            self._orphan(undo)
-            raise
-
-    def _complete(self) -> bool:
-        """Has the whole reply come? Also its end, which follows an error in a separate packet: get_result() would wait
-        for that without letting any other thread run."""
-        try:
-            self.conn.consume_input()
-            while not self.conn.is_busy():
-                result = self.conn.get_result()
-                if result is None:
-                    return True
-                if self._received is None or self._received.status == _COMMAND_OK:
-                    self._received = result
-            return False
-        except OperationalError as error:
-            raise self._died(error) from error
-
-    def _result(self) -> Any:
-        """The first result of a complete reply, apart from those of settings."""
-        result, self._received = self._received, None
+    def _checked(self, result: Any) -> Any:
+        if result.status not in (_ROWS, _DONE):
+            raise self._failure(result)
         return result
 
-    def _read(self, result: Any) -> bytes:
-        status = result.status if result is not None else pq.ExecStatus.FATAL_ERROR
-        if status == _TUPLES_OK:
-            self.replied_at = clock.now()
-            return result.get_value(0, 0) or b"" if result.ntuples else b""
-        if status == _COMMAND_OK:
-            return b""
-        message = self.conn.get_error_message() if result is None else result.get_error_message()
-        code = result.error_field(pq.DiagnosticField.SQLSTATE) if result is not None else None
+    def _failure(self, result: Any) -> SessionDead | ServerError:
+        message = result.get_error_message()
+        code = result.error_field(pq.DiagnosticField.SQLSTATE)
         if code is None or code[:3] in (b"57P", b"08P", b"25P") or self.conn.status == pq.ConnStatus.BAD:
-            raise self._died(SessionDead(message))
-        raise ServerError(code.decode(), message)
+            return self._died(SessionDead(message))
+        return ServerError(code.decode(), message)
 
     def _died(self, error: Exception) -> SessionDead:
         self.kill("the server ended the session")
         return error if isinstance(error, SessionDead) else SessionDead(str(error))
 
-    # orphaned statements
-
-    def _orphan(self, undo: tuple[bytes, bytes] | None) -> None:
-        self._undo = undo
-        self.orphaned_at = clock.now()
-
-    def _clean_up(self) -> None:
-        """The reply of an orphaned statement is complete. A grant in it is taken back, by another orphan."""
-        undo, self._undo = self._undo, None
-        self.orphaned_at = None
+    def notified(self, until: float) -> bool:
+        """Does a notification come by the monotonic time ``until``, without a question?"""
         try:
-            granted = self._read(self._result()) != b"f"
-        except ServerError:
-            granted = False
-        if granted and undo is not None:
-            self.conn.send_query_params(STATEMENTS[undo[0]], (undo[1],))
-            self._orphan(None)
+            while (notification := self.conn.notifies()) is None and sockets.readable(
+                self.connection.descriptor, until - clock.now()
+            ):
+                self.conn.consume_input()
+        except OperationalError as error:
+            raise self._died(error) from error
+        return notification is not None
 
-    async def settle(self, until: float) -> None:
-        while self.orphaned_at is not None:
-            if self._complete():
-                self._clean_up()
-            elif not await ready(self.fd, False, until):
-                raise StatementTimeout
-
-    def collect(self) -> None:
-        while self.orphaned_at is not None and self._complete():
-            self._clean_up()
-
-    def beat(self) -> None:
-        self.conn.send_query(STATEMENTS[b"ping"])
-        self._orphan(None)
-
-    def unexpected(self) -> None:
+    def _unexpected(self) -> None:
         # a notice, a changed parameter, or the end, which libpq reports only after the server's last words
-        while readable(self.fd, 0):
-            self._complete()
+        try:
+            while sockets.readable(self.connection.descriptor, 0):
+                self.conn.consume_input()
+                if not self.conn.is_busy() and (result := self.conn.get_result()) is not None:
+                    self._checked(result)
+        except OperationalError as error:
+            raise self._died(error) from error
+
+    def _driver_fd(self) -> int:
+        try:
+            return int(self.conn.socket)
+        except Error:  # libpq has closed it
+            return -1
 
     # locks
 
-    def _lock(self, key: LockKey, shared: bool) -> tuple[bytes, bytes, tuple[bytes, bytes]]:
-        """The statement, its value, and what takes it back."""
-        value = key.number_bytes
-        if not shared:
-            return b"try_x", value, (b"free_x", value)
-        return b"join_s" if key.digest in self.held else b"try_s", value, (b"free_s", value)
+    def try_lock(self, claim: Claim) -> tuple[bytes, Any]:
+        value = (claim.key.number_bytes,)
+        if not claim.shared:
+            return b"try_x", value
+        return b"join_s" if self.shares(claim) else b"try_s", value
 
-    async def lock(self, key: LockKey, shared: bool, until: float) -> bool:
-        statement, value, undo = self._lock(key, shared)
-        return (await self.execute(statement, value, until, undo)) == b"t"
+    def wait_lock(self, key: LockKey, shared: bool, until: float) -> tuple[bytes, Any]:
+        """Setting lock_timeout costs the server something, and most waits are like the last one."""
+        name, wanted = b"wait_s" if shared else b"wait_x", lock_timeout(until)
+        if wanted == self._timeout or 0.8 * wanted < self._timeout <= wanted + 5:
+            self._setting = self._timeout
+            return name, (key.number_bytes,)
+        self._setting = wanted
+        return b"set_" + name, (key.number_bytes, b"%d" % wanted)
 
-    def lock_fast(self, key: LockKey, shared: bool) -> bool:
-        statement = self._lock(key, shared)[0] if shared else b"try_x"
-        return self._execute_fast(statement, key.number_bytes) == b"t"
+    async def wait(self, key: LockKey, shared: bool, until: float) -> bool | None:
+        granted = await super().wait(key, shared, until)
+        if granted:
+            self._timeout = self._setting
+        return granted
 
-    async def unlock(self, key: LockKey, shared: bool) -> bool:
-        name = b"free_s" if shared else b"free_x"
-        return (await self.execute(name, key.number_bytes, clock.now() + STATEMENT_LIMIT)) == b"t"
+    def free_lock(self, key: LockKey, shared: bool) -> tuple[bytes, Any]:
+        return b"free_s" if shared else b"free_x", (key.number_bytes,)
 
-    def unlock_fast(self, key: LockKey, shared: bool) -> bool:
-        return self._execute_fast(b"free_s" if shared else b"free_x", key.number_bytes) == b"t"
-
-    async def wait(self, key: LockKey, shared: bool, until: float) -> bool:
-        value = key.number_bytes
-        name, undo = (b"wait_s", (b"free_s", value)) if shared else (b"wait_x", (b"free_x", value))
-        if not self._timeout_fits(until):
-            wanted = lock_timeout(until)
-            await self.query(b"SET lock_timeout = %d" % wanted, until + GRACE)
-            self._timeout = wanted
-        await self._prepare_wait(name, until)
-        try:
-            await self.execute(name, value, until + GRACE, undo)
-        except ServerError as error:
-            # lock_timeout can fire after the grant (826 of 30,298 in a race with it): release it in any case
-            await self.clear(max(until, clock.now()) + GRACE)
-            if error.code == DEADLOCK_DETECTED:
-                raise DeadlockDetected from error
-            if error.code not in (LOCK_NOT_AVAILABLE, QUERY_CANCELED):
-                raise
-            return False
-        return True
-
-    def wait_fast(self, key: LockKey, shared: bool, until: float) -> bool:
-        if not self._timeout_fits(until):
-            return False
-        conn = self.conn
-        statement = b"wait_s" if shared else b"wait_x"
-        try:
-            if statement in self._prepared:
-                conn.send_query_prepared(statement, (key.number_bytes,))
-            else:
-                conn.send_query_params(STATEMENTS[statement], (key.number_bytes,))
-            self._orphan(None)  # until the reply is here, an exception leaves it behind
-            while not self._complete():
-                if not poll(conn.socket, False, self.look_at(until + GRACE)):
-                    self.look(until + GRACE)
-            self.orphaned_at = None
-            self._read(self._result())
-        except OperationalError as error:
-            raise self._died(error) from error
-        except ServerError:  # lock_timeout, which can fire after the grant
-            run(self.clear(max(until, clock.now()) + GRACE))
-            return False
-        return True
-
-    def _timeout_fits(self, until: float) -> bool:
-        """Does lock_timeout fit this wait? Setting it costs a statement, and most waits are like the last one."""
-        wanted = lock_timeout(until)
-        return wanted == self._timeout or 0 < 0.8 * wanted < self._timeout <= wanted + 5
-
-    async def _prepare_wait(self, name: bytes, until: float) -> None:
-        if name in self._prepared:
-            return
-        if self._preparing:  # an interrupted caller did not see the reply, so it may be prepared or not
-            self._prepared.clear()
-            await self.query(b"DEALLOCATE ALL", until + GRACE)
-        self._preparing = True
-        await self.query(b"PREPARE %s (bigint) AS %s" % (name, STATEMENTS[name]), until + GRACE)
-        self._preparing = False
-        self._prepared.add(name)
-
-    async def ping(self, until: float) -> None:
-        await self.execute(b"ping", b"", until)
-
-    async def cancel(self, other: Session, until: float) -> None:
-        await self.execute(b"cancel", b"%d" % other.server_id, until)
-
-    async def clear(self, until: float) -> None:
-        await self.execute(b"free_all", b"", until)
-
-    # poolers
-
-    async def ensure_bound(self, alias: str, second: Any, until: float) -> None:
-        """Raise UnsupportedOperation if a pooler gives this connection changing server sessions.
-
-        Neither the process id in the greeting nor ``pg_backend_pid()`` can tell: the first is the pooler's in every
-        mode, and in transaction mode an idle pool may give the same server session again and again. A notification
-        can: it reaches a silent client only if the server session that listens is bound to that client
-        (https://www.pgbouncer.org/features.html: LISTEN works in session mode, and never in transaction mode).
-        """
-        if self.pooled and (self.server_id == second.server_id or not await self._hears(second, until)):
-            raise UnsupportedOperation(
-                f"The lock sessions of alias {alias!r} go through a pooler that gives each transaction another server "
-                "session (pgbouncer in transaction mode), where session locks leak and exclude nobody. Set "
-                "OPTIONS['session_database'] to a database alias that connects directly or through a pool in session "
-                "mode, or take the lock inside atomic(), where it belongs to the transaction."
-            )
-
-    async def _hears(self, second: PostgresSession, until: float) -> bool:
-        """Does this session, while it asks for nothing, get the notification that ``second`` sends?"""
-        payload = secrets.token_hex(16).encode()
-        await self.query(b"LISTEN " + CHANNEL, until)
-        await second.query(b"SELECT pg_notify('%s', '%s')" % (CHANNEL, payload), until)
-        until = min(until, clock.now() + COMES_WITHIN)
-        heard = False
-        while not heard and await ready(self.fd, False, until):
-            heard = self._was_notified(payload)
-        await self.query(b"UNLISTEN " + CHANNEL, until + COMES_WITHIN)
-        return heard
-
-    def _was_notified(self, payload: bytes) -> bool:
-        """Read what has come; other processes send on the same channel."""
-        try:
-            self.conn.consume_input()
-        except OperationalError as error:
-            raise self._died(error) from error
-        while (notification := self.conn.notifies()) is not None:
-            if notification.extra == payload:
-                return True
-        return False
+    def ping(self) -> tuple[bytes, Any]:
+        return b"ping", None

@@ -1,34 +1,41 @@
-"""One dedicated session: a connection on which locks live. It is watched, and cleaned up after abandoned statements."""
+"""One lock session: a connection on which locks live, what it holds, and how it is watched.
+
+A thread asks by one blocking call of the driver. A task sends its statement and lets its event loop wait for the reply;
+whoever needs the session meanwhile reads that reply first. So no task ever keeps the session from others.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import math
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections import defaultdict
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from django_distlock.concurrency import clock, sockets
-from django_distlock.concurrency.parking import FairLock
-from django_distlock.concurrency.places import LOOK_EVERY
+from django_distlock.concurrency.background import NotStarted
+from django_distlock.concurrency.deadline import SILENCE
+from django_distlock.concurrency.flow import in_task
 from django_distlock.exceptions import BackendUnavailable
 
 if TYPE_CHECKING:
+    from django_distlock.backends.side_connection import SideConnection
+    from django_distlock.concurrency.executor import Threads
     from django_distlock.keys import LockKey
+    from django_distlock.records import Claim
 
-# A statement on the shared session that takes longer than this has met a server that hangs; seconds.
-STATEMENT_LIMIT = 2.0
+# A statement that does not wait and takes longer than this has met a server that hangs. The keepalive thread, which
+# looks twice a second, ends its session then: within two seconds of the question (R5).
+STATEMENT_LIMIT = 1.5
 # A session that holds a lock is sent a ping once it was silent for this long; seconds. With the tick that notices the
 # silence, STATEMENT_LIMIT for the reply and another tick, a loss is known within 7 s (R18).
 HEARTBEAT = 3.9
-# A reply may come this much after the deadline of its statement; seconds.
-GRACE = 0.03
 
-P = ParamSpec("P")
-T = TypeVar("T")
+# A session that is not ready this long after it was connected has met a server that hangs; seconds.
+OPEN_LIMIT = 5.0
 
 # Returns the rows of a statement.
 Ask: TypeAlias = Callable[[bytes], list[Any]]
@@ -36,14 +43,6 @@ Ask: TypeAlias = Callable[[bytes], list[Any]]
 
 class SessionDead(Exception):
     """The session has ended; every lock on it is lost."""
-
-
-class StatementTimeout(Exception):
-    """No reply in time. The statement may still take effect; the session knows that and cleans up."""
-
-
-class TurnOver(Exception):
-    """The wait has had its turn, and others of this process want to wait. The session's statement goes on."""
 
 
 class ServerError(Exception):
@@ -61,52 +60,98 @@ def unavailable(alias: str, error: BaseException) -> BackendUnavailable:
     return BackendUnavailable(f"The lock session of alias {alias!r} failed: {reason}")
 
 
-async def locked(
-    mutex: FairLock, timeout: float, work: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs
-) -> T:
-    """``work(*args)`` while holding ``mutex``. StatementTimeout if it is not free within ``timeout`` seconds."""
-    turn = mutex.turn()
-    try:
+class Reply:
+    """The reply to a statement that was sent by itself. ``waited_for`` is false if nobody will ask for it.
+
+    It watches a duplicate of the session's descriptor: the number stays ours when the driver closes its own.
+    """
+
+    def __init__(self, descriptor: int, waited_for: bool = True) -> None:
+        self.waited_for = waited_for
+        self.done = False
+        self._answer: bool | None = None
+        self._error: Exception | None = None
+        self._watched = os.dup(descriptor) if waited_for else -1
+        self._loop = asyncio.get_running_loop() if waited_for and in_task() else None
+        self._future: asyncio.Future[None] | None = self._loop.create_future() if self._loop is not None else None
+
+    async def arrives(self, until: float) -> bool:
+        """Wait until it can be read, or until another thread has read it; False at the monotonic time ``until``."""
         try:
-            if not (turn.try_acquire() or await turn.acquire(max(0.0, timeout))):
-                raise StatementTimeout
-            return await work(*args, **kwargs)
+            if self._loop is None or self._future is None:
+                return sockets.readable(self._watched, until - clock.now())
+            self._loop.add_reader(self._watched, self._notice)
+            timer = None if until == math.inf else self._loop.call_later(until - clock.now(), self._notice)
+            try:
+                await self._future
+            finally:
+                self._loop.remove_reader(self._watched)
+                if timer is not None:
+                    timer.cancel()
+            return self.done or sockets.readable(self._watched, 0)
         finally:
-            turn.release()
-    except BaseException:
-        turn.release()  # again: an interrupt may have come at its entrance, and whoever cleans up needs the mutex
-        raise
+            self.forget()
+
+    def forget(self) -> None:
+        """Stop watching."""
+        watched, self._watched = self._watched, -1
+        if watched >= 0:
+            os.close(watched)
+
+    def _notice(self) -> None:
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+    def finish(self, answer: bool | None, error: Exception | None) -> None:
+        """Note what the server said, and wake the task that waits for it."""
+        self._answer, self._error = answer, error
+        self.done = True
+        if self._loop is not None and self._future is not None and not self._future.done():
+            with suppress(RuntimeError):  # the event loop is closed
+                self._loop.call_soon_threadsafe(self._notice)
+
+    def result(self) -> bool | None:
+        """The answer, or the error."""
+        error, self._error = self._error, None
+        if error is None:
+            return self._answer
+        try:
+            raise error
+        finally:
+            del error  # its traceback refers to this frame
 
 
 class Session(ABC):
-    """One connection to the server. A statement is sent while holding ``mutex``."""
+    """One connection to the server. A statement is sent while holding ``mutex``.
 
-    def __init__(self, waits: bool) -> None:
-        self.mutex = FairLock()
+    ``claims`` has each claim from before the server is asked for it until it is refused or released. So a claim whose
+    caller has gone is found here, whether it was granted or not. An answer is True or False; None is an error that
+    leaves it open whether there was an effect.
+    """
+
+    #: Errors that end a wait: the time is over, or somebody has cancelled the statement.
+    wait_is_over: ClassVar[frozenset[str | int]]
+    #: The errors by which the server says that a wait would never end.
+    deadlocks: ClassVar[frozenset[str | int]]
+    #: Seconds for which the server can be asked to wait; a longer wait is repeated.
+    longest_wait: ClassVar[float]
+
+    def __init__(self, connection: SideConnection, waits: bool) -> None:
+        self.connection = connection
+        connection.duplicate()
+        self.mutex = threading.Lock()
         self.waits = waits
-        self.pid = os.getpid()
+        self.claims: dict[int, Claim] = {}
         self.dead: str | None = None
-        self.dead_at = math.inf
-        # holds something that cannot be accounted for: takes no new locks, is closed after its last one
-        self.retired = False
-        # how often each lock is held, by digest
-        self.held: defaultdict[bytes, int] = defaultdict(int)
-        self.used_at = self.replied_at = clock.now()
-        # when the statement was sent that a thread is blocked on, for the watchdog
-        self.started: float | None = None
-        # while a wait runs: when others of this process may have its place, and whether any want it
+        self.used_at = self.heard_at = clock.now()
+        # when the statement that runs now must have ended
+        self.due: float | None = None
+        # the reply to a statement that was sent by itself, until it is read
+        self.unread: Reply | None = None
+        # when others of this process may have the place of the wait that runs
         self.turn_ends = math.inf
-        self.wanted: Callable[[], bool] = bool
-        # when the statement was sent whose caller has given up waiting
-        self.orphaned_at: float | None = None
-        # one thread may shut the socket while another closes it, and the number may then belong to another file
-        self._end = threading.Lock()
-        self._closed = False
 
-    @property
-    @abstractmethod
-    def fd(self) -> int:
-        """The descriptor of the socket; -1 if the driver has closed it."""
+    # what an engine must do
 
     @property
     @abstractmethod
@@ -114,141 +159,270 @@ class Session(ABC):
         """The server's number for this session."""
 
     @abstractmethod
-    def disconnect(self) -> None:
-        """Close the connection, with a goodbye if it lives."""
+    def try_lock(self, claim: Claim) -> Any:
+        """The statement that takes the lock if it is free."""
 
     @abstractmethod
-    async def query(self, sql: bytes, until: float) -> Any:
-        """The rows of ``sql`` by the monotonic time ``until``. Errors: ServerError, SessionDead, StatementTimeout."""
+    def wait_lock(self, key: LockKey, shared: bool, until: float) -> Any:
+        """The statement that waits for the lock until the monotonic time ``until``."""
 
     @abstractmethod
-    def beat(self) -> None:
-        """Send a ping; :meth:`collect` reads the reply later."""
+    def free_lock(self, key: LockKey, shared: bool) -> Any:
+        """The statement that releases the lock. False if this session did not hold it."""
 
     @abstractmethod
-    def collect(self) -> None:
-        """Read what has arrived for the orphaned statement, without waiting; clean up if it is complete."""
+    def ping(self) -> Any:
+        """A statement without an effect."""
 
     @abstractmethod
-    def unexpected(self) -> None:
+    def _ask(self, statement: Any) -> bool | None:
+        """Run a statement by one blocking call of the driver."""
+
+    @abstractmethod
+    def _prepared_for(self, statement: Any) -> bool:
+        """May it be sent by itself?"""
+
+    @abstractmethod
+    def _send(self, statement: Any) -> None:
+        """Send a statement. SessionDead, ServerError."""
+
+    @abstractmethod
+    def _receive(self) -> bool | None:
+        """Read the reply to a statement that was sent, waiting for it if need be."""
+
+    @abstractmethod
+    def rows(self, sql: bytes) -> Any:
+        """All rows of any statement; the caller has the mutex, or is alone."""
+
+    @abstractmethod
+    def _unexpected(self) -> None:
         """Read what the server sent unasked: a notice, or the end of the session."""
 
     @abstractmethod
-    async def lock(self, key: LockKey, shared: bool, until: float) -> bool:
-        """Take the lock if it is free."""
+    def _driver_fd(self) -> int:
+        """The descriptor that the driver has open; -1 if it has closed it."""
 
-    @abstractmethod
-    def lock_fast(self, key: LockKey, shared: bool, /) -> bool:
-        """:meth:`lock` by one blocking call in this thread; the watchdog ends it if it hangs."""
+    # statements
 
-    @abstractmethod
-    def unlock_fast(self, key: LockKey, shared: bool, /) -> bool:
-        """:meth:`unlock` by one blocking call in this thread; the watchdog ends it if it hangs."""
+    def ask(self, statement: Any) -> bool | None:
+        """Run a statement, blocking this thread; the watchdog ends it if it hangs. SessionDead, ServerError."""
+        with self.mutex:
+            if self.dead is not None:
+                raise SessionDead(self.dead)
+            if self.unread is not None:
+                self._settle()
+            now = clock.now()
+            self.due = now + STATEMENT_LIMIT
+            try:
+                answer = self._ask(statement)
+            finally:
+                self.due = None
+            self.heard_at = now
+            return answer
 
-    @abstractmethod
-    def wait_fast(self, key: LockKey, shared: bool, until: float) -> bool:
-        """:meth:`wait` in this thread, if one statement is enough. False, with nothing held, if it takes more, or if
-        the lock stayed busy. After StatementTimeout the caller ends the session."""
+    async def aask(
+        self, statement: Any, threads: Threads, undo: Callable[[bool | None], object] | None = None
+    ) -> bool | None:
+        """:meth:`ask` for a task. What another thread uses now is asked in a thread, too; ``undo`` is called there if
+        the task no longer waits for it. A statement that was sent takes effect though its task is cancelled."""
+        reply = self._begin_at_once(statement)
+        if reply is None:
+            try:
+                return await threads.short(self.ask, statement, undo=undo)
+            except NotStarted:  # no thread to be had
+                return self.ask(statement)
+        try:
+            await reply.arrives(math.inf)  # the watchdog ends it
+        except BaseException:
+            reply.waited_for = False
+            raise
+        return self._result(reply)
 
-    @abstractmethod
-    async def wait(self, key: LockKey, shared: bool, until: float) -> bool:
-        """Wait for the lock until the monotonic time ``until``. The session must hold nothing."""
+    async def wait(self, key: LockKey, shared: bool, until: float) -> bool | None:
+        """Wait for the lock in the server's queue until the monotonic time ``until``; the session must hold nothing.
 
-    @abstractmethod
-    async def unlock(self, key: LockKey, shared: bool) -> bool:
-        """Release the lock. False if this session did not hold it."""
+        None: it was not granted, or perhaps it was, and is to be released. Whoever gets an exception ends the session.
+        """
+        until = min(until, clock.now() + self.longest_wait)
+        statement = self.wait_lock(key, shared, until)
+        with self.mutex:
+            reply = self._begin(statement, None)
+        if not await reply.arrives(until + SILENCE):
+            raise SessionDead("the server did not end a wait")
+        try:
+            return self._result(reply)
+        except ServerError as error:
+            if error.code in self.wait_is_over:
+                return None
+            raise
 
-    @abstractmethod
-    async def settle(self, until: float) -> None:
-        """Wait for the reply of an orphaned statement, if there is one, and clean up."""
+    async def query(self, sql: bytes, until: float) -> Any:
+        """The rows of any statement by the monotonic time ``until``; it blocks this thread. SessionDead, ServerError"""
+        with self.mutex:
+            if self.dead is not None:
+                raise SessionDead(self.dead)
+            if self.unread is not None:
+                self._settle()
+            self.due = until
+            try:
+                return self.rows(sql)
+            finally:
+                self.due = None
 
-    @abstractmethod
-    async def cancel(self, other: Session, until: float) -> None:
-        """Have the server end the statement that runs on ``other``."""
+    def _begin_at_once(self, statement: Any) -> Reply | None:
+        """Send a statement, unless the session is in use now."""
+        if not self.mutex.acquire(blocking=False):
+            return None
+        try:
+            if self.unread is not None or not self._prepared_for(statement):
+                return None
+            return self._begin(statement, clock.now() + STATEMENT_LIMIT)
+        finally:
+            self.mutex.release()
 
-    @abstractmethod
-    async def clear(self, until: float) -> None:
-        """Release every lock of this session."""
+    def _begin(self, statement: Any, due: float | None, waited_for: bool = True) -> Reply:
+        """Send a statement; the caller has the mutex."""
+        if self.dead is not None:
+            raise SessionDead(self.dead)
+        if self.unread is not None:
+            self._settle()
+        reply = Reply(self.connection.descriptor, waited_for)
+        try:
+            self.due, self.unread = due, reply
+            self._send(statement)
+        except BaseException:
+            self.due, self.unread = None, None
+            reply.forget()
+            raise
+        return reply
 
-    @abstractmethod
-    async def ping(self, until: float) -> None:
-        """Prove that the session lives."""
+    def _result(self, reply: Reply) -> bool | None:
+        if not reply.done:
+            with self.mutex:
+                if not reply.done:
+                    self._settle()
+        return reply.result()
 
-    def look_at(self, until: float) -> float:
-        """When to look up from waiting for a reply by ``until``."""
-        return until if self.turn_ends == math.inf else min(until, clock.now() + LOOK_EVERY)
-
-    def look(self, until: float) -> None:
-        """Nothing has come: wait on, or raise StatementTimeout or TurnOver."""
+    def _settle(self) -> None:
+        """Read the reply that is due, for whoever waits for it; the caller has the mutex."""
+        reply = self.unread
+        if reply is None:
+            return
         now = clock.now()
-        if now >= until:
-            raise StatementTimeout
-        if now >= self.turn_ends and self.wanted():
-            raise TurnOver
+        try:
+            if self.dead is not None:
+                raise SessionDead(self.dead)
+            self.due = now + STATEMENT_LIMIT  # it may break off in the middle
+            answer = self._receive()
+            self.heard_at = now
+            reply.finish(answer, None)
+        except (ServerError, SessionDead) as error:
+            reply.finish(None, error)
+        except BaseException:
+            self.kill("the reading of a reply was interrupted")
+            raise
+        finally:
+            self.due, self.unread = None, None
 
-    async def ensure_bound(self, alias: str, second: Session, until: float) -> None:  # noqa: B027 - only poolers
-        """Raise UnsupportedOperation if a pooler gives this connection changing server sessions. ``second`` is another
-        connection to the same address."""
+    # claims
+
+    def shares(self, claim: Claim) -> bool:
+        """Does it hold, or ask for, the lock of ``claim`` for another claim, too? The server counts its readers."""
+        return any(other is not claim and other.key == claim.key for other in list(self.claims.values()))
+
+    # its life
+
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        """While it is made ready for its locks. The keepalive thread does not watch it yet."""
+        watchdog = threading.Timer(OPEN_LIMIT, self.kill, ["it was not ready in time"])
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            watchdog.cancel()
 
     def kill(self, reason: str) -> None:
         """Declare the session dead and end the statement that hangs on it; from any thread."""
-        with self._end:
-            if self.dead is None:
-                self.dead = reason
-            self.dead_at = min(self.dead_at, clock.now())
-            if not self._closed:
-                sockets.shut(self.fd)
+        self.dead = self.dead or reason
+        self.connection.cut()
 
-    def close(self) -> None:
-        """Close the connection; once."""
-        with self._end:
+    def close(self) -> bool:
+        """Close the connection. False while a statement runs on it: a driver crashes if its connection is closed while
+        another thread reads from it."""
+        if not self.mutex.acquire(blocking=False):
+            return False
+        try:
             self.dead = self.dead or "closed"
-            if self._closed:
-                return
-            self._closed = True
-        self.disconnect()
+            if self.unread is not None:
+                self._settle()
+            self.connection.close()
+        finally:
+            self.mutex.release()
+        return True
+
+    def close_if_unused(self) -> bool:
+        """:meth:`close`, unless a claim has come."""
+        if not self.mutex.acquire(blocking=False):
+            return False
+        try:
+            if self.claims or self.unread is not None:
+                return False
+            self.dead = "closed"
+            self.connection.close()
+        finally:
+            self.mutex.release()
+        return True
 
     def abandon(self) -> None:
         """In the child of a fork: leave the parent's connection alone."""
         self.dead = "fork"
-        if not self._closed:
-            self._closed = True
-            sockets.silence(self.fd)
+        if self.unread is not None:
+            self.unread.forget()
+        if self.connection.descriptor >= 0:
+            self.connection.abandon(self._driver_fd())
 
     def notice_end(self) -> None:
         """Notice that the server has hung up, unless a statement runs."""
-        turn = self.mutex.try_turn() if self.dead is None else None
-        if turn is not None:
+        if self.dead is None and self.mutex.acquire(blocking=False):
             try:
-                self._notice_end()
+                self._look(overdue=False)
             finally:
-                turn.release()
+                self.mutex.release()
 
-    def _notice_end(self) -> None:
-        if self.dead is None and self.orphaned_at is None and sockets.readable(self.fd, 0):
-            with contextlib.suppress(SessionDead):  # self.dead says so
-                self.unexpected()
+    def _look(self, overdue: bool) -> bool:
+        """Read what has come that nobody reads. False if nothing has come."""
+        if self.dead is not None or not sockets.readable(self.connection.descriptor, 0):
+            return False
+        if self.unread is None:
+            with suppress(SessionDead):  # self.dead says so
+                self._unexpected()
+        elif overdue or not self.unread.waited_for:
+            self._settle()
+        return True
 
     def tick(self, now: float) -> None:
-        """Run the watchdog and the heartbeat; the keepalive thread calls this."""
-        started = self.started
-        if started is not None:
-            if now - started > STATEMENT_LIMIT:
+        """The watchdog and the heartbeat; the keepalive thread calls this, and is not kept waiting by a server."""
+        due = self.due
+        overdue = due is not None and now >= due
+        if self.dead is not None:
+            return
+        if not self.mutex.acquire(blocking=False):
+            if overdue and self.due == due:
                 self.kill("a statement hung")
             return
-        turn = self.mutex.try_turn() if self.dead is None else None
-        if turn is None:
-            return
         try:
-            if self.orphaned_at is not None:
-                self.collect()
-                if self.orphaned_at is not None and now - self.orphaned_at > STATEMENT_LIMIT:
-                    self.kill("a statement hung")
-            else:
-                self._notice_end()
-                if self.dead is None and self.held and now - self.replied_at >= HEARTBEAT:
-                    self.beat()
+            if self._look(overdue) or self.dead is not None:
+                return
+            if overdue:
+                self.kill("a statement hung")
+            elif self.claims and self.unread is None and now - self.heard_at >= HEARTBEAT:
+                self._begin(self.ping(), now + STATEMENT_LIMIT, waited_for=False)
         except Exception as error:
             self.kill(f"{type(error).__name__} while looking after it")
         finally:
-            turn.release()
+            self.mutex.release()

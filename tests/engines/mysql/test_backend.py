@@ -14,9 +14,9 @@ from django.db import connections
 
 from django_distlock import BackendUnavailable, LockTimeout, UnsupportedOperation, advisory_lock, break_lock, held_locks
 from django_distlock.backends.mysql import introspection
-from django_distlock.backends.mysql import session as mysql_session
+from django_distlock.backends.mysql.session import MySQLSession
+from django_distlock.backends.sessions import session
 from django_distlock.concurrency.clock import now as monotonic
-from django_distlock.concurrency.flow import run
 from django_distlock.manager.registry import registry
 from django_distlock.operations.doctor import diagnose
 from django_distlock.records import Claim
@@ -109,22 +109,14 @@ def test_max_statement_time_of_the_server_does_not_count(init_command: Callable[
 
 def test_r7_null_that_came_after_the_grant_leaves_nothing_held(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A statement that is killed may have had its effect: the name is given back in any case."""
-    entry: Any = registry.entry("mysql")
-    key, sessions = entry.key(name), entry.backend.sessions
-    session = run(sessions.lend(monotonic() + 5))
-    turn = session.mutex.turn()  # else the keepalive thread would take an answer for the end of the session
-    assert run(turn.acquire(5))
-    monkeypatch.setattr(
-        type(session), "_waiting", lambda session, text, until: b"SELECT IF(GET_LOCK('%s', 0) = 1, NULL, 0)" % text
-    )
-    try:
-        assert run(session.wait(key, False, monotonic() + 5)) is False
-        assert not holders("mysql", name)
-        assert session.wait_fast(key, False, monotonic() + 5) is False
-        assert not holders("mysql", name)
-    finally:
-        turn.release()
-        sessions.give_back(session)
+    statement = b"SELECT IF(GET_LOCK('%s', 0) = 1, NULL, 0)"
+    monkeypatch.setattr(MySQLSession, "wait_lock", lambda session, key, *args: statement % key.text_bytes)
+    backend: Any = registry.entry("mysql").backend
+    key = key_of("mysql", name)
+    backend._busy.add(key.digest, monotonic())  # so that it waits without trying first
+    assert backend.try_acquire(Claim(key), 5) is None
+    assert not holders("mysql", name)
+    assert [session.dead for session in backend.sessions.all() if session.waits] == [None]
 
 
 def test_r17_a_short_wait_timeout_of_the_server_does_not_free_the_lock(
@@ -275,9 +267,8 @@ def test_r7_kill_query_on_what_follows_an_interrupted_wait(name: str) -> None:
 @pytest.mark.tier2
 def test_a_wait_in_vain_costs_no_session(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """MySQL too, whose GET_LOCK knows whole seconds only: connecting costs it more than a wait."""
-    monkeypatch.setattr(
-        mysql_session, "GRACE", 10.0
-    )  # a server that is late for want of a processor costs one, by right
+    # a server that is late for want of a processor costs one, by right
+    monkeypatch.setattr(session, "SILENCE", 10.0)
     backend = registry.entry("mysql").backend
     with held_elsewhere("mysql", name):
         seen = []

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.db import connections, transaction
 from django.db.transaction import atomic
+from django.test.utils import CaptureQueriesContext
 from psycopg import IsolationLevel
 
-from django_distlock import LockTimeout, advisory_lock
+from django_distlock import BackendUnavailable, LockTimeout, advisory_lock
 from django_distlock.backends.postgres.session import STATEMENTS
-from django_distlock.backends.sessions.session import ServerError
 from django_distlock.concurrency import sockets
 from django_distlock.concurrency.clock import now as monotonic
-from django_distlock.concurrency.flow import run
 from django_distlock.manager.registry import registry
+from django_distlock.records import Claim
 from tests.conftest import eventually
 from tests.engines.actors import held_elsewhere
 from tests.faults.conftest import database_alias
-from tests.faults.server import ask, holders, session_of
+from tests.faults.server import ask, holders, key_of, session_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,24 +49,55 @@ def impatient_role(databases: None, alias: Any) -> Iterator[str]:
     ask("postgres", f"DROP ROLE {role}")
 
 
-def test_r7_an_error_that_came_after_the_grant_leaves_nothing_held(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As lock_timeout may, in the race of tests/faults/test_grant_race.py: the session gives everything back."""
-    entry: Any = registry.entry("postgres")
-    key, sessions = entry.key(name), entry.backend.sessions
-    session = run(sessions.lend(monotonic() + 5))
-    monkeypatch.setitem(STATEMENTS, b"wait_x", b"SELECT pg_advisory_lock($1), 1 / (random() * 0)::int")
-    turn = session.mutex.turn()
-    assert run(turn.acquire(5))  # else the keepalive thread may take the reply
+GRANT_AND = b"SELECT (pg_advisory_lock($1)::text || $2::text) IS NOT NULL AND %s"
+LATE = """CREATE FUNCTION distlock_late() RETURNS boolean LANGUAGE plpgsql
+AS $$ BEGIN RAISE 'late' USING ERRCODE = 'lock_not_available'; END $$"""
+
+
+def waits_by(monkeypatch: pytest.MonkeyPatch, statement: bytes) -> None:
+    """The sessions that are opened from now on."""
+    registry.reset()
+    monkeypatch.setitem(STATEMENTS, b"set_wait_x", GRANT_AND % statement)
+
+
+def wait_for(name: str) -> Any:
+    """Once, and without trying first."""
+    backend: Any = registry.entry("postgres").backend
+    key = key_of("postgres", name)
+    backend._busy.add(key.digest, monotonic())
+    return backend.try_acquire(Claim(key), 5)
+
+
+def test_r7_a_timeout_that_came_after_the_grant_leaves_nothing_held(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the race of tests/faults/test_grant_race.py: the lock is released, and the session is kept."""
+    ask("postgres", LATE)
     try:
-        with pytest.raises(ServerError, match="division by zero"):
-            run(session.wait(key, False, monotonic() + 5))
-        assert not holders("postgres", name)
-        assert session.wait_fast(key, False, monotonic() + 5) is False
+        waits_by(monkeypatch, b"distlock_late()")
+        assert wait_for(name) is None
+        backend: Any = registry.entry("postgres").backend
+        assert [session.dead for session in backend.sessions.all() if session.waits] == [None]
         assert not holders("postgres", name)
     finally:
-        session.kill("it has prepared nonsense")
-        turn.release()
-        sessions.give_back(session)
+        registry.reset()
+        ask("postgres", "DROP FUNCTION distlock_late")
+
+
+def test_r7_an_error_that_came_after_the_grant_ends_the_session(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits_by(monkeypatch, b"1 / (random() * 0)::int > 0")
+    try:
+        with pytest.raises(BackendUnavailable, match="division by zero"):
+            wait_for(name)
+        eventually(lambda: not holders("postgres", name), "it is held")
+    finally:
+        registry.reset()
+
+
+def test_a_statement_may_have_been_prepared_by_a_call_that_was_interrupted(name: str) -> None:
+    lock = advisory_lock(name, using="postgres")
+    lock.acquire().release()
+    backend: Any = registry.entry("postgres").backend
+    backend.sessions.open_shared._prepared.clear()
+    lock.acquire(timeout=0).release()
 
 
 def test_timeouts_of_the_role_do_not_end_the_lock_or_the_wait(impatient_role: str, name: str) -> None:
@@ -131,48 +161,28 @@ def test_a_transaction_under_a_lock_takes_two_round_trips(name: str, alias: Any,
     """BEGIN and the lock, and the commit."""
     proxy, counted = proxied("postgres"), "postgres_proxied"
     alias("postgres", database=counted, session_database=DATABASE)
-    for count in (None, 2):  # the first one connects, and the proof is through
+    for count in (None, 2):  # the first one connects, and asks for the version
         before = proxy.requests
         with atomic(counted), advisory_lock(name, using="postgres"):
             pass
         assert count in (None, proxy.requests - before)
 
 
-@contextmanager
-def wrapper(seen: list[str], connection: Any, patch: pytest.MonkeyPatch) -> Iterator[None]:
-    with connection.execute_wrapper(lambda execute, sql, *args: seen.append(sql) or execute(sql, *args)):
-        yield
-
-
-@contextmanager
-def debug_toolbar(seen: list[str], connection: Any, patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """It has a method of the connection."""
-    cursor = connection.cursor
-    patch.setattr(connection, "cursor", lambda: seen.append("pg_try_advisory_xact_lock") or cursor())
-    yield
-
-
-@contextmanager
-def opentelemetry(seen: list[str], connection: Any, patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """It has psycopg's factory of cursors."""
-    raw = connection.connection
-
-    class Own(raw.cursor_factory):  # type: ignore[misc, name-defined]
-        def execute(self, sql: str, *args: Any, **options: Any) -> Any:
-            seen.append(sql)
-            return super().execute(sql, *args, **options)
-
-    patch.setattr(raw, "cursor_factory", Own)
-    yield
-
-
-@pytest.mark.parametrize("looks", [wrapper, debug_toolbar, opentelemetry], ids=lambda it: it.__name__)
-def test_who_looks_sees_the_statement(looks: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    advisory_lock(name, using="postgres").acquire().release()
+def test_lock_statements_are_no_queries_of_the_application(name: str) -> None:
+    """Neither in its log nor for its wrappers; also of a lock that is waited for."""
     seen: list[str] = []
-    with atomic("postgres"), monkeypatch.context() as patch, looks(seen, connections["postgres"], patch):
+    connection = connections["postgres"]
+
+    def look(execute: Any, sql: str, *args: Any) -> Any:
+        seen.append(sql)
+        return execute(sql, *args)
+
+    with atomic("postgres"), connection.execute_wrapper(look), CaptureQueriesContext(connection) as queries:
         advisory_lock(name, using="postgres").acquire()
-    assert sum("pg_try_advisory_xact_lock" in sql for sql in seen) == 1
+        with held_elsewhere("postgres", name + "-busy"):
+            assert advisory_lock(name + "-busy", using="postgres").try_acquire(timeout=0.1) is None
+    assert not seen
+    assert not queries.captured_queries
 
 
 def test_r6_a_connection_that_has_died_since_the_last_request_is_replaced(

@@ -1,30 +1,26 @@
-"""The dedicated sessions: how many there are, how long they live, and what a lock costs, as the server counts it;
-and what the question costs whether the server excludes (R22b), which only the first lock of a process asks."""
+"""The dedicated sessions: how many there are, how long they live, and what a lock costs, as the server counts it."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from unittest.mock import Mock
 
 import pytest
 from django.db import connections, transaction
+from django.db.backends.signals import connection_created
 from django.test.utils import CaptureQueriesContext
 
-from django_distlock import advisory_lock, held_locks
-from django_distlock.backends.sessions import backend as sessions_backend
-from django_distlock.backends.sessions import exclusion, pool
-from django_distlock.backends.sessions.pool import Sessions
-from django_distlock.concurrency import deadline
+from django_distlock import BackendUnavailable, advisory_lock, held_locks
+from django_distlock.backends.mysql.session import MySQLSession
+from django_distlock.backends.sessions import session
+from django_distlock.backends.side_connection import SideConnection
+from django_distlock.backends.side_connection import ask as ask_aside
 from django_distlock.concurrency.clock import now as monotonic
-from django_distlock.concurrency.flow import run
-from django_distlock.concurrency.parking import FairLock
 from django_distlock.manager import name_log
 from django_distlock.manager.keepalive import keepalive
 from django_distlock.manager.registry import registry
@@ -32,7 +28,6 @@ from tests.conftest import eventually
 from tests.engines.actors import held_elsewhere, hold
 from tests.engines.statements import counted
 from tests.faults.server import SESSION_LOCKS, holders, lock_sessions, session_exists, session_of, waiters
-from tests.support.interrupts import interrupted_everywhere
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -44,14 +39,10 @@ pytestmark = pytest.mark.usefixtures("databases", "unhurried")
 each_engine = pytest.mark.parametrize("using", SESSION_LOCKS)
 WAIT_SESSIONS = 8
 IDLE = 5.0
-LOCKS_PER_SESSION = 128
 
 
 def no_sessions(using: str) -> None:
-    """A session that was closed is gone on the server only a moment later, also that of the proof that comes with the
-    first lock."""
-    with advisory_lock("proven", using=using):
-        pass
+    """A session that was closed is gone on the server only a moment later."""
     registry.close()
     eventually(lambda: not lock_sessions(using), f"sessions of another test: {lock_sessions(using)}")
 
@@ -63,19 +54,12 @@ def hold_without_notes(link: Any, using: str, *names: str) -> None:
 
 
 @each_engine
-def test_r23_locks_share_a_session_until_it_is_full(using: str, name: str) -> None:
-    """Each 128 locks have a session of their own, for which the documentation gives the reason."""
+def test_r23_all_free_locks_share_a_session(using: str, name: str) -> None:
     no_sessions(using)
-    leases = [advisory_lock(f"{name}{number}", using=using).acquire() for number in range(LOCKS_PER_SESSION + 2)]
-    sessions = [session_of(lease).server_id for lease in leases]
-    assert len(set(sessions[:LOCKS_PER_SESSION])) == 1
-    assert sessions[-1] == sessions[-2] != sessions[0]
-    assert set(sessions) <= lock_sessions(using)
-    for lease in leases[:LOCKS_PER_SESSION]:
-        lease.release()
-    eventually(lambda: not session_exists(using, sessions[0]), "the full session was left open with its last lock")
-    assert leases[-1].held
-    for lease in leases[LOCKS_PER_SESSION:]:
+    leases = [advisory_lock(f"{name}{number}", using=using).acquire() for number in range(150)]
+    assert len({session_of(lease).server_id for lease in leases}) == 1
+    assert len(lock_sessions(using)) == 1
+    for lease in leases:
         lease.release()
 
 
@@ -111,7 +95,7 @@ def test_r23_an_idle_session_is_closed_after_five_seconds(using: str, name: str)
     backend = registry.entry(using).backend
     with advisory_lock(name, using=using) as lease:
         session = session_of(lease)
-        backend.sessions._close_idle(session)  # as if the lock had come after the look
+        assert not session.close_if_unused()  # as if the lock had come after the look
         assert lease.held
         backend.tick(monotonic() + 3600)
         assert holders(using, name) == [session.server_id]
@@ -220,86 +204,103 @@ def test_r4_who_is_busy_costs_one_statement_a_wait_one_more_and_one_behind_this_
             assert turn == 0 or found[TRY[using]] == {"postgres": 1, "mysql": 2}[using]
 
 
-@pytest.mark.parametrize("fast", [True, False])
-def test_r7_an_interrupt_while_a_session_is_lent_loses_none(fast: bool) -> None:
-    """There are eight to wait on, and without them nobody waits."""
-    sessions: Sessions[Any] = Sessions(None, bool)  # type: ignore[arg-type]
-
-    def start() -> None:
-        sessions._idle = [Mock(dead=None, orphaned_at=None, mutex=FairLock())]
-
-    def lend() -> None:
-        lent: Any = sessions.ready_to_wait() if fast else run(sessions.lend(0.0))
-        sessions.give_back(lent[0] if fast else lent)
-
-    def clean() -> None:
-        (session,) = {*sessions._idle, *sessions._lent}
-        sessions._forget(session)
-        assert (sessions._idle, sessions._lent) == ([], set())
-        start()
-
-    start()
-    assert interrupted_everywhere(lend, clean, pool) > 3
-
-
-# What a session costs anyway is that of the second lock, for which one is opened again.
-@pytest.mark.parametrize(("using", "extra"), [("postgres", 8), ("mysql", 7)])
-def test_r22b_lock_sessions(using: str, name: str, extra: int) -> None:
-    registry.reset()
-    costs = []
-    for _ in range(3):
+@each_engine
+def test_r4_who_does_not_wait_asks_once_also_for_a_name_that_was_busy_just_now(using: str, name: str) -> None:
+    """A session to wait on is idle, and is left alone."""
+    lock = advisory_lock(name, using=using)
+    with held_elsewhere(using, name):
+        assert lock.try_acquire(timeout=0.05) is None
         with counted(using) as found:
-            advisory_lock(name, using=using).acquire().release()
-            registry.close()
-        costs.append(sum(found.values()))
-    assert costs[0] - costs[1] == extra
-    assert costs[1] == costs[2]
+            assert lock.try_acquire() is None
+    assert without_heartbeats(found) == {TRY[using]: 1}
 
 
-def test_r22b_locks_of_a_transaction(name: str) -> None:
-    """None of it on the caller's own connection."""
+@each_engine
+def test_r23_a_session_on_which_locks_are_refused_is_not_idle(using: str, name: str) -> None:
+    backend: Any = registry.entry(using).backend
+    with held_elsewhere(using, name):
+        assert advisory_lock(name, using=using).try_acquire() is None
+        session = backend.sessions.open_shared
+        session.used_at -= IDLE
+        assert advisory_lock(name, using=using).try_acquire() is None
+        backend.tick(monotonic() + IDLE - 1)
+        assert session_exists(using, session.server_id)
+        backend.tick(monotonic() + IDLE + 1)
+        eventually(lambda: not session_exists(using, session.server_id), "the session is still there")
+
+
+@each_engine
+def test_a_first_lock_opens_one_connection(using: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[SideConnection] = []
+    opens = SideConnection.open_driver
+    monkeypatch.setattr(
+        SideConnection, "open_driver", lambda connection: opened.append(connection) or opens(connection)
+    )
+    registry.reset()
+    with advisory_lock(name, using=using):
+        assert len([each for each in opened if each.options.get("application_name") != "distlock"]) == 1
+
+
+@each_engine
+def test_receivers_of_the_application_do_not_see_our_connections(using: str, name: str) -> None:
+    """They set a role or a search path, or count the connections of the application."""
+    seen: list[Any] = []
+    receiver = lambda connection, **_: seen.append(connection)  # noqa: E731
+    with held_elsewhere(using, name):
+        registry.reset()
+        connection_created.connect(receiver)
+        try:
+            assert advisory_lock(name, using=using).try_acquire(timeout=0.1) is None
+            assert ask_aside({"postgres": "postgres", "mysql": "mariadb"}[using], lambda connection: connection.vendor)
+        finally:
+            connection_created.disconnect(receiver)
+    assert not seen
+
+
+def test_r5_who_waits_without_end_asks_a_silent_server_no_longer_than_a_wait_lasts(
+    name: str, proxied: Proxied, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network that died would keep it for hours: no heartbeat is sent during a wait."""
+    monkeypatch.setattr(MySQLSession, "longest_wait", 1.0)
+    with held_elsewhere("mysql", name), ThreadPoolExecutor(1) as pool:
+        proxy = proxied("mysql")
+        waiting = pool.submit(advisory_lock(name, using="mysql").acquire, timeout=None)
+        eventually(lambda: waiters("mysql", name), "it does not wait")
+        proxy.blackhole()
+        with pytest.raises(BackendUnavailable):
+            waiting.result(60)
+
+
+def test_r22b_the_first_lock_in_a_transaction_asks_for_the_version(name: str) -> None:
+    """Once in a process, and none of it in the application's log of queries."""
     registry.reset()
     costs = []
     for _ in range(3):
         with counted("postgres") as found, transaction.atomic("postgres"):
             with CaptureQueriesContext(connections["postgres"]) as queries, advisory_lock(name, using="postgres"):
                 pass
-            assert len(queries) == 1
+            assert not queries.captured_queries
         costs.append(sum(found.values()))
     assert costs[0] - costs[1] == 1
     assert costs[1] == costs[2]
 
 
-@pytest.mark.tier2
-@pytest.mark.parametrize("using", ["postgres", "mysql"])
-def test_r22b_a_server_far_away(proxied: Proxied, using: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The proof may take longer than a caller without a timeout has, and would never end. A session of ours opens in
-    0.7 s here, and the proof takes more than 1.7 s: all times are multiplied, for a busy machine's sake."""
-    for module in (deadline, sessions_backend, exclusion):
-        monkeypatch.setattr(module, "LEAST_PATIENCE", 1.5)
-    proxied(using).on_request = lambda number: time.sleep(0.12)
+@each_engine
+def test_r5_a_server_that_falls_silent_while_a_session_is_opened(
+    using: str, name: str, proxied: Proxied, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has accepted the login. Who waits without end is told, and the next one is not left with that connection."""
+    monkeypatch.setattr(session, "OPEN_LIMIT", 1.0)
+    proxy, opens = proxied(using), SideConnection.open_driver
+
+    def open_and_fall_silent(connection: SideConnection) -> None:
+        opens(connection)
+        proxy.blackhole()
+
     registry.reset()
-    with advisory_lock(name, using=using, timeout=0):
-        pass
-
-
-def test_r22b_threads_in_transactions_ask_once(name: str) -> None:
-    """One connection more for a moment, however many threads begin at once."""
-    registry.reset()
-    threads = 12
-    start = threading.Barrier(threads)
-
-    def work(number: int) -> None:
-        try:
-            with transaction.atomic("postgres"):
-                connections["postgres"].ensure_connection()
-                start.wait(25)
-                with advisory_lock(f"{name} {number}", using="postgres"):
-                    pass
-        finally:
-            connections.close_all()
-
-    with counted("postgres") as found, ThreadPoolExecutor(threads) as pool:
-        list(pool.map(work, range(threads)))
-    asked = sum(count for statement, count in found.items() if "pg_try_advisory_xact_lock" in statement)
-    assert asked == threads + 1
+    with monkeypatch.context() as patch, ThreadPoolExecutor(1) as pool:
+        patch.setattr(SideConnection, "open_driver", open_and_fall_silent)
+        with pytest.raises(BackendUnavailable):
+            pool.submit(advisory_lock(name, using=using).acquire, timeout=None).result(60)
+    proxy.heal()
+    advisory_lock(name, using=using).acquire(timeout=25).release()
