@@ -210,7 +210,7 @@ def test_a_site_on_a_database_that_is_not_known(
     """Oracle, CockroachDB, ...: the stand-in is a server whose vendor is unknown. Naive code sends SQLite's
     statements: each request with a key is answered 503."""
     monkeypatch.setattr(type(connections[site.alias]), "vendor", "unheard_of")
-    assert [message.id for message in findings()] == []
+    assert {message.id for message in findings()} <= {"distlock.E003"}  # the lease table refuses it
     for shape in ("plain", "atomic", "async"):
         sent = [sender.post(shape, data) for data in (None, None, {"name": "other"})]
         assert [answer.status_code for answer in sent] == [201, 201, 422]

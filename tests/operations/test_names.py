@@ -109,7 +109,7 @@ def test_a_hold_says_who_and_since_when_and_a_later_one_is_another(using: str, n
         assert shown(using, name).acquired_at is not None
         assert break_lock(shown(using, name)) is True
         eventually(lambda: lease.lost, "the holder is not told")
-        lease._release(False)
+        lease.__exit__(KeyError, None, None)
 
 
 def test_the_table_is_bounded_and_written_again(name: str, look: Looks, monkeypatch: pytest.MonkeyPatch) -> None:

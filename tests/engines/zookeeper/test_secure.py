@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import socketserver
 import ssl
@@ -101,6 +102,8 @@ def refused(reason: str, capfd: pytest.CaptureFixture[str]) -> None:
 def test_r6_what_tls_refuses_is_said(settings: Any, tls: str, options: Any, reason: str, capfd: Any) -> None:
     use(settings, **options)
     refused(reason, capfd)
+    registry.close()
+    gc.collect()  # here, and not in the middle of another test
 
 
 BOB = {"mechanism": "DIGEST-MD5", "username": "bob", "password": SaslZooKeeper.accounts["bob"]}

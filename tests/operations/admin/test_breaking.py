@@ -97,7 +97,7 @@ def test_several_at_once(boss: Client) -> None:
     assert [number for number, lease in enumerate(leases) if lease.lost] == [3, 4, 50, 51, 52, 53]
     assert LogEntry.objects.count() == 6
     for lease in leases:
-        lease._release(False)
+        lease.__exit__(KeyError, None, None)
 
 
 def test_the_way_back_leads_to_the_list_and_nowhere_else(boss: Client) -> None:

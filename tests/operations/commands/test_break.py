@@ -34,7 +34,7 @@ def test_the_holder_is_told_why(using: str, name: str) -> None:
         if using != "redis":  # whose holder looks at the next renewal
             eventually(lambda: lease.lost, "the holder does not know")
         assert call("break", name, "--using", using, "--yes")[0] == 1
-    lease._release(False)
+    lease.__exit__(KeyError, None, None)
 
 
 def test_nobody_holds_it(name: str, settings: Any) -> None:
