@@ -74,10 +74,12 @@ async def acquire(request: LockRequest, lease_of: Callable[[Hold], H]) -> H | No
     try:
         if request.shared or request.ttl is not UNSET or request.max_hold is not UNSET:
             _refuse_unsupported(request, entry.backend)
-        if not entry.ready:
-            patience = Deadline(request.timeout, request.start).answer_by - clock.now()
-            await site_key.aload(min(max(patience, SILENCE), PATIENCE))
-        key, owner = entry.key(*request.parts), current()
+        owner, key = current(), entry.keys.get(request.parts)
+        if key is None:
+            if not entry.ready:
+                patience = Deadline(request.timeout, request.start).answer_by - clock.now()
+                await site_key.aload(min(max(patience, SILENCE), PATIENCE))
+            key = entry.key(*request.parts)
         while True:
             new = hold = Hold(entry.backend, key, owner, request.shared, request.limit, request.template)
             lease = lease_of(hold)
@@ -175,7 +177,11 @@ async def ask_engine(hold: Hold, claim: Claim, deadline: Deadline) -> None:
     """
     backend, attempt = hold.backend, 0
     while True:
-        grant = await hold.ask(claim, deadline.left())
+        left = deadline.left()
+        # The grant is stored where the engine's method returns: Python looks for signals neither when a Python function
+        # returns to one nor at an assignment, so no interrupt can lose it.
+        hold.grant = await backend.atry_acquire(claim, left) if in_task() else backend.try_acquire(claim, left)
+        grant = hold.grant
         if grant is not None:
             if grant.valid_until is None or grant.valid_until > clock.now():
                 return

@@ -18,7 +18,6 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 from django_distlock.concurrency import clock
-from django_distlock.concurrency.flow import in_task
 from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.concurrency.origin import address
 from django_distlock.concurrency.parking import Parker
@@ -136,14 +135,6 @@ class Hold:
     def reason(self) -> str:
         """Why the lock cannot be relied on."""
         return self.lost or self.backend.doubt
-
-    # The grant is stored where the engine's method returns: Python looks for signals neither when a Python function
-    # returns to one nor at an assignment, so no interrupt can lose it.
-
-    async def ask(self, claim: Claim, wait: float) -> Grant | None:
-        backend = self.backend
-        self.grant = await backend.atry_acquire(claim, wait) if in_task() else backend.try_acquire(claim, wait)
-        return self.grant
 
 
 def _ahead(hold: Hold, line: list[Hold]) -> list[Hold]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import connections, transaction
 
-from django_distlock import advisory_lock, lock_all, semaphore
+from django_distlock import advisory_lock, lock_all, semaphore, signals
 from django_distlock.backends import memory
 from django_distlock.concurrency import flow, leftovers
 from django_distlock.locks import lease, lock, lockset
@@ -327,6 +327,36 @@ def test_r11_a_transaction_that_begins_behind_a_closed_generator_keeps_its_own_l
         connections.close_all()
 
     in_thread(work)
+
+
+def test_r17_a_lock_that_was_lost_before_its_generator_is_closed_is_not_told_to_be_released(name: str) -> None:
+    told: list[str] = []
+
+    def lost(reason: str, **facts: Any) -> None:
+        told.append(reason)
+
+    def released(**facts: Any) -> None:
+        told.append("released")
+
+    def inside() -> Generator[Any, None, None]:
+        with advisory_lock(name, using="memory") as lease:
+            yield lease
+
+    signals.lock_lost.connect(lost)
+    signals.lock_released.connect(released)
+    try:
+        for taken_away, reason in ((True, "stolen"), (False, "released")):
+            generator = inside()
+            lease = next(generator)
+            if taken_away:
+                assert registry.entry("memory").backend.release(lease._grant)
+            generator.close()
+            tick()
+            assert told.pop() == reason
+        assert told == []
+    finally:
+        signals.lock_lost.disconnect(lost)
+        signals.lock_released.disconnect(released)
 
 
 def test_r11_a_generator_that_was_closed_does_not_free_what_its_context_acquires_next(name: str) -> None:

@@ -178,8 +178,8 @@ MANAGER = (
         "a lock is released before the commit of the transaction inside it",
         "R11",
         "manager/transactions.py",
-        "            bind(hold, opened)\n    return bool(hold.transactions)",
-        "            pass\n    return bool(hold.transactions)",
+        "        bind(hold, opened)\n    return bool(hold.transactions)",
+        "        pass\n    return bool(hold.transactions)",
         (
             "tests/transactions/test_deferral.py",
             "tests/transactions/test_endings.py",
@@ -254,8 +254,8 @@ MANAGER = (
         "ROLLBACK TO a savepoint leaves a lock that the server has freed",
         "R15",
         "manager/transactions.py",
-        "            if hold.key not in left:",
-        "            if False:",
+        "            if hold.key not in left and",
+        "            if False and",
         ("tests/transactions/test_savepoints.py",),
     ),
     Mutant(
@@ -275,8 +275,8 @@ MANAGER = (
         "a release that the engine denies is not told",
         "R17",
         "manager/release.py",
-        "    if not released:\n        return LockLost(",
-        "    if False:\n        return LockLost(",
+        "    if not released:\n        raise LockLost(",
+        "    if False:\n        raise LockLost(",
         (
             "tests/contract/test_holding.py",
             "tests/unit/shared/test_holding.py",
