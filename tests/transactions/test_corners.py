@@ -89,7 +89,8 @@ def test_r11_other_code_may_replace_methods_of_the_connection_too(world: World, 
 
 
 def test_r11_the_end_of_a_patch_does_no_harm(world: World) -> None:
-    """``mock.patch`` deletes what stands in the place of its mock at its end, and that may be what watches the commit."""
+    """``mock.patch`` deletes at its end what stands in its place, and that may be our watch on the commit. Django then
+    switches autocommit on again, which is watched, too."""
 
     def work() -> None:
         with mock.patch.object(world.connection, "commit", wraps=world.connection.commit):
