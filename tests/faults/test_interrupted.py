@@ -245,7 +245,7 @@ def test_r16_r20_nothing_is_acquired_that_nobody_looks_after(
 ) -> None:
     """The keepalive thread does not start, or the caller is interrupted while it does; the next one is looked after."""
     registry.close()
-    eventually(lambda: not keepalive.running, "the thread goes on without work")
+    eventually(lambda: keepalive.thread is None, "the thread goes on without work")
     start = threading.Thread.start
 
     def fail(thread: threading.Thread) -> None:
@@ -260,7 +260,7 @@ def test_r16_r20_nothing_is_acquired_that_nobody_looks_after(
             with pytest.raises(type(error)):
                 advisory_lock(f"{name}{number}", using=using, **options).acquire(timeout=10)
     with advisory_lock(f"{name}-next", using=using, **options) as lease:
-        assert keepalive.running
+        assert keepalive.thread is not None
         eventually(lambda: len(lock_table.all()) == 1, "not given back")
         lease.ensure_held()
 
@@ -445,7 +445,7 @@ def test_r17_a_renewal_in_the_midst_of_a_release_is_no_loss(name: str, monkeypat
 
     def release(grant: Any) -> bool:
         result: bool = type(backend).release(backend, grant)
-        thread = threading.Thread(target=keepalive._renew, args=(lease._hold, grant, 30))
+        thread = threading.Thread(target=keepalive._renew, args=(lease._hold,))
         thread.start()
         thread.join(10)
         assert not thread.is_alive()

@@ -346,8 +346,8 @@ MANAGER = (
         "max_hold does not bound the renewals",
         "R20",
         "manager/keepalive.py",
-        "        ttl = hold.bounded(ttl)\n        if ttl <= 0:\n            return\n",
-        "        pass\n",
+        "grant, ttl = hold.grant, hold.bounded(hold.ttl or 0.0)",
+        "grant, ttl = hold.grant, hold.ttl or 0.0",
         (
             "tests/unit/test_leases.py",
             "tests/unit/shared/test_waiting.py",

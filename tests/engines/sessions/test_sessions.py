@@ -128,10 +128,10 @@ def test_r23_an_idle_session_is_closed_after_five_seconds(using: str, name: str)
 def test_r23_the_session_of_a_listing_is_looked_after(using: str) -> None:
     """held_locks() opens a session as well, in a process that may never lock anything."""
     no_sessions(using)
-    eventually(lambda: not keepalive.running, "the keepalive thread goes on with nothing to look after")
+    eventually(lambda: keepalive.thread is None, "the keepalive thread goes on with nothing to look after")
     held_locks(using)
     assert lock_sessions(using)
-    assert keepalive.running
+    assert keepalive.thread is not None
 
 
 @each_engine
