@@ -28,11 +28,10 @@ from .transactions import bind, choose_scope
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from django.db.backends.base.base import BaseDatabaseWrapper
     from django.dispatch import Signal
 
     from django_distlock.backends.base import Backend
-    from django_distlock.records import Claim
+    from django_distlock.records import Claim, Scope
     from django_distlock.validation import Timeout
 
     from .registry import Entry
@@ -138,7 +137,17 @@ async def _claim(request: LockRequest, entry: Entry, hold: Hold, lease: Any) -> 
             return False
         hold.state = State.CLAIMING
     opened = open_transactions()
-    hold.claim = _claim_of(request, entry, hold, opened, deadline.answer_by)
+    backend, config, token = hold.backend, entry.config, ""
+    scope: Scope = "session"
+    if backend.supports_ttl:
+        token = new_token()
+        hold.ttl = config.ttl if request.ttl is UNSET else request.ttl
+        hold.max_hold = config.max_hold if request.max_hold is UNSET else request.max_hold
+        if hold.max_hold is not None and hold.ttl is not None:
+            hold.ttl = min(hold.ttl, hold.max_hold)
+    elif opened:
+        scope = choose_scope(backend, opened)
+    hold.claim = claim_of((hold.key, hold.shared, hold.ttl, token, scope, deadline.answer_by, hold.limit))
     await ask_engine(hold, hold.claim, deadline)
     grant = hold.grant
     if grant is None:
@@ -153,20 +162,6 @@ async def _claim(request: LockRequest, entry: Entry, hold: Hold, lease: Any) -> 
     if signals.lock_acquired.receivers:
         events.send_held(signals.lock_acquired, hold, wait=clock.now() - (request.since or request.start))
     return True
-
-
-def _claim_of(
-    request: LockRequest, entry: Entry, hold: Hold, opened: list[BaseDatabaseWrapper], answer_by: float
-) -> Claim:
-    backend, config = entry.backend, entry.config
-    if not backend.supports_ttl:
-        scope = choose_scope(backend, opened) if opened else "session"
-        return claim_of((hold.key, hold.shared, None, "", scope, answer_by, hold.limit))
-    hold.ttl = config.ttl if request.ttl is UNSET else request.ttl
-    hold.max_hold = config.max_hold if request.max_hold is UNSET else request.max_hold
-    if hold.max_hold is not None and hold.ttl is not None:
-        hold.ttl = min(hold.ttl, hold.max_hold)
-    return claim_of((hold.key, hold.shared, hold.ttl, new_token(), "session", answer_by, hold.limit))
 
 
 async def ask_engine(hold: Hold, claim: Claim, deadline: Deadline) -> None:

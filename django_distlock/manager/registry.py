@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -31,16 +32,14 @@ logger = logging.getLogger("django_distlock.backends")
 CACHED_KEYS = 4096
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Entry:
     """One alias: its configuration, its backend, and the keys of the names used lately."""
 
-    __slots__ = ("backend", "config", "keys")
-
-    def __init__(self, config: AliasConfig, backend: Backend) -> None:
-        self.config = config
-        self.backend = backend
-        # by the parts of which they are made; an acquire looks here first
-        self.keys: dict[tuple[str, ...], LockKey] = {}
+    config: AliasConfig
+    backend: Backend
+    # by the parts of which they are made; an acquire looks here first
+    keys: dict[tuple[str, ...], LockKey] = field(default_factory=dict)
 
     @property
     def ready(self) -> bool:

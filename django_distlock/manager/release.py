@@ -35,25 +35,26 @@ def lose(hold: Hold, reason: str, *, releasing: bool = False) -> bool:
     return True
 
 
+def expired(grant: Grant) -> bool:
+    """Is the time of the lease over?"""
+    return grant.valid_until is not None and clock.now() >= grant.valid_until
+
+
 def lose_dead(hold: Hold, grant: Grant, reason: str, *, releasing: bool = False) -> bool:
     """:func:`lose` for ``reason``, or because the lease has expired, if its time is over.
 
     The request may have been sent before the end of the lease and answered after it.
     """
-    expired = grant.valid_until is not None and clock.now() >= grant.valid_until
-    return lose(hold, "expired" if expired else reason, releasing=releasing)
+    return lose(hold, "expired" if expired(grant) else reason, releasing=releasing)
 
 
 def notice_loss(hold: Hold) -> bool:
     """Is it lost, as far as this process can know without asking the engine?"""
     grant = hold.grant
-    if hold.lost is not None or hold.state is State.ENDED or grant is None:
-        return hold.lost is not None
-    if grant.valid_until is not None and clock.now() >= grant.valid_until:
-        return lose(hold, "expired") or hold.lost is not None
-    if not hold.backend.look(grant):
-        return lose_dead(hold, grant, "session") or hold.lost is not None
-    return False
+    unknown = hold.lost is None and hold.state is not State.ENDED
+    if unknown and grant is not None and (expired(grant) or not hold.backend.look(grant)):
+        lose_dead(hold, grant, "session")
+    return hold.lost is not None
 
 
 def notify_of_loss(hold: Hold, reason: str) -> None:

@@ -62,8 +62,8 @@ class TransactionWatch:
         self.pending_signals: list[Callable[[], object]] = []
         # the user has switched autocommit off, and only the user switches it on again
         self.manual_autocommit = False
-        self._follow("commit", self.finish)
-        self._follow("rollback", self.finish)
+        self._follow("commit", self.ended)
+        self._follow("rollback", self.ended)
         self._follow("close", self._closed, always=True)
         self._follow("set_autocommit", self._maybe_ended, always=True)
         self._follow("savepoint_rollback", self._recheck)
@@ -88,40 +88,40 @@ class TransactionWatch:
     def _closed(self) -> None:
         # Django refuses to close in another thread, and ignores it for an in-memory SQLite database
         if self.connection.connection is None or self.connection.closed_in_transaction:
-            self.finish()
+            self.ended()
 
     def _maybe_ended(self) -> None:
         if not in_transaction(self.connection):
-            self.finish()
+            self.ended()
 
-    def finish(self) -> None:
+    def ended(self) -> None:
         """Release the locks kept for the transaction, which has been committed or rolled back."""
         others = [other for other in open_transactions() if other is not self.connection]  # Django is still ending it
         if isinstance(sys.exc_info()[1], GeneratorExit):  # another thread does it: see concurrency/leftovers.py
-            ended, self.holds = self.holds, []
-            for hold in ended:
+            holds, self.holds = self.holds, []
+            for hold in holds:
                 hold.transactions.discard(self)
-            started = [hold for hold in ended if hold.state in IN_USE and not hold.transactions]
+            started = [hold for hold in holds if hold.state in IN_USE and not hold.transactions]
             for hold in started:
                 hold.state = State.RELEASING  # whoever asks for it meanwhile waits, also its own context
-            leftovers.leave(partial(self._finish, started, others, started=True))
+            leftovers.leave(partial(self._release_all, started, others, started=True))
         else:
             with _mutex:
-                ended, self.holds = self.holds, []
-            self._finish(ended, others, started=False)
+                holds, self.holds = self.holds, []
+            self._release_all(holds, others, started=False)
 
-    def _finish(self, ended: list[Hold], others: list[BaseDatabaseWrapper], started: bool) -> None:
-        """``ended``: what was kept for the transaction. ``others``: the other transactions of the thread that has ended
-        it. ``started``: has the release of ``ended`` begun?"""
+    def _release_all(self, holds: list[Hold], others: list[BaseDatabaseWrapper], started: bool) -> None:
+        """``holds``: what was kept for the transaction. ``others``: the other transactions of the thread that has ended
+        it. ``started``: has the release of ``holds`` begun?"""
         try:
-            for hold in ended:
-                self._finish_hold(hold, others, started)
+            for hold in holds:
+                self._release_or_move(hold, others, started)
         except BaseException:  # Ctrl-C: the keepalive thread releases what is left
-            for hold in ended:
+            for hold in holds:
                 hold.transactions.discard(self)
                 if not hold.transactions and hold.state is not State.ENDED:
-                    hold.state = State.RELEASING
-                    leftovers.leave(partial(finish, hold, again=True))
+                    again, hold.state = hold.state is State.RELEASING, State.RELEASING
+                    leftovers.leave(partial(finish, hold, again))
             raise
         finally:
             # a receiver may use this connection: while Django is still ending the transaction, its first query would
@@ -131,7 +131,7 @@ class TransactionWatch:
                 for send in pending:
                     send()
 
-    def _finish_hold(self, hold: Hold, others: list[BaseDatabaseWrapper], started: bool) -> None:
+    def _release_or_move(self, hold: Hold, others: list[BaseDatabaseWrapper], started: bool) -> None:
         hold.transactions.discard(self)
         if hold.transactions:
             return
@@ -185,7 +185,7 @@ def bind(hold: Hold, opened: Iterable[BaseDatabaseWrapper]) -> None:
                 watch.holds.append(hold)  # first: the end of the transaction ends it, whatever comes in between
                 hold.transactions.add(watch)
         if not in_transaction(connection):  # another thread has ended it in between
-            watch.finish()
+            watch.ended()
 
 
 def defer(hold: Hold) -> bool:

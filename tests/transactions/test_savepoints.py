@@ -129,7 +129,7 @@ def test_r15_another_thread_ends_the_transaction_while_the_server_is_asked(
     asked = []
 
     def still_held(connection: Any, keys: Any) -> set[Any]:
-        in_thread(vars(connection)["_distlock_watch"].finish)
+        in_thread(vars(connection)["_distlock_watch"].ended)
         asked.append(keys)
         return set()
 
