@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from django_distlock import signals
@@ -153,7 +154,10 @@ async def _claim(request: LockRequest, entry: Entry, hold: Hold, lease: Any) -> 
     if grant is None:
         lock_table.end(hold)
         return False
-    lock_table.establish(hold, lease)
+    hold.held_at = clock.now()
+    lease._reference = weakref.ref(lease)
+    hold.leases.add(lease._reference)
+    hold.state = State.HELD  # needs no mutex: only the claimant leaves the state CLAIMING, and does so last
     if hold.ttl is not None:
         keepalive.wake_at(grant.acquired_at + hold.ttl / RENEWALS_PER_TTL)
     if opened:

@@ -223,17 +223,6 @@ class LockTable:
                     pending.append((beyond, self._lines[beyond.key.digest]))
         return False
 
-    @staticmethod
-    def establish(hold: Hold, lease: Any) -> None:
-        """Note that the engine has granted the lock.
-
-        Needs no mutex: only the claimant leaves the state CLAIMING, and does so last.
-        """
-        hold.held_at = clock.now()
-        lease._reference = weakref.ref(lease)
-        hold.leases.add(lease._reference)
-        hold.state = HELD
-
     def enter_again(self, hold: Hold, lease: Any) -> bool:
         """Count one more Lease of the same context. False if the hold has just ended."""
         with self._mutex:

@@ -99,12 +99,13 @@ class TransactionWatch:
         others = [other for other in open_transactions() if other is not self.connection]  # Django is still ending it
         if isinstance(sys.exc_info()[1], GeneratorExit):  # another thread does it: see concurrency/leftovers.py
             holds, self.holds = self.holds, []
-            for hold in holds:
-                hold.transactions.discard(self)
-            started = [hold for hold in holds if hold.state in IN_USE and not hold.transactions]
+            started = [hold for hold in holds if hold.state in IN_USE and hold.transactions == {self}]
             for hold in started:
                 hold.state = State.RELEASING  # whoever asks for it meanwhile waits, also its own context
             leftovers.leave(partial(self._release_all, started, others, started=True))
+            # The others may be released by another thread just now: the mutex of the table decides who ends them.
+            rest = [hold for hold in holds if hold not in started]
+            leftovers.leave(partial(self._release_all, rest, others, started=False))
         else:
             with _mutex:
                 holds, self.holds = self.holds, []
