@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from django_distlock import signals
@@ -28,11 +29,10 @@ from .transactions import bind, choose_scope
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from django.db.backends.base.base import BaseDatabaseWrapper
     from django.dispatch import Signal
 
     from django_distlock.backends.base import Backend
-    from django_distlock.records import Claim
+    from django_distlock.records import Claim, Scope
     from django_distlock.validation import Timeout
 
     from .registry import Entry
@@ -74,10 +74,12 @@ async def acquire(request: LockRequest, lease_of: Callable[[Hold], H]) -> H | No
     try:
         if request.shared or request.ttl is not UNSET or request.max_hold is not UNSET:
             _refuse_unsupported(request, entry.backend)
-        if not entry.ready:
-            patience = Deadline(request.timeout, request.start).answer_by - clock.now()
-            await site_key.aload(min(max(patience, SILENCE), PATIENCE))
-        key, owner = entry.key(*request.parts), current()
+        owner, key = current(), entry.keys.get(request.parts)
+        if key is None:
+            if not entry.ready:
+                patience = Deadline(request.timeout, request.start).answer_by - clock.now()
+                await site_key.aload(min(max(patience, SILENCE), PATIENCE))
+            key = entry.key(*request.parts)
         while True:
             new = hold = Hold(entry.backend, key, owner, request.shared, request.limit, request.template)
             lease = lease_of(hold)
@@ -136,13 +138,26 @@ async def _claim(request: LockRequest, entry: Entry, hold: Hold, lease: Any) -> 
             return False
         hold.state = State.CLAIMING
     opened = open_transactions()
-    hold.claim = _claim_of(request, entry, hold, opened, deadline.answer_by)
+    backend, config, token = hold.backend, entry.config, ""
+    scope: Scope = "session"
+    if backend.supports_ttl:
+        token = new_token()
+        hold.ttl = config.ttl if request.ttl is UNSET else request.ttl
+        hold.max_hold = config.max_hold if request.max_hold is UNSET else request.max_hold
+        if hold.max_hold is not None and hold.ttl is not None:
+            hold.ttl = min(hold.ttl, hold.max_hold)
+    elif opened:
+        scope = choose_scope(backend, opened)
+    hold.claim = claim_of((hold.key, hold.shared, hold.ttl, token, scope, deadline.answer_by, hold.limit))
     await ask_engine(hold, hold.claim, deadline)
     grant = hold.grant
     if grant is None:
         lock_table.end(hold)
         return False
-    lock_table.establish(hold, lease)
+    hold.held_at = clock.now()
+    lease._reference = weakref.ref(lease)
+    hold.leases.add(lease._reference)
+    hold.state = State.HELD  # needs no mutex: only the claimant leaves the state CLAIMING, and does so last
     if hold.ttl is not None:
         keepalive.wake_at(grant.acquired_at + hold.ttl / RENEWALS_PER_TTL)
     if opened:
@@ -153,20 +168,6 @@ async def _claim(request: LockRequest, entry: Entry, hold: Hold, lease: Any) -> 
     return True
 
 
-def _claim_of(
-    request: LockRequest, entry: Entry, hold: Hold, opened: list[BaseDatabaseWrapper], answer_by: float
-) -> Claim:
-    backend, config = entry.backend, entry.config
-    if not backend.supports_ttl:
-        scope = choose_scope(backend, opened) if opened else "session"
-        return claim_of((hold.key, hold.shared, None, "", scope, answer_by, hold.limit))
-    hold.ttl = config.ttl if request.ttl is UNSET else request.ttl
-    hold.max_hold = config.max_hold if request.max_hold is UNSET else request.max_hold
-    if hold.max_hold is not None and hold.ttl is not None:
-        hold.ttl = min(hold.ttl, hold.max_hold)
-    return claim_of((hold.key, hold.shared, hold.ttl, new_token(), "session", answer_by, hold.limit))
-
-
 async def ask_engine(hold: Hold, claim: Claim, deadline: Deadline) -> None:
     """Ask the engine until ``hold`` has a grant or the deadline passes.
 
@@ -175,7 +176,11 @@ async def ask_engine(hold: Hold, claim: Claim, deadline: Deadline) -> None:
     """
     backend, attempt = hold.backend, 0
     while True:
-        grant = await hold.ask(claim, deadline.left())
+        left = deadline.left()
+        # The grant is stored where the engine's method returns: Python looks for signals neither when a Python function
+        # returns to one nor at an assignment, so no interrupt can lose it.
+        hold.grant = await backend.atry_acquire(claim, left) if in_task() else backend.try_acquire(claim, left)
+        grant = hold.grant
         if grant is not None:
             if grant.valid_until is None or grant.valid_until > clock.now():
                 return

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from django_distlock.backends.base import Backend
-    from django_distlock.records import Grant
 
     from .lock_table import Hold
 
@@ -48,7 +47,6 @@ class Keepalive:
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._postponed: list[Callable[[], object]] = []
         self.thread: threading.Thread | None = None
         self.next_tick = math.inf
         self.used = False
@@ -57,11 +55,6 @@ class Keepalive:
         # the backends whose leases are being renewed
         self._renewing: set[Backend] = set()
         self.backends: Iterable[Backend] = ()
-
-    @property
-    def running(self) -> bool:
-        """Does the thread run?"""
-        return self.thread is not None
 
     def ensure(self) -> None:
         """Start the thread if it does not run.
@@ -109,7 +102,7 @@ class Keepalive:
             while (left := self.next_tick - clock.now()) > 0:
                 job = leftovers.take(left)
                 if job is not None:
-                    self._start(job)
+                    _in_thread("distlock-release", job)
 
     def _may_end(self) -> bool:
         """End the thread, unless a caller that saw it running has found work for it in between."""
@@ -119,20 +112,6 @@ class Keepalive:
                 return True
             self.thread = thread
             return False
-
-    def _start(self, job: Callable[[], object]) -> None:
-        """Do what was left, in a thread: engines may take their time."""
-
-        def work() -> None:
-            try:
-                job()
-            except Exception as error:
-                logger.warning("What an interrupted call has left could not be given back: %s", one_line(error))
-
-        try:
-            threading.Thread(target=work, name="distlock-release", daemon=True).start()
-        except RuntimeError:  # no thread to be had: the next tick tries again
-            self._postponed.append(job)
 
     def tick(self, now: float) -> float | None:
         """Do what is due. Returns the time of the next tick, or None if no lock and no session is left."""
@@ -146,9 +125,6 @@ class Keepalive:
             if wanted is not None:
                 due.append(wanted)
         lock_table.settle()
-        for job in self._postponed:
-            leftovers.leave(job)
-        self._postponed = []
         held = lock_table.held()
         self._end_closed_loops()
         self._warned.intersection_update(held)
@@ -156,7 +132,8 @@ class Keepalive:
         for hold in held:
             due.append(self._look_after(hold, now, renewals))
         for backend, holds in renewals.items():
-            self._start_renewals(backend, holds)
+            self._renewing.add(backend)
+            _in_thread(f"distlock-{backend.alias}-renew", partial(self._renew_all, backend, holds))
         name_log.check(now, held)
         if self.used:
             self.used, self._stays_until = False, now + IDLE
@@ -196,33 +173,18 @@ class Keepalive:
         hold.owner = object()  # a task refers to its result, which may be the Lease
         return hold.in_use()
 
-    def _start_renewals(self, backend: Backend, holds: list[Hold]) -> None:
-        renew = partial(self._renew_all, backend, holds)
-        self._renewing.add(backend)
-        try:
-            threading.Thread(target=renew, name=f"distlock-{backend.alias}-renew", daemon=True).start()
-        except BaseException as error:
-            self._renewing.discard(backend)
-            if not isinstance(error, RuntimeError):
-                raise
-            # no thread to be had: the next tick tries again
-            logger.warning("The locks of alias %r could not be renewed: %s", backend.alias, one_line(error))
-
     def _renew_all(self, backend: Backend, holds: list[Hold]) -> None:
         try:
             for hold in holds:
-                grant = hold.grant
-                if hold.state in IN_USE and grant is not None and hold.ttl is not None:
-                    self._renew(hold, grant, hold.ttl)
-        except Exception:
-            logger.exception("The renewals of alias %r met an error and go on.", backend.alias)
+                if hold.state in IN_USE:
+                    self._renew(hold)
         finally:
             self._renewing.discard(backend)
 
     @staticmethod
-    def _renew(hold: Hold, grant: Grant, ttl: float) -> None:
-        ttl = hold.bounded(ttl)
-        if ttl <= 0:
+    def _renew(hold: Hold) -> None:
+        grant, ttl = hold.grant, hold.bounded(hold.ttl or 0.0)
+        if grant is None or ttl <= 0:
             return
         lock_table.shorten(hold, ttl)
         try:
@@ -246,7 +208,7 @@ class Keepalive:
             if owner.abandoned(hold.owner):
                 left.setdefault(hold.owner, []).append(hold)
         for task, holds in left.items():
-            self._start(partial(_end_task, task, holds))
+            _in_thread("distlock-release", partial(_end_task, task, holds))
 
     def _warn_of_long_hold(self, hold: Hold, now: float) -> None:
         limit = hold.backend.warn_hold_seconds
@@ -259,6 +221,21 @@ class Keepalive:
         logger.warning(
             "The lock %r of alias %r has been held for %.1f s.%s", hold.key.name, hold.backend.alias, held, at
         )
+
+
+def _in_thread(name: str, work: Callable[[], object]) -> None:
+    """Have ``work`` done without waiting for it: engines may take their time."""
+
+    def guarded() -> None:
+        try:
+            work()
+        except Exception:
+            logger.exception("The thread %r met an error.", name)
+
+    try:
+        threading.Thread(target=guarded, name=name, daemon=True).start()
+    except RuntimeError:  # no thread to be had
+        guarded()
 
 
 def _end_task(task: Any, holds: list[Hold]) -> None:

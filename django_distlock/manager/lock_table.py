@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import threading
 import weakref
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 from django_distlock.concurrency import clock
-from django_distlock.concurrency.flow import in_task
 from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.concurrency.origin import address
 from django_distlock.concurrency.parking import Parker
@@ -51,63 +51,34 @@ WAITING, CLAIMING, HELD, DEFERRED, RELEASING, ENDED = State
 IN_USE = (HELD, DEFERRED)  # no set: to hash a State is a call of Python
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Hold:
     """One context's hold of one lock, shared by all Leases of that context."""
 
-    __slots__ = (
-        "address",
-        "backend",
-        "callbacks",
-        "claim",
-        "grant",
-        "held_at",
-        "key",
-        "leases",
-        "limit",
-        "lost",
-        "max_hold",
-        "owner",
-        "parker",
-        "shared",
-        "state",
-        "template",
-        "transactions",
-        "ttl",
-    )
-
-    def __init__(
-        self,
-        backend: Backend,
-        key: LockKey,
-        owner: object,
-        shared: bool,
-        limit: int = 0,
-        template: str | None = None,
-    ) -> None:
-        self.backend = backend
-        self.key = key
-        self.owner = owner
-        # the address that its owner served at the acquire
-        self.address = address()
-        self.shared = shared
-        # how many callers may hold the key at once; 0: it is a lock
-        self.limit = limit
-        self.state = CLAIMING
-        # the start of the hold; the grant counts from the request to the engine
-        self.held_at = 0.0
-        # the name as written in a decorator
-        self.template = template
-        self.parker: Parker | None = None
-        self.claim: Claim | None = None
-        self.grant: Grant | None = None
-        # The Leases that are not released. The reference to one that was dropped stays, so that the lock stays held.
-        self.leases: set[weakref.ref[Any]] = set()
-        self.lost: str | None = None
-        self.callbacks: list[Callable[[], object]] = []
-        # the open transactions that must end before the lock is released at the engine
-        self.transactions: set[Any] = set()
-        self.ttl: float | None = None
-        self.max_hold: float | None = None
+    backend: Backend
+    key: LockKey
+    owner: object
+    shared: bool
+    # how many callers may hold the key at once; 0: it is a lock
+    limit: int = 0
+    # the name as written in a decorator
+    template: str | None = None
+    # the address that its owner served at the acquire
+    address: str = field(default_factory=address)
+    state: State = CLAIMING
+    # the start of the hold; the grant counts from the request to the engine
+    held_at: float = 0.0
+    parker: Parker | None = None
+    claim: Claim | None = None
+    grant: Grant | None = None
+    # The Leases that are not released. The reference to one that was dropped stays, so that the lock stays held.
+    leases: set[weakref.ref[Any]] = field(default_factory=set)
+    lost: str | None = None
+    callbacks: list[Callable[[], object]] = field(default_factory=list)
+    # the open transactions that must end before the lock is released at the engine
+    transactions: set[Any] = field(default_factory=set)
+    ttl: float | None = None
+    max_hold: float | None = None
 
     def in_use(self) -> bool:
         """Does other code refer to one of its Leases, so that they may still be released?"""
@@ -136,14 +107,6 @@ class Hold:
     def reason(self) -> str:
         """Why the lock cannot be relied on."""
         return self.lost or self.backend.doubt
-
-    # The grant is stored where the engine's method returns: Python looks for signals neither when a Python function
-    # returns to one nor at an assignment, so no interrupt can lose it.
-
-    async def ask(self, claim: Claim, wait: float) -> Grant | None:
-        backend = self.backend
-        self.grant = await backend.atry_acquire(claim, wait) if in_task() else backend.try_acquire(claim, wait)
-        return self.grant
 
 
 def _ahead(hold: Hold, line: list[Hold]) -> list[Hold]:
@@ -259,17 +222,6 @@ class LockTable:
                     seen.add(beyond)
                     pending.append((beyond, self._lines[beyond.key.digest]))
         return False
-
-    @staticmethod
-    def establish(hold: Hold, lease: Any) -> None:
-        """Note that the engine has granted the lock.
-
-        Needs no mutex: only the claimant leaves the state CLAIMING, and does so last.
-        """
-        hold.held_at = clock.now()
-        lease._reference = weakref.ref(lease)
-        hold.leases.add(lease._reference)
-        hold.state = HELD
 
     def enter_again(self, hold: Hold, lease: Any) -> bool:
         """Count one more Lease of the same context. False if the hold has just ended."""

@@ -8,14 +8,15 @@ table is written on a connection that holds no lock: a write can hang, and no lo
 
 from __future__ import annotations
 
-import functools
 import logging
+import math
 import os
 import random
 import socket
 import threading
 from collections import defaultdict
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import DatabaseError, connections
@@ -30,7 +31,7 @@ from django_distlock.exceptions import BackendUnavailable
 from django_distlock.schema import NOW
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.models import QuerySet
@@ -46,18 +47,30 @@ logger = logging.getLogger("django_distlock.backends")
 CHECK_EVERY, REST = 1.0, 60.0
 # A name in use is written again after this many seconds, so that pruning by age keeps it.
 REWRITE_AFTER = 86_400.0
-# Names that are remembered at most, and names that one check writes for one alias at most.
-REMEMBERED, BATCH = 4096, 100
+# Names that are remembered at most.
+REMEMBERED = 4096
 # Names that the table keeps for one alias: beyond that those not seen for the longest time are deleted, after one write
 # in TRIM_EVERY.
 MOST, TRIM_EVERY = 10_000, 200
 
 
-class Stored(NamedTuple):
-    """What the table says of a key: the hold whose holder it names, if any; and when it was written."""
+class Known(NamedTuple):
+    """What is known of a name."""
 
-    hold: Hold | None
-    at: float
+    # when the hold began that the last check has seen: a number, because a Hold refers to its task
+    seen: float
+    # the hold that the table names, if any; and when the name was written
+    stored: Hold | None = None
+    at: float = -math.inf
+
+
+class Work(NamedTuple):
+    """What is to be written for one alias."""
+
+    # each with: is it stored with its holder?
+    names: list[tuple[Hold, bool]]
+    # what the table names and is over: else a later hold of the session would be mistaken for it
+    over: list[Hold]
 
 
 class NameLog:
@@ -65,85 +78,70 @@ class NameLog:
 
     def __init__(self) -> None:
         self._checked_at = 0.0
-        # the keys and the holds that the last checks have seen
-        self._seen_once: set[tuple[str, bytes]] = set()
-        self._last_check: set[Hold] = set()
         # by alias and digest
-        self._stored: dict[tuple[str, bytes], Stored] = {}
-        self._writers: dict[Backend, threading.Thread] = {}
-        self._rests_until: dict[Backend, float] = {}
+        self._known: dict[tuple[str, bytes], Known] = {}
+        # the monotonic time of the next write at the earliest; inf during one
+        self._next_write: dict[Backend, float] = {}
         self._logged: set[str] = set()
 
     def check(self, now: float, held: Iterable[Hold]) -> None:
         """Check the holds of this process and store what is due, unless the last check was less than a second ago."""
         if now - self._checked_at < CHECK_EVERY:
             return
+        self._checked_at = now
         # of readers that share a session the server sees one: the first
         first: dict[tuple[str, bytes], Hold] = {}
         for hold in sorted(held, key=lambda hold: hold.held_at, reverse=True):
             if hold.backend.keeps_notes and hold.grant is not None:
                 first[hold.backend.alias, hold.key.digest] = hold
-        due: dict[Backend, list[tuple[Hold, bool]]] = defaultdict(list)
+        due: dict[Backend, Work] = defaultdict(lambda: Work([], []))
+        for place, known in list(self._known.items()):
+            if known.stored is not None and known.stored is not first.get(place):
+                due[known.stored.backend].over.append(known.stored)
         for place, hold in first.items():
-            lasts = hold in self._last_check
-            if len(due[hold.backend]) < BATCH and self._is_due(place, hold if lasts else None, now):
-                due[hold.backend].append((hold, lasts))
-        over: dict[Backend, list[Hold]] = defaultdict(list)
-        for place, (noted, _) in list(self._stored.items()):
-            if noted is not None and noted is not first.get(place):
-                over[noted.backend].append(noted)
-        self._last_check, self._checked_at = set(first.values()), now
-        for backend in due.keys() | over.keys():
-            self._start(backend, due[backend], over[backend], now)
-
-    def _is_due(self, place: tuple[str, bytes], lasting: Hold | None, now: float) -> bool:
-        stored = self._stored.get(place)
-        if stored is not None:
-            return now - stored.at >= REWRITE_AFTER or (lasting is not None and lasting is not stored.hold)
-        if lasting is not None or place in self._seen_once:
-            return True
-        if len(self._seen_once) >= REMEMBERED:
-            self._seen_once = set()
-        self._seen_once.add(place)
-        return False
+            earlier = self._known.get(place)
+            self._known[place] = Known(hold.held_at) if earlier is None else earlier._replace(seen=hold.held_at)
+            if earlier is not None:
+                lasts = earlier.seen == hold.held_at
+                if now - earlier.at >= REWRITE_AFTER or (lasts and earlier.stored is not hold):
+                    due[hold.backend].names.append((hold, lasts))
+        for backend, work in due.items():
+            self._start(backend, work, now)
+        if len(self._known) > REMEMBERED:
+            self._known = {place: known for place, known in self._known.items() if known.stored is not None}
 
     def write_now(self, hold: Hold) -> None:
         """Store a hold that is known to last, without waiting for two checks."""
         if hold.backend.keeps_notes and hold.grant is not None:
-            self._start(hold.backend, [(hold, True)], [], clock.now())
+            self._start(hold.backend, Work([(hold, True)], []), clock.now())
 
     def forget(self) -> None:
         """Forget everything. Called when the backends were replaced and their sessions closed."""
         self.__init__()  # type: ignore[misc]
 
-    def _start(self, backend: Backend, due: Sequence[tuple[Hold, bool]], over: Sequence[Hold], now: float) -> None:
+    def _start(self, backend: Backend, work: Work, now: float) -> None:
         """Write in a thread. What cannot be written now is due again at the next check."""
-        writer = self._writers.get(backend)
-        if not (due or over) or (writer and writer.is_alive()) or clock.now() < self._rests_until.get(backend, 0.0):
+        if clock.now() < self._next_write.get(backend, 0.0):
             return
-        name = f"distlock-{backend.alias}-names"
-        self._writers[backend] = threading.Thread(
-            target=self._write, args=(backend, due, over, now), name=name, daemon=True
-        )
+        self._next_write[backend] = math.inf
+        write = partial(self._write, backend, work, now)
         try:
-            self._writers[backend].start()
+            threading.Thread(target=write, name=f"distlock-{backend.alias}-names", daemon=True).start()
         except RuntimeError:  # no thread can be started
-            del self._writers[backend]
+            self._next_write[backend] = 0.0
 
-    def _write(self, backend: Backend, due: Sequence[tuple[Hold, bool]], over: Sequence[Hold], now: float) -> None:
+    def _write(self, backend: Backend, work: Work, now: float) -> None:
         try:
-            ask(backend.notes_database, functools.partial(_store, backend, due, over))
+            ask(backend.notes_database, partial(_store, backend, work))
         except Exception as error:
-            self._rests_until[backend] = clock.now() + REST
             self._log(backend, error)
+            self._next_write[backend] = clock.now() + REST
             return
-        stored = self._stored
-        if len(stored) >= REMEMBERED:
-            stored = self._stored = {place: each for place, each in list(stored.items()) if each.hold is not None}
-        for hold in over:
-            stored[backend.alias, hold.key.digest] = Stored(None, now)
-        for hold, lasts in due:
-            stored[backend.alias, hold.key.digest] = Stored(hold if lasts else None, now)
+        for hold, lasts in [*((hold, False) for hold in work.over), *work.names]:
+            place = (backend.alias, hold.key.digest)
+            known = self._known.get(place, Known(hold.held_at))
+            self._known[place] = known._replace(stored=hold if lasts else None, at=now)
+        self._next_write[backend] = 0.0
 
     def _log(self, backend: Backend, error: Exception) -> None:
         reason = one_line((str(error).strip().splitlines() or [type(error).__name__])[0])
@@ -174,9 +172,7 @@ def _since(connection: BaseDatabaseWrapper, seconds: float) -> RawSQL:
     return RawSQL(f"{NOW[connection.vendor]} - %s", [int(seconds * 1_000_000)])  # noqa: S611 - a constant
 
 
-def _store(
-    backend: Backend, due: Sequence[tuple[Hold, bool]], over: Sequence[Hold], connection: BaseDatabaseWrapper
-) -> None:
+def _store(backend: Backend, work: Work, connection: BaseDatabaseWrapper) -> None:
     def row(hold: Hold, lasts: bool) -> dict[str, Any]:
         return {
             "key": backend.listed_as(hold.key),
@@ -189,20 +185,19 @@ def _store(
         }
 
     # in one order everywhere, so that two processes that write the same names do not deadlock
-    rows = sorted((row(*each) for each in due), key=lambda values: values["key"])
+    rows = sorted((row(*each) for each in work.names), key=lambda values: values["key"])
     with _rows(connection) as table:
-        if over:  # else a later hold of that session would be mistaken for this one
-            sessions = {backend.server_session(hold.grant) for hold in over if hold.grant}
-            keys = {backend.listed_as(hold.key) for hold in over}
-            table.filter(key__in=keys, session__in=sessions - {0}).update(session=0)
-        if rows:
-            target = connection.features.supports_update_conflicts_with_target
-            table.bulk_create(
-                [table.model(**values) for values in rows],
-                update_conflicts=True,
-                unique_fields=["key"] if target else None,
-                update_fields=[field for field in rows[0] if field != "key"],
-            )
+        for hold in work.over:
+            if hold.grant is not None:
+                session = backend.server_session(hold.grant)
+                table.filter(key=backend.listed_as(hold.key), session=session).update(session=0)
+        target = connection.features.supports_update_conflicts_with_target
+        table.bulk_create(
+            [table.model(**values) for values in rows],
+            update_conflicts=True,
+            unique_fields=["key"] if target else None,
+            update_fields=["alias", "name", "seen_at", "session", "since", "holder"],
+        )
         if random.random() * TRIM_EVERY < len(rows):  # noqa: S311
             mine = table.filter(alias=short(backend.alias))
             for seen_at in mine.order_by("-seen_at").values_list("seen_at", flat=True)[MOST : MOST + 1]:

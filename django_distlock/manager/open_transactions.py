@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 # Set to True by testing.override_locks(): no transaction keeps a lock.
 ignored = False
 
-
 # Was a connection ever opened on the thread of an event loop, which DJANGO_ALLOW_ASYNC_UNSAFE allows?
 _on_event_loop = False
 
@@ -50,26 +49,28 @@ def in_transaction(connection: BaseDatabaseWrapper) -> bool:
     return connection.in_atomic_block or (connection.connection is not None and not connection.autocommit)
 
 
-def open_transactions() -> list[BaseDatabaseWrapper]:
+def open_transactions(owner: object = None) -> list[BaseDatabaseWrapper]:
     """The connections that are in a transaction: those of this thread or, in a task, of the thread that waits for it
-    in ``async_to_sync``, where the task's ORM calls run.
+    in ``async_to_sync``, where the task's ORM calls run; and those of ``owner``, if that is another thread.
 
     This reads two private names of asgiref, which tests pin like those of owner.py.
     """
-    if asyncio._get_running_loop() is None:
-        return of_thread(threading.current_thread())
-    executor = getattr(AsyncToSync.executors, "current", None)
-    if executor is not None and not executor._broken:
-        return of_thread(executor._work_thread)
-    if ignored or not _on_event_loop:
+    if ignored:
         return []
-    # Django keeps other connections for the async code of a thread
-    return [connection for connection in connections.all(initialized_only=True) if in_transaction(connection)]
-
-
-def of_thread(thread: threading.Thread) -> list[BaseDatabaseWrapper]:
-    """The connections of a thread that are in a transaction."""
-    known: tuple[weakref.ref[BaseDatabaseWrapper], ...] = getattr(thread, "_distlock_connections", ())
-    if ignored or not known:
+    known: tuple[weakref.ref[BaseDatabaseWrapper], ...] = ()
+    thread: threading.Thread | None = None
+    if asyncio._get_running_loop() is None:
+        thread = threading.current_thread()
+    else:
+        executor = getattr(AsyncToSync.executors, "current", None)
+        if executor is not None and not executor._broken:
+            thread = executor._work_thread
+        elif _on_event_loop:  # Django keeps other connections for the async code of a thread
+            known = tuple(map(weakref.ref, connections.all(initialized_only=True)))
+    if thread is not None:
+        known = getattr(thread, "_distlock_connections", ())
+    if owner is not thread and isinstance(owner, threading.Thread) and owner.is_alive():
+        known += getattr(owner, "_distlock_connections", ())
+    if not known:
         return []
     return [connection for ref in known if (connection := ref()) is not None and in_transaction(connection)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -31,15 +32,14 @@ logger = logging.getLogger("django_distlock.backends")
 CACHED_KEYS = 4096
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Entry:
     """One alias: its configuration, its backend, and the keys of the names used lately."""
 
-    __slots__ = ("_keys", "backend", "config")
-
-    def __init__(self, config: AliasConfig, backend: Backend) -> None:
-        self.config = config
-        self.backend = backend
-        self._keys: dict[tuple[str, ...], LockKey] = {}
+    config: AliasConfig
+    backend: Backend
+    # by the parts of which they are made; an acquire looks here first
+    keys: dict[tuple[str, ...], LockKey] = field(default_factory=dict)
 
     @property
     def ready(self) -> bool:
@@ -48,43 +48,42 @@ class Entry:
 
     def key(self, *parts: str) -> LockKey:
         """The key of a name; further parts tell the slots of a semaphore apart."""
-        key = self._keys.get(parts)
+        key = self.keys.get(parts)
         if key is None:
-            if len(self._keys) >= CACHED_KEYS:
-                self._keys.clear()
-            secret = (site_key.pinned or "") if self.backend.needs_site_key else ""
-            key = self._keys[parts] = derive_key(secret, self.config.alias, *parts)
+            if len(self.keys) >= CACHED_KEYS:
+                self.keys.clear()
+            secret = site_key.load() if self.backend.needs_site_key else ""
+            key = self.keys[parts] = derive_key(secret, self.config.alias, *parts)
         return key
-
-    def forget_keys(self) -> None:
-        """Forget the keys, which another site key has made."""
-        self._keys.clear()
 
     def known_names(self) -> dict[str, str]:
         """The names that this process used lately, by the keys that the engine lists."""
-        return {self.backend.listed_as(key): key.name for key in list(self._keys.values())}
+        return {self.backend.listed_as(key): key.name for key in list(self.keys.values())}
+
+
+class _Entries(dict[str, Entry]):
+    def __missing__(self, alias: str) -> Entry:
+        if not isinstance(alias, str):
+            raise TypeError(f"using must be a str, the alias in DISTLOCK, not {type(alias).__name__}.")
+        return registry.add(alias, read_alias(alias), Entry)
 
 
 class Registry:
-    """The backends of ``DISTLOCK``, created at their first use."""
+    """The backends of ``DISTLOCK``, created at their first use.
+
+    ``entry(alias)`` raises ImproperlyConfigured if the alias is not in ``DISTLOCK`` or its backend cannot be imported,
+    and UnsupportedOperation under a scheduler that locks do not work with.
+    """
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._entries: dict[str, Entry] = {}
+        self._entries = _Entries()
+        # each acquire calls it, so it is no function of ours
+        self.entry = self._entries.__getitem__
 
     def __iter__(self) -> Iterator[Backend]:
         """The backends made so far."""
         return iter([entry.backend for entry in list(self._entries.values())])
-
-    def entry(self, alias: str) -> Entry:
-        """ImproperlyConfigured if the alias is not in ``DISTLOCK`` or its backend cannot be imported;
-        UnsupportedOperation under a scheduler that locks do not work with."""
-        entry = self._entries.get(alias)
-        if entry is None:
-            if not isinstance(alias, str):
-                raise TypeError(f"using must be a str, the alias in DISTLOCK, not {type(alias).__name__}.")
-            entry = self.add(alias, read_alias(alias), Entry)
-        return entry
 
     def add(self, name: str, config: AliasConfig, kind: type[Entry]) -> Entry:
         """The entry ``name``, made once. It may have a name that ``DISTLOCK`` does not have, and another kind."""
@@ -119,7 +118,8 @@ class Registry:
     def reset(self) -> None:
         """:meth:`close`, and read the settings again at the next use."""
         with self._guard:
-            entries, self._entries = list(self._entries.values()), {}
+            entries = list(self._entries.values())
+            self._entries.clear()
         name_log.forget()
         for entry in entries:
             for hold in lock_table.held(entry.backend):
@@ -133,7 +133,7 @@ class Registry:
         """In the child: the sessions are the parent's, and so is the site key."""
         self._guard = threading.Lock()
         for entry in list(self._entries.values()):
-            entry.forget_keys()
+            entry.keys.clear()
             entry.backend.after_fork()
 
 

@@ -16,6 +16,8 @@ from . import events
 from .lock_table import State, lock_table
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from django_distlock.backends.base import Backend
     from django_distlock.records import Grant
 
@@ -33,25 +35,26 @@ def lose(hold: Hold, reason: str, *, releasing: bool = False) -> bool:
     return True
 
 
+def expired(grant: Grant) -> bool:
+    """Is the time of the lease over?"""
+    return grant.valid_until is not None and clock.now() >= grant.valid_until
+
+
 def lose_dead(hold: Hold, grant: Grant, reason: str, *, releasing: bool = False) -> bool:
     """:func:`lose` for ``reason``, or because the lease has expired, if its time is over.
 
     The request may have been sent before the end of the lease and answered after it.
     """
-    expired = grant.valid_until is not None and clock.now() >= grant.valid_until
-    return lose(hold, "expired" if expired else reason, releasing=releasing)
+    return lose(hold, "expired" if expired(grant) else reason, releasing=releasing)
 
 
 def notice_loss(hold: Hold) -> bool:
     """Is it lost, as far as this process can know without asking the engine?"""
     grant = hold.grant
-    if hold.lost is not None or hold.state is State.ENDED or grant is None:
-        return hold.lost is not None
-    if grant.valid_until is not None and clock.now() >= grant.valid_until:
-        return lose(hold, "expired") or hold.lost is not None
-    if not hold.backend.look(grant):
-        return lose_dead(hold, grant, "session") or hold.lost is not None
-    return False
+    unknown = hold.lost is None and hold.state is not State.ENDED
+    if unknown and grant is not None and (expired(grant) or not hold.backend.look(grant)):
+        lose_dead(hold, grant, "session")
+    return hold.lost is not None
 
 
 def notify_of_loss(hold: Hold, reason: str) -> None:
@@ -94,6 +97,10 @@ async def give_back(hold: Hold) -> None:
         events.send_held(signals.lock_released, hold)
 
 
+def _now(notify: Callable[[], object]) -> None:
+    notify()
+
+
 def leave_behind(hold: Hold, lease: Any) -> None:
     """Leave to another thread what an acquire may have got that was cut off, by a signal or because it is closed."""
     if hold.state in (State.WAITING, State.CLAIMING):
@@ -103,18 +110,28 @@ def leave_behind(hold: Hold, lease: Any) -> None:
         leftovers.leave(lease._give_up)
 
 
-def finish(hold: Hold, again: bool) -> None:
-    """Give back what ``hold`` has at the engine, in a thread that may wait. ``again``: a release that was cut off may
-    have given it back; then the answer says nothing."""
+def finish(hold: Hold, again: bool, tell: Callable[[Callable[[], object]], object] = _now) -> None:
+    """Give back what ``hold``, which nobody holds any more, has at the engine, in a thread that may wait.
+
+    ``again``: a release that was cut off may have given it back; then the answer says nothing. ``tell`` gets what
+    notifies the receivers of the signals. An error of the engine is not raised: nobody waits for it.
+    """
     backend, grant = hold.backend, hold.grant
+    lost = ""
     try:
-        if grant is not None and again:
+        if grant is None:
+            if hold.claim is not None:
+                backend.undo(hold.claim)
+        elif again:
             backend.release_again(grant)
-        elif grant is not None:
-            backend.release(grant)
-        elif hold.claim is not None:
-            backend.undo(hold.claim)
-    finally:
-        lock_table.end(hold)
-    if hold.held_at:
-        events.send_held(signals.lock_released, hold)
+        elif not backend.release(grant):
+            lost = "stolen"
+    except Exception:
+        logger.exception("The lock %r could not be released.", hold.key.name)
+        lost = "unreachable"
+    if lost and hold.held_at and lock_table.lose(hold, lost, releasing=True):
+        tell(partial(notify_of_loss, hold, lost))
+        return
+    lock_table.end(hold)
+    if hold.held_at and hold.lost is None:
+        tell(partial(events.send_held, signals.lock_released, hold))

@@ -18,7 +18,7 @@ from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
 from django_distlock.backends.side_connection import PATIENCE, Silent, ask
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.background import Background, CallTimeout, NotStarted
-from django_distlock.concurrency.flow import in_task
+from django_distlock.concurrency.flow import in_task, run
 from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.concurrency.parking import FairLock
 from django_distlock.conf import site_key_setting
@@ -50,54 +50,51 @@ class SiteKeyHolder:
         self._turns = FairLock()
         self._reads = Background("distlock-site-key")
 
-    def load(self, patience: float = PATIENCE) -> str:
-        """Return the key, which is read within ``patience`` seconds.
+    def load(self) -> str:
+        """:meth:`aload` in this thread."""
+        return run(self.aload())
+
+    async def aload(self, patience: float = PATIENCE) -> str:
+        """The key, which is read within ``patience`` seconds.
 
         Without setting and row BackendUnavailable is raised; its message names the two remedies.
         """
-        return self.pinned or self._pin(_key(patience))
-
-    async def aload(self, patience: float = PATIENCE) -> str:
-        """:meth:`load` for threads and tasks; not in Django's thread for the ORM, which may be busy for long.
-
-        It is pinned by the task, not by the thread that reads it: else tasks that begin during the read would overtake
-        those that wait for it.
-        """
         if self.pinned is not None:
             return self.pinned
-        if not in_task():
-            return self.load(patience)
-        if _in_memory():  # another thread would have another database, or wait for this one's transaction
-            return self._pin(await sync_to_async(_key)(patience))
+        if key := site_key_setting():
+            return self._pin(key, key)
         until = clock.now() + patience
-        turn = self._turns.turn()  # one task reads, and those behind it find the key
+        turn = self._turns.turn()  # one caller reads; those behind it find the key, and nobody overtakes them
         try:
             if not await turn.acquire(patience):
                 raise CallTimeout
-            return self.pinned or self._pin(await self._reads.call(until, _key_in_thread, until - clock.now()))
+            return self.pinned or self._pin(*await self._read(until))
         except (CallTimeout, NotStarted) as error:
             raise BackendUnavailable("The site key of django-distlock was not read in time.") from error
         finally:
             turn.release()
 
-    def _pin(self, key: str) -> str:
-        if self.pinned is None:
-            self.portable = key if site_key_setting() else key.partition("@")[0]
-            self.pinned = key
-        return self.pinned
+    async def _read(self, until: float) -> tuple[str, str]:
+        patience = until - clock.now()
+        if not in_task():
+            return read_row(patience)
+        if _in_memory():  # another thread would have another database, or wait for this one's transaction
+            return await sync_to_async(read_row)(patience)
+        # not in Django's thread for the ORM, which may be busy for long
+        return await self._reads.call(until, _read_in_thread, patience)
+
+    def _pin(self, portable: str, key: str) -> str:
+        self.portable, self.pinned = portable, key
+        return key
 
     def forget(self) -> None:
         """Read the key again at the next use. Called when the settings have changed."""
         self.pinned = self.portable = None
 
 
-def _key(patience: float) -> str:
-    return site_key_setting() or read_row(patience)
-
-
-def _key_in_thread(patience: float) -> str:
+def _read_in_thread(patience: float) -> tuple[str, str]:
     try:
-        return _key(patience)
+        return read_row(patience)
     finally:
         connections[DEFAULT_DB_ALIAS].close()  # that of this thread, which nobody else closes
 
@@ -112,8 +109,10 @@ def migrated() -> bool:
     return router.allow_migrate(DEFAULT_DB_ALIAS, "django_distlock", model_name="sitekey")
 
 
-def read_row(patience: float = PATIENCE) -> str:
-    """Read the row on a separate connection; raise BackendUnavailable if there is none within ``patience`` seconds.
+def read_row(patience: float = PATIENCE) -> tuple[str, str]:
+    """The key of the row, and the same with the name of its database, which is the site key.
+
+    It is read on a separate connection; BackendUnavailable if there is none within ``patience`` seconds.
 
     The caller's connection may be in a transaction that does not see the row, and has no time limit.
     """
@@ -127,7 +126,7 @@ def read_row(patience: float = PATIENCE) -> str:
     if row is None:
         raise BackendUnavailable(f"There is no site key for django-distlock. {cures}")
     key, database = row
-    return f"{key}@{database}" if database else str(key)
+    return key, f"{key}@{database}" if database else key
 
 
 def _row(connection: BaseDatabaseWrapper) -> Any:

@@ -20,11 +20,11 @@ from django_distlock.concurrency.fork import Order, at_fork
 
 from . import events
 from .lock_table import IN_USE, State, lock_table
-from .open_transactions import in_transaction, of_thread, open_transactions
+from .open_transactions import in_transaction, open_transactions
 from .release import finish, lose, notify_of_loss
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -66,8 +66,8 @@ class TransactionWatch:
         self.pending_signals: list[Callable[[], object]] = []
         # the user has switched autocommit off, and only the user switches it on again
         self.manual_autocommit = False
-        self._follow("commit", self.finish)
-        self._follow("rollback", self.finish)
+        self._follow("commit", self.ended)
+        self._follow("rollback", self.ended)
         self._follow("close", self._closed, always=True)
         self._follow("set_autocommit", self._maybe_ended, always=True)
         self._follow("savepoint_rollback", self._recheck)
@@ -92,37 +92,41 @@ class TransactionWatch:
     def _closed(self) -> None:
         # Django refuses to close in another thread, and ignores it for an in-memory SQLite database
         if self.connection.connection is None or self.connection.closed_in_transaction:
-            self.finish()
+            self.ended()
 
     def _maybe_ended(self) -> None:
         if not in_transaction(self.connection):
-            self.finish()
+            self.ended()
 
-    def finish(self) -> None:
+    def ended(self) -> None:
         """Release the locks kept for the transaction, which has been committed or rolled back."""
         others = [other for other in open_transactions() if other is not self.connection]  # Django is still ending it
         if isinstance(sys.exc_info()[1], GeneratorExit):  # another thread does it: see concurrency/leftovers.py
-            ended, self.holds = self.holds, []
-            started = {hold for hold in ended if hold.state in IN_USE and hold.transactions == {self}}
+            holds, self.holds = self.holds, []
+            started = [hold for hold in holds if hold.state in IN_USE and hold.transactions == {self}]
             for hold in started:
                 hold.state = State.RELEASING  # whoever asks for it meanwhile waits, also its own context
-            leftovers.leave(partial(self._finish, ended, others, started))
+            leftovers.leave(partial(self._release_all, started, others, started=True))
+            # The others may be released by another thread just now: the mutex of the table decides who ends them.
+            rest = [hold for hold in holds if hold not in started]
+            leftovers.leave(partial(self._release_all, rest, others, started=False))
         else:
             with _mutex:
-                ended, self.holds = self.holds, []
-            self._finish(ended, others, set())
+                holds, self.holds = self.holds, []
+            self._release_all(holds, others, started=False)
 
-    def _finish(self, ended: list[Hold], others: list[BaseDatabaseWrapper], started: set[Hold]) -> None:
-        """``ended``: what was kept for the transaction. ``others``: the other transactions of the thread that has ended
-        it. ``started``: those of ``ended`` whose release has begun."""
+    def _release_all(self, holds: list[Hold], others: list[BaseDatabaseWrapper], started: bool) -> None:
+        """``holds``: what was kept for the transaction. ``others``: the other transactions of the thread that has ended
+        it. ``started``: has the release of ``holds`` begun?"""
         try:
-            for hold in ended:
-                self._finish_hold(hold, others, hold in started)
+            for hold in holds:
+                self._release_or_move(hold, others, started)
         except BaseException:  # Ctrl-C: the keepalive thread releases what is left
-            for hold in ended:
+            for hold in holds:
                 hold.transactions.discard(self)
-                if not hold.transactions and (hold in started or lock_table.start_release(hold)):
-                    leftovers.leave(partial(finish, hold, again=False))
+                if not hold.transactions and hold.state is not State.ENDED:
+                    again, hold.state = hold.state is State.RELEASING, State.RELEASING
+                    leftovers.leave(partial(finish, hold, again))
             raise
         finally:
             # a receiver may use this connection: while Django is still ending the transaction, its first query would
@@ -132,7 +136,7 @@ class TransactionWatch:
                 for send in pending:
                     send()
 
-    def _finish_hold(self, hold: Hold, others: list[BaseDatabaseWrapper], started: bool) -> None:
+    def _release_or_move(self, hold: Hold, others: list[BaseDatabaseWrapper], started: bool) -> None:
         hold.transactions.discard(self)
         if hold.transactions:
             return
@@ -143,7 +147,7 @@ class TransactionWatch:
         elif others and lock_table.lose(hold, "transaction", releasing=started):  # the server has freed it, too
             self.pending_signals.append(partial(notify_of_loss, hold, "transaction"))
         elif started or lock_table.start_release(hold):
-            self.pending_signals += give_back_after_transaction(hold)
+            finish(hold, again=False, tell=self.pending_signals.append)
 
     def _recheck(self) -> None:
         """Ask the server which locks of the transaction are left: the rollback of a savepoint has freed those that were
@@ -157,40 +161,21 @@ class TransactionWatch:
             logger.exception("Could not ask which locks a rolled back savepoint has freed; all count as lost.")
             left = set()
         for hold in scoped:
-            if hold.key not in left:
-                self.holds.remove(hold)
-                hold.transactions.discard(self)
+            if hold.key not in left and self._forget(hold):
                 if hold.leases:
                     lose(hold, "savepoint")
                 else:  # all its leases were released before, so this is no loss
                     lock_table.end(hold)
                     events.send_held(signals.lock_released, hold)
 
-
-def give_back_after_transaction(hold: Hold) -> Sequence[Callable[[], object]]:
-    """Release a hold, whose state is RELEASING, after the last transaction for which it was kept. Returns the signals
-    to be sent.
-
-    An error of the engine is not raised, because the transaction is over.
-    """
-    released = [partial(events.send_held, signals.lock_released, hold)] if signals.lock_released.receivers else []
-    if hold.scope == "transaction":  # the lock has ended with its transaction
-        lock_table.end(hold)
-        return released
-    lost = ""
-    try:
-        if hold.grant is not None and not hold.backend.release(hold.grant):
-            lost = "stolen"
-    except Exception:
-        logger.exception("The lock %r could not be released after its transaction.", hold.key.name)
-        lost = "unreachable"
-    except BaseException:  # an interrupt
-        leftovers.leave(partial(finish, hold, again=True))
-        raise
-    if lost and lock_table.lose(hold, lost, releasing=True):
-        return [partial(notify_of_loss, hold, lost)]
-    lock_table.end(hold)
-    return released if hold.lost is None else []
+    def _forget(self, hold: Hold) -> bool:
+        """False if another thread has just ended the transaction, and so releases ``hold``."""
+        with _mutex:
+            if hold not in self.holds:
+                return False
+            self.holds.remove(hold)
+            hold.transactions.discard(self)
+            return True
 
 
 def bind(hold: Hold, opened: Iterable[BaseDatabaseWrapper]) -> None:
@@ -205,16 +190,12 @@ def bind(hold: Hold, opened: Iterable[BaseDatabaseWrapper]) -> None:
                 watch.holds.append(hold)  # first: the end of the transaction ends it, whatever comes in between
                 hold.transactions.add(watch)
         if not in_transaction(connection):  # another thread has ended it in between
-            watch.finish()
+            watch.ended()
 
 
 def defer(hold: Hold) -> bool:
     """Keep ``hold``, whose last Lease was released, while a transaction is open. False if none is."""
-    if hold.scope == "session":
-        opened = open_transactions()
-        owner = hold.owner
-        if isinstance(owner, threading.Thread) and owner.ident != threading.get_ident() and owner.is_alive():
-            opened += of_thread(owner)  # released by another thread while its owner may still write
-        if opened:
-            bind(hold, opened)
+    opened = open_transactions(hold.owner)  # if another thread releases it, the owner may still write
+    if opened and hold.scope == "session":
+        bind(hold, opened)
     return bool(hold.transactions) and lock_table.defer(hold)

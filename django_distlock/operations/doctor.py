@@ -88,7 +88,7 @@ def _site_key() -> Iterator[Finding]:
         yield Finding("error", str(error))
         return
     try:
-        row = read_row()
+        _, row = read_row()
     except BackendUnavailable as error:
         if given is None:
             yield Finding("error", str(error))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import connections, transaction
 
-from django_distlock import advisory_lock, lock_all, semaphore
+from django_distlock import advisory_lock, lock_all, semaphore, signals
 from django_distlock.backends import memory
 from django_distlock.backends.postgres import session as postgres_session
 from django_distlock.backends.sessions import backend, pool, session
@@ -288,7 +288,7 @@ def test_r16_r20_nothing_is_acquired_that_nobody_looks_after(
 ) -> None:
     """The keepalive thread does not start, or the caller is interrupted while it does; the next one is looked after."""
     registry.close()
-    eventually(lambda: not keepalive.running, "the thread goes on without work")
+    eventually(lambda: keepalive.thread is None, "the thread goes on without work")
     start = threading.Thread.start
 
     def fail(thread: threading.Thread) -> None:
@@ -303,7 +303,7 @@ def test_r16_r20_nothing_is_acquired_that_nobody_looks_after(
             with pytest.raises(type(error)):
                 advisory_lock(f"{name}{number}", using=using, **options).acquire(timeout=10)
     with advisory_lock(f"{name}-next", using=using, **options) as lease:
-        assert keepalive.running
+        assert keepalive.thread is not None
         eventually(lambda: len(lock_table.all()) == 1, "not given back")
         lease.ensure_held()
 
@@ -370,6 +370,36 @@ def test_r11_a_transaction_that_begins_behind_a_closed_generator_keeps_its_own_l
         connections.close_all()
 
     in_thread(work)
+
+
+def test_r17_a_lock_that_was_lost_before_its_generator_is_closed_is_not_told_to_be_released(name: str) -> None:
+    told: list[str] = []
+
+    def lost(reason: str, **facts: Any) -> None:
+        told.append(reason)
+
+    def released(**facts: Any) -> None:
+        told.append("released")
+
+    def inside() -> Generator[Any, None, None]:
+        with advisory_lock(name, using="memory") as lease:
+            yield lease
+
+    signals.lock_lost.connect(lost)
+    signals.lock_released.connect(released)
+    try:
+        for taken_away, reason in ((True, "stolen"), (False, "released")):
+            generator = inside()
+            lease = next(generator)
+            if taken_away:
+                assert registry.entry("memory").backend.release(lease._grant)
+            generator.close()
+            tick()
+            assert told.pop() == reason
+        assert told == []
+    finally:
+        signals.lock_lost.disconnect(lost)
+        signals.lock_released.disconnect(released)
 
 
 def test_r11_a_generator_that_was_closed_does_not_free_what_its_context_acquires_next(name: str) -> None:
@@ -445,7 +475,7 @@ def test_r17_a_renewal_in_the_midst_of_a_release_is_no_loss(name: str, monkeypat
 
     def release(grant: Any) -> bool:
         result: bool = type(backend).release(backend, grant)
-        thread = threading.Thread(target=keepalive._renew, args=(lease._hold, grant, 30))
+        thread = threading.Thread(target=keepalive._renew, args=(lease._hold,))
         thread.start()
         thread.join(10)
         assert not thread.is_alive()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import pytest
 from django.db import transaction
@@ -85,3 +86,20 @@ def test_r11_other_code_may_replace_methods_of_the_connection_too(world: World, 
 
     in_thread(work)
     assert len(calls) == 1 + first
+
+
+def test_r11_the_end_of_a_patch_does_no_harm(world: World) -> None:
+    """``mock.patch`` deletes at its end what stands in its place, and that may be our watch on the commit. Django then
+    switches autocommit on again, which is watched, too."""
+
+    def work() -> None:
+        with mock.patch.object(world.connection, "commit", wraps=world.connection.commit):
+            with world.transaction(), world.lock():
+                world.write()
+            world.again()
+        world.heard.clear()
+        with world.transaction(2), world.lock():
+            world.write()
+        world.connection.close()
+
+    in_thread(work)

@@ -8,9 +8,10 @@ import pytest
 from django.db import transaction
 
 from django_distlock import LockLost
+from django_distlock.manager.registry import registry
 from tests.transactions.conftest import KINDS
 from tests.transactions.ways import Boom
-from tests.transactions.world import check_connections_are_clean, swallow
+from tests.transactions.world import check_connections_are_clean, in_thread, swallow
 
 if TYPE_CHECKING:
     from tests.transactions.world import World
@@ -118,3 +119,27 @@ def test_r15_failed_release_of_a_savepoint(postgres: World) -> None:
         assert not postgres.is_out()
         postgres.write()
     assert postgres.written() == 1
+
+
+def test_r15_another_thread_ends_the_transaction_while_the_server_is_asked(
+    postgres: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a task does that shares the connection: what it releases is neither lost nor released again."""
+    backend = registry.entry("postgres").backend
+    asked = []
+
+    def still_held(connection: Any, keys: Any) -> set[Any]:
+        in_thread(vars(connection)["_distlock_watch"].ended)
+        asked.append(keys)
+        return set()
+
+    with transaction.atomic("postgres"):
+        sid = postgres.connection.savepoint()
+        lease = postgres.lock().acquire()
+        with monkeypatch.context() as patch:
+            patch.setattr(backend, "still_held", still_held)
+            transaction.savepoint_rollback(sid, using="postgres")
+        assert asked
+        assert not lease.lost
+    assert postgres.heard == ["acquired", "released"]
+    check_connections_are_clean()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +18,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from django_distlock.concurrency import leftovers
-from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.parking import Parker
 from django_distlock.exceptions import DeadlockDetected, LockLost, LockNotHeld
 from django_distlock.locks.lock import Lock
@@ -96,12 +96,9 @@ class World:
         self.fences: dict[str, int] = {}
 
     def _stop_at_each_step(self) -> None:
-        ask, backend = Hold.ask, self.backend
-
-        def asking(hold: Hold, claim: Claim, wait: float) -> Step:
-            return Step("ask", lambda: run(ask(hold, claim, wait)), claim)
-
-        self._patch.setattr(Hold, "ask", asking)
+        backend = self.backend
+        ask = backend.try_acquire
+        self._patch.setattr(backend, "atry_acquire", lambda claim, wait: Step("ask", partial(ask, claim), claim))
         self._patch.setattr(Parker, "park", lambda parker, timeout: Step("park", parker.leave, (parker, timeout)))
         for module in ("acquire", "release"):
             self._patch.setattr(f"django_distlock.manager.{module}.in_task", lambda: self.resuming)

@@ -112,9 +112,9 @@ def test_r23_an_idle_session_is_closed_after_five_seconds(using: str, name: str)
 def test_r23_a_listing_leaves_no_session(using: str) -> None:
     """In a process that may never lock anything."""
     no_sessions(using)
-    eventually(lambda: not keepalive.running, "the keepalive thread goes on with nothing to look after")
+    eventually(lambda: keepalive.thread is None, "the keepalive thread goes on with nothing to look after")
     (report,) = held_locks(using)
-    assert (report.error, keepalive.running) == (None, False)
+    assert (report.error, keepalive.thread) == (None, None)
     eventually(lambda: not lock_sessions(using), "a session is left")
 
 
