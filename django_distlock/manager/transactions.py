@@ -11,6 +11,7 @@ import asyncio
 import logging
 import sys
 import threading
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,7 @@ class TransactionWatch:
         self.connection = connection
         self.holds: list[Hold] = []
         # what receivers are to be told once they may use the connection
-        self.pending_signals: list[Callable[[], object]] = []
+        self.pending_signals: deque[Callable[[], object]] = deque()
         # the user has switched autocommit off, and only the user switches it on again
         self.manual_autocommit = False
         self._follow("commit", self.ended)
@@ -132,9 +133,15 @@ class TransactionWatch:
             # a receiver may use this connection: while Django is still ending the transaction, its first query would
             # begin another one
             if self.manual_autocommit or not in_transaction(self.connection):
-                pending, self.pending_signals = self.pending_signals, []
-                for send in pending:
-                    send()
+                self._send_signals()
+
+    def _send_signals(self) -> None:
+        while self.pending_signals:
+            try:
+                send = self.pending_signals.popleft()
+            except IndexError:  # another thread sends the last one
+                return
+            send()
 
     def _release_or_move(self, hold: Hold, others: list[BaseDatabaseWrapper], started: bool) -> None:
         hold.transactions.discard(self)

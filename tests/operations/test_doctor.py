@@ -105,10 +105,10 @@ def test_a_server_unlike_all_that_we_know(
 def test_where_the_site_key_comes_from(
     settings: Any, monkeypatch: pytest.MonkeyPatch, setting: Any, row: str | None, level: str, text: str
 ) -> None:
-    def read() -> str:
+    def read() -> tuple[str, str]:
         if row is None:
             raise BackendUnavailable("There is no site key for django-distlock.")
-        return row
+        return "", row
 
     monkeypatch.setattr(doctor, "read_row", read)
     settings.DISTLOCK_SITE_KEY = setting
