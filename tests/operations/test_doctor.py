@@ -229,7 +229,9 @@ def test_a_redis_that_forgets_locks(settings: Any, tmp_path: Path) -> None:
         server.client.config_set("maxmemory", "100mb")
         assert "noeviction" in said(settings, REDIS, url=server.url)["error"]
         server.client.config_set("maxmemory", "0")
-        # locks work on the connections that are open; the doctor comes on one of its own
+        # locks work on the connection that is open; the doctor comes on one of its own
+        registry.close()
+        advisory_lock("connects", using="sick").acquire().release()
         server.client.config_set("maxclients", len(server.client.client_list()))
         texts = [finding.text for finding in diagnose("sick") if finding.level == "warning"]
         server.client.config_set("maxclients", 100)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from django_distlock.backends.holders import holder_json
@@ -14,6 +15,7 @@ from .scripts import ACQUIRE, LEAVE, MAX_LIMIT, Request, holder_of, keys_of, mil
 if TYPE_CHECKING:
     from .listener import Ear, Inbox, Message
     from .server import Server
+    from .servers import Servers
 
 # A waiter asks again when the lease of the holder ends, each one this much later than the one before, and at the
 # latest after this time: a message may be lost. Seconds.
@@ -21,14 +23,17 @@ LATER, LOOK_EVERY = 0.25, 5.0
 
 
 class Attempt:
-    """The requests for one claim at one server."""
+    """The requests for one claim at the server that has its keys."""
 
-    def __init__(self, server: Server, claim: Claim) -> None:
-        self._server, self._claim = server, claim
+    def __init__(self, servers: Servers, claim: Claim) -> None:
+        self._servers, self._claim = servers, claim
         self._keys, self._who = keys_of(claim.key.text_bytes), holder_of(claim)
         self._ttl = claim.ttl or 0.0
         self._about = min(claim.limit, MAX_LIMIT), milliseconds(claim.ttl), holder_json(claim.key)
         self._number = 0  # of the name
+        # who was asked, and which channel was named
+        self._server: Server
+        self._channel = b""
         self._ear: Ear | None = None
         self._inbox: Inbox | None = None
         # when it was sent, and by the clock of the server (µs) when that answered
@@ -81,29 +86,32 @@ class Attempt:
             self._ear, self._inbox = ear, ear.inbox(self._who)
 
     async def _ask(self, deadline: float, queue: bool) -> Grant | None:
-        """Ask once. The caller listens before it is asked to queue."""
-        channel = b""
-        if queue and (ear := self._server.listener.ear) is not None:
-            self._listen(ear)
-            channel = ear.channel
-        self._asked = clock.now()
-        request = Request(ACQUIRE, self._keys, self._who, *self._about, channel)
-        reply, _ = await self._server.call(request, deadline, self.leave)
+        """Ask once."""
+        reply, _ = await self._servers.call(self._keys, partial(self._acquire, queue), deadline, self.leave)
         if reply[0]:
             return self._granted(self._asked, reply[0])
         _, self._clock, taken, ahead, heard = reply
         self._look_at = self._asked + min(taken / 1000 + ahead * LATER, LOOK_EVERY)
         if queue and not heard:
             try:
-                await self._open(deadline, bool(channel))
+                await self._open(deadline)
             except ConnectionFailed as error:
                 if not error.silent:  # else the time is over, and the lock is busy
                     raise
         return None
 
-    async def _open(self, until: float, deaf: bool) -> None:
-        """Listen where the lock is. ``deaf``: the present ear is at a server that was the primary before."""
-        if deaf and self._ear is not None:
+    def _acquire(self, queue: bool, server: Server) -> Request:
+        """The request to ``server``. The caller listens there before it is asked to queue."""
+        self._server, self._channel = server, b""
+        if queue and (ear := server.listener.ear) is not None:
+            self._listen(ear)
+            self._channel = ear.channel
+        self._asked = clock.now()
+        return Request(ACQUIRE, self._keys, self._who, *self._about, self._channel)
+
+    async def _open(self, until: float) -> None:
+        """Listen where the lock is. If there was an ear, it is at a server that was the primary before."""
+        if self._channel and self._ear is not None:
             self._unheard += 1
             self._ear.end()
         self._listen(await self._server.listener.open(until))

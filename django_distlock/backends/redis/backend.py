@@ -16,15 +16,15 @@ from django_distlock.backends.base import TICK, Backend
 from django_distlock.backends.query import Chosen, LockQuery, Mine, chosen
 from django_distlock.concurrency import clock, leftovers
 from django_distlock.concurrency.flow import run
-from django_distlock.exceptions import BackendUnavailable, DistlockError, UnsupportedOperation
+from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import Claim, Finding, Grant, LockInfo, drift
 
 from . import doctor, introspection
 from .attempt import Attempt
 from .connection import ConnectionFailed
 from .scripts import EXTEND, HOLDS, RELEASE, Request, Script, holder_of, keys_of, milliseconds
-from .server import Server
-from .target import ClusterNode, Target
+from .servers import Servers
+from .target import Target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -54,7 +54,7 @@ class RedisBackend(Backend):
         super().__init__(alias, options)
         url = options.get("url")
         self.target = Target(url=url) if url is not None else Target(cache=options.get("cache", "default"))
-        self.server = Server(self.target, f"distlock-{alias}", lambda: self.wake_at(clock.now() + TICK))
+        self.servers = Servers(self.target, f"distlock-{alias}", lambda: self.wake_at(clock.now() + TICK))
 
     def load(self) -> None:
         self.target.resolve()
@@ -65,7 +65,7 @@ class RedisBackend(Backend):
     # acquire and release
 
     async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        attempt = Attempt(self.server, claim)
+        attempt = Attempt(self.servers, claim)
         try:
             return await attempt.run(clock.now() + wait, wait > 0)
         except ConnectionFailed as error:
@@ -81,7 +81,7 @@ class RedisBackend(Backend):
 
     def _take_back(self, attempt: Attempt) -> None:
         with self._wrapped():
-            run(self.server.call(attempt.leave(), clock.now() + PATIENCE))
+            self._run(attempt.leave())
 
     async def arelease(self, grant: Grant) -> bool:
         try:
@@ -113,9 +113,10 @@ class RedisBackend(Backend):
 
     async def _asked(self, script: Script, grant: Grant, patience: float, *args: Any) -> tuple[Any, bool]:
         claim = grant.claim
-        request = Request(script, keys_of(claim.key.text_bytes), holder_of(claim, grant.session), *args)
+        keys = keys_of(claim.key.text_bytes)
+        request = Request(script, keys, holder_of(claim, grant.session), *args)
         try:
-            return await self.server.call(request, clock.now() + patience)
+            return await self.servers.call(keys, lambda server: request, clock.now() + patience)
         except ConnectionFailed as error:
             raise self._failed(error) from (error.__cause__ or error)
 
@@ -125,7 +126,7 @@ class RedisBackend(Backend):
         return doctor.check(self.alias, self.options, self.target)
 
     def diagnose(self) -> Iterable[Finding]:
-        return doctor.findings(self.target)
+        return doctor.findings(self.servers)
 
     def inspect(self) -> Iterable[LockInfo]:
         return self._listed(None)
@@ -135,37 +136,38 @@ class RedisBackend(Backend):
         return None if query.keys is None else chosen(self._listed(query.keys), query, datetime.now(UTC))
 
     def _listed(self, keys: frozenset[str] | None) -> list[LockInfo]:
-        with self._wrapped(), self.target.client(PATIENCE) as client:
-            return introspection.listed(client, self.alias, keys)
+        with self._wrapped():
+            return introspection.listed(self.servers, self.alias, keys, PATIENCE)
 
     def break_lock(self, info: LockInfo) -> bool:
-        with self._wrapped(), self.target.client(PATIENCE) as client:
-            return introspection.broken(client, info)
+        with self._wrapped():
+            return bool(self._run(introspection.break_request(info)))
+
+    def _run(self, request: Request) -> Any:
+        reply, _ = run(self.servers.call(request.keys, lambda server: request, clock.now() + PATIENCE))
+        return reply
 
     @contextlib.contextmanager
     def _wrapped(self) -> Iterator[None]:
         try:
             yield
-        except (ConnectionFailed, ClusterNode) as error:
+        except ConnectionFailed as error:
             raise self._failed(error) from (error.__cause__ or error)
         finally:
             self.wake_at(clock.now() + TICK)  # closes the connection of a process that only lists locks
 
-    def _failed(self, error: Exception) -> DistlockError:
-        kind: type[DistlockError] = BackendUnavailable
-        if isinstance(error.__cause__, ClusterNode):
-            kind, error = UnsupportedOperation, error.__cause__
-        return kind(f"The Redis server of alias {self.alias!r}: {error}")
+    def _failed(self, error: ConnectionFailed) -> BackendUnavailable:
+        return BackendUnavailable(f"The Redis server of alias {self.alias!r}: {error}")
 
     # looking after
 
     def tick(self, now: float) -> float | None:
-        return now + TICK if self.server.tick(now) else None
+        return now + TICK if self.servers.tick(now) else None
 
     def close(self) -> None:
-        self.server.close()
+        self.servers.close()
         super().close()
 
     def after_fork(self) -> None:
         super().after_fork()
-        self.server.after_fork()
+        self.servers.after_fork()

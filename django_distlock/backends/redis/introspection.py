@@ -7,26 +7,36 @@ from typing import TYPE_CHECKING, Any
 from django_distlock.backends.holders import UNKNOWN, facts_of, moment_of, who_of
 from django_distlock.records import MOST_WAITING, LockInfo
 
-from .scripts import BREAK, HELD, LOOK, PREFIX, keys_of
+from .scripts import BREAK, HELD, LOOK, PREFIX, Request, keys_of
+from .servers import slot_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from .servers import Servers
+
 _SCANNED, _AT_ONCE = 500, 100
 
 
-def listed(client: Any, alias: str, wanted: Iterable[str] | None = None) -> list[LockInfo]:
-    """The locks that are held on a server, or those of the ``wanted`` keys. Raises redis-py's errors."""
-    return [info for text, reply in _replies(client, wanted) for info in infos(alias, text, reply)]
+def listed(servers: Servers, alias: str, wanted: Iterable[str] | None, patience: float) -> list[LockInfo]:
+    """The locks that are held, or those of the ``wanted`` keys. ConnectionFailed; a reply has ``patience`` seconds."""
+    found: list[LockInfo] = []
+    for target, slots in servers.primaries(patience):
+        with target.client(patience) as client:
+            for text, reply in _replies(client, slots, wanted):
+                found += _infos(alias, text, reply)
+    return found
 
 
-def _replies(client: Any, wanted: Iterable[str] | None) -> Iterator[tuple[bytes, Any]]:
-    """What the script LOOK says of each lock; an error if its key is of another type."""
+def _replies(client: Any, slots: list[range] | None, wanted: Iterable[str] | None) -> Iterator[tuple[bytes, Any]]:
+    """What the script LOOK says of each lock in these slots; an error if its key is of another type."""
     if wanted is None:
         found = client.scan_iter(match=PREFIX + b"*" + HELD, count=_SCANNED)
         texts = {key[len(PREFIX) : -len(HELD)] for key in found}
     else:
         texts = {key.encode("latin-1", "replace") for key in wanted}
+    if slots is not None:
+        texts = {text for text in texts if any(slot_of(keys_of(text)[0]) in part for part in slots)}
     names = sorted(texts)
     for at in range(0, len(names), _AT_ONCE):
         part = names[at : at + _AT_ONCE]
@@ -37,7 +47,7 @@ def _replies(client: Any, wanted: Iterable[str] | None) -> Iterator[tuple[bytes,
         yield from zip(part, pipeline.execute(raise_on_error=False), strict=True)
 
 
-def infos(alias: str, text: bytes, reply: Any) -> Iterator[LockInfo]:
+def _infos(alias: str, text: bytes, reply: Any) -> Iterator[LockInfo]:
     """The holders of one lock, from the reply of the script LOOK."""
     key = text.decode("latin-1")
     if isinstance(reply, Exception):
@@ -62,8 +72,7 @@ def infos(alias: str, text: bytes, reply: Any) -> Iterator[LockInfo]:
         )
 
 
-def broken(client: Any, info: LockInfo) -> bool:
-    """Take the lock away from the holder that ``info`` shows; False if that holder has gone."""
-    keys = keys_of(info.key.encode("latin-1", "replace"))
+def break_request(info: LockInfo) -> Request:
+    """Take the lock away from the holder that ``info`` shows. The reply is 0 if that holder has gone."""
     token = info.details.get("token", "").encode("latin-1", "replace")
-    return bool(client.eval(BREAK.text, len(keys), *keys, info.fence or 0, token))
+    return Request(BREAK, keys_of(info.key.encode("latin-1", "replace")), info.fence or 0, token)

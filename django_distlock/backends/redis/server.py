@@ -15,7 +15,6 @@ from django_distlock.concurrency.parking import Parker
 
 from .connection import Connection, ConnectionFailed, ErrorReply
 from .listener import Listener
-from .target import ClusterNode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,19 +27,23 @@ if TYPE_CHECKING:
 MAX_CONNECTIONS, MAX_OPENING = 16, 4
 # A call is repeated on another connection if one is lost: idle ones may be dead.
 TRIES = 3
-# What a node of a Redis Cluster replies for the names of other nodes, or for all while it cannot tell.
-MOVED = {"MOVED", "ASK", "CLUSTERDOWN", "CROSSSLOT"}
 
 
 class Refused(ConnectionFailed):
     """The server answered with an error: it did nothing."""
 
+    def __init__(self, reply: ErrorReply) -> None:
+        super().__init__(f"Redis refused: {reply}")
+        self.__cause__ = reply
 
-def refused(reply: ErrorReply) -> Refused:
-    """For an error reply."""
-    error = Refused(f"Redis refused: {reply}")
-    error.__cause__ = ClusterNode() if reply.code in MOVED else reply
-    return error
+
+class Moved(Refused):
+    """A node of a Redis Cluster says which ``address`` has the keys of the ``slot``."""
+
+    def __init__(self, reply: ErrorReply) -> None:
+        super().__init__(reply)
+        _, slot, self.address = str(reply).split()
+        self.slot = int(slot)
 
 
 class _Turn(Parker):
@@ -211,7 +214,7 @@ class Server:
                     return reply, again
                 if tries == TRIES or "READONLY" not in str(reply):  # not always the first word, before Redis 7
                     self.give(connection)
-                    raise refused(reply)
+                    raise Moved(reply) if reply.code == "MOVED" else Refused(reply)
                 self._discard(connection)  # another server is the primary now
                 self._close_idle()
 

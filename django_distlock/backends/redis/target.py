@@ -20,17 +20,7 @@ class WrongTarget(Exception):
     """The settings name no server that can be used; the message says why."""
 
 
-class ClusterNode(WrongTarget):
-    """The server is a node of a Redis Cluster: it has the names of its slots, and refuses all others."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "A node of a Redis Cluster has only a part of the names, and refuses the others. Use a server without "
-            "cluster mode: one, with Sentinel if it has replicas, or several independent ones with Redlock."
-        )
-
-
-def _clustered(connection: Any) -> bool:
+def clustered(connection: Any) -> bool:
     """Does the server run in cluster mode? Its first reply says so, which redis-py keeps from 5.1 on: no request."""
     hello = getattr(connection, "handshake_metadata", None) or {}
     return hello.get(b"mode", hello.get("mode")) in (b"cluster", "cluster")
@@ -51,6 +41,8 @@ class Target:
         self.cache = cache
         self.url = url
         self._found: tuple[Any, dict[str, Any]] | None = None
+        # a node of a Redis Cluster, as far as is known
+        self.clustered = False
         # of the client for operators
         self._pool: Any = None
         self._used_at = 0.0
@@ -120,26 +112,31 @@ class Target:
         }
         return factory, kwargs | changes
 
+    def at(self, host: str, port: int) -> Target:
+        """Another server with the same options; ``host`` is empty if it is the same one."""
+        from redis.connection import Connection, UnixDomainSocketConnection
+
+        factory, kwargs = self.resolve()
+        other = Target(cache=self.cache, url=self.url)
+        where = {"host": host or kwargs.get("host", "localhost"), "port": port}
+        other._found = Connection if factory is UnixDomainSocketConnection else factory, kwargs | where
+        return other
+
     def connect(self, timeout: float, **options: Any) -> Any:
         """redis-py's connection, logged in and speaking RESP3. Each step of connecting has ``timeout`` seconds. Raises
-        what redis-py raises, and ClusterNode."""
+        what redis-py raises."""
         factory, arguments = self._arguments(timeout)
         connection = factory(**arguments | options)
         try:
             connection.connect()
-            if _clustered(connection):
-                raise ClusterNode
-        except BaseException as error:
-            clustered = isinstance(error, Exception) and _clustered(connection)
+        except BaseException:
             connection.disconnect()
-            if clustered:  # such a server also refuses to select a database
-                raise ClusterNode from error.__cause__
             raise
         return connection
 
     @contextlib.contextmanager
     def client(self, timeout: float) -> Iterator[Any]:
-        """redis-py's own client, for operators. Its errors are ConnectionFailed; ClusterNode."""
+        """redis-py's own client, for operators. Its errors are ConnectionFailed."""
         from redis import ConnectionPool, Redis
         from redis.exceptions import RedisError
 
@@ -149,9 +146,8 @@ class Target:
         self._used_at = clock.now()
         try:
             client = Redis(connection_pool=pool, single_connection_client=True)
+            self.clustered = clustered(client.connection)
             try:
-                if _clustered(client.connection):
-                    raise ClusterNode
                 yield client
             finally:
                 client.close()  # its connection stays open in the pool

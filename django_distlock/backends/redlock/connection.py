@@ -24,6 +24,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final
 
 from django_distlock.backends.base import IDLE
+from django_distlock.backends.redis.target import WrongTarget, clustered
 from django_distlock.concurrency import clock, leftovers
 from django_distlock.concurrency.background import Background, CallTimeout, NotStarted
 from django_distlock.concurrency.flow import in_task
@@ -119,6 +120,16 @@ def timed_out(error: BaseException | None) -> bool:
 
         kinds.append(RedisTimeout)
     return isinstance(error, tuple(kinds))
+
+
+class ClusterNode(WrongTarget):
+    """The server is a node of a Redis Cluster: it has the names of its slots, and refuses all others."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "A node of a Redis Cluster has only a part of the names, and refuses the others. Use a server without "
+            "cluster mode: several independent ones for Redlock, or the cluster for the backend of Redis."
+        )
 
 
 class Connection:
@@ -395,7 +406,11 @@ class Pool:
             self._unreserve()
 
     def _connect(self, timeout: float) -> Connection:
-        return Connection(self._target.connect(timeout, parser_class=_parser()))
+        driver = self._target.connect(timeout, parser_class=_parser())
+        if clustered(driver):
+            driver.disconnect()
+            raise ClusterNode
+        return Connection(driver)
 
     def _unreserve(self) -> None:
         with self._guard:

@@ -15,9 +15,10 @@ from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
 
 from django_distlock.backends.redis.doctor import RedisFacts, facts, of_server
-from django_distlock.backends.redis.target import ClusterNode, Target, WrongTarget
+from django_distlock.backends.redis.target import Target, WrongTarget
 from django_distlock.records import Finding
 
+from .connection import ClusterNode
 from .rounds import majority
 
 if TYPE_CHECKING:
@@ -85,9 +86,7 @@ def findings(alias: str, targets: Sequence[Target]) -> Iterator[Finding]:
         f"{len(reached)} of {len(targets)} nodes answer, {needed} are needed.",
     )
     for number, error in answers.items():
-        if isinstance(error, ClusterNode):
-            yield Finding("error", f"Node {number}: {error}")
-        elif not isinstance(error, RedisFacts):
+        if not isinstance(error, RedisFacts):
             yield Finding(
                 "warning",
                 f"Node {number} does not answer: {type(error).__name__}.",
@@ -95,6 +94,8 @@ def findings(alias: str, targets: Sequence[Target]) -> Iterator[Finding]:
             )
     yield from _same(reached)
     for number, found in reached.items():
+        if found.info.get("cluster_enabled") == "1":
+            yield Finding("error", f"Node {number}: {ClusterNode()}")
         yield from of_server(found, f"Node {number}: ")
 
 

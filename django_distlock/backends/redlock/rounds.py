@@ -13,7 +13,6 @@ import select
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from django_distlock.backends.redis.target import ClusterNode
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.deadline import pause
 from django_distlock.concurrency.flow import in_task
@@ -21,7 +20,7 @@ from django_distlock.concurrency.places import Place
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import drift
 
-from .connection import PENDING, timed_out
+from .connection import PENDING, ClusterNode, timed_out
 from .nodes import CONNECT_PAUSE, CONNECT_TIMEOUT, HELD_UP, NodeRequest, Nodes, Pipeline, Sent
 
 if TYPE_CHECKING:

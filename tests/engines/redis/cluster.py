@@ -27,11 +27,14 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self._stack = contextlib.ExitStack()
-        self._nodes = [
-            Own(folder / str(number), f"--cluster-enabled yes --cluster-port {free_port()}") for number in range(NODES)
-        ]
+        self._nodes = [Own(folder / str(number), self.options) for number in range(NODES)]
         self.clients = [node.client for node in self._nodes]
         self.ports = [node.port for node in self._nodes]
+
+    @property
+    def options(self) -> str:
+        """Of the server of one node."""
+        return f"--cluster-enabled yes --cluster-port {free_port()}"
 
     def url(self, node: int, database: int = 0) -> str:
         return f"redis://127.0.0.1:{self.ports[node]}/{database}"

@@ -22,7 +22,7 @@ from django_distlock.records import Claim
 from tests.engines.redis.lua_redis import World, texts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Generator, Iterator
 
     from django_distlock.records import Grant
 
@@ -59,7 +59,7 @@ class Listens:
 
 
 class Waiter:
-    """A process with one caller; it is its server and its listener, too. It listens at one node and asks the owner.
+    """A process with one caller; it is its servers and its listener, too. It listens at one node and asks the owner.
     When it learns that it is not heard there, it listens at the owner, or at the node to which its address leads."""
 
     def __init__(self, world: World, name: str, node: int, address: int | None = None) -> None:
@@ -79,12 +79,12 @@ class Waiter:
         self.ear = self._listens_at(self.world.owner if self.address is None else self.address)
         return self.ear  # type: ignore[no-any-return]
 
-    async def call(self, request: Request, until: float, withdrawal: Callable[[], Request]) -> tuple[Any, bool]:
-        return self.world.run(request.packed), False
+    async def call(self, keys: Any, request: Any, until: float, withdrawal: Any) -> tuple[Any, bool]:
+        return self.world.run(request(self).packed), False
 
     def begin(self) -> None:
-        server: Any = self
-        self._waits = Attempt(server, self.claim).run(math.inf, True)
+        servers: Any = self
+        self._waits = Attempt(servers, self.claim).run(math.inf, True)
         self.go_on(None)
 
     def go_on(self, heard: Message | None) -> None:

@@ -1,8 +1,7 @@
-"""R22a, R22b: a node of a cluster is refused; a hand-over is a grant only if the server that granted it says so."""
+"""R22a: a hand-over is a grant only if the server that granted it says so. Redlock refuses a node of a cluster."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -10,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock import BackendUnavailable, UnsupportedOperation, advisory_lock, held_locks
-from django_distlock.backends.redis import target
+from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.backends.redis.backend import RedisBackend
 from django_distlock.backends.redis.scripts import keys_of
 from django_distlock.manager.registry import registry
@@ -125,36 +123,6 @@ MEANS = "node of a Redis Cluster has only a part of the names.*Use a server with
 def errors(using: str) -> list[str]:
     """What the doctor says."""
     return [finding.text for finding in diagnose(using) if finding.level == "error" and finding.alias]
-
-
-@pytest.mark.parametrize("hidden", [False, True], ids=["by its first reply", "by MOVED"])
-def test_r22b_each_name_is_refused_alike(
-    alias: Any, cluster: Cluster, name: str, hidden: bool, monkeypatch: Any
-) -> None:
-    """Two thirds of the names are of other nodes. redis-py before 5.1 keeps nothing of the first reply."""
-    site_key.load()
-    alias("node", USING, url=cluster.url(0))
-    names = [f"{name}{number}" for number in range(30)]
-    if hidden:
-        monkeypatch.setattr(target, "_clustered", lambda connection: False)
-        key_of = registry.entry("node").key
-        names = [each for each in names if Cluster.node_of(keys_of(key_of(each).text_bytes)[0]) != 0]
-    for each in names[:3]:
-        lock = advisory_lock(each, using="node", timeout=5)
-        for work in (lock.acquire, lambda lock=lock: asyncio.run(lock.aacquire())):
-            with pytest.raises(UnsupportedOperation, match="The Redis server of alias 'node': A " + MEANS):
-                work()
-    if hidden:  # a proxy may answer for the server, and pass INFO on
-        assert [error for error in errors("node") if error.startswith("A node of a Redis Cluster")]
-    else:
-        assert [report.error for report in held_locks("node")] == ["ClusterNode"]
-
-
-def test_r22b_the_doctor_says_so_whatever_the_name_is(cluster: Cluster, alias: Any) -> None:
-    for database in (0, 1):
-        alias("node", USING, url=cluster.url(0, database))
-        (error,) = errors("node")
-        assert "No lock can be acquired: The Redis server of alias 'node': A node of a Redis Cluster" in error
 
 
 def test_r22b_redlock_says_which_nodes_are_in_a_cluster(cluster: Cluster, alias: Any, name: str) -> None:

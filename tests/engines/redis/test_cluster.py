@@ -1,0 +1,189 @@
+"""A Redis Cluster: each lock is at the node that has its slot, and its waiters listen there."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_distlock import advisory_lock, held_locks, locked
+from django_distlock.backends.redis import attempt
+from django_distlock.backends.redis.backend import RedisBackend
+from django_distlock.backends.redis.scripts import keys_of
+from django_distlock.manager.registry import registry
+from django_distlock.manager.site_key import site_key
+from django_distlock.operations.doctor import diagnose
+from tests.conftest import eventually
+from tests.engines.redis.cluster import NODES, Cluster
+from tests.engines.redis.server import Own, claim_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from django_distlock.records import Claim
+
+pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.tier2]
+USING = "redis"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(autouse=True)
+def nodes(cluster: Cluster, alias: Any) -> None:
+    """The alias names one of the nodes."""
+    site_key.load()
+    alias(USING, url=cluster.url(0))
+
+
+def held_key(name: str) -> bytes:
+    return keys_of(registry.entry(USING).key(name).text_bytes)[0]
+
+
+def of_each_node(cluster: Cluster, name: str) -> list[str]:
+    """One name for each node."""
+    names = [f"{name}{number}" for number in range(100)]
+    return [next(each for each in names if cluster.node_of(held_key(each)) == node) for node in range(NODES)]
+
+
+def queued(cluster: Cluster, claim: Claim) -> int:
+    keys = keys_of(claim.key.text_bytes)
+    return int(cluster.clients[cluster.node_of(keys[0])].zcard(keys[1]))
+
+
+def test_each_name_is_locked_at_its_node(cluster: Cluster, name: str) -> None:
+    async def in_a_task(lock: Any) -> None:
+        async with lock:
+            pass
+
+    for node, each in enumerate(of_each_node(cluster, name)):
+        lock = advisory_lock(each, using=USING, timeout=20)
+        with lock as lease:
+            assert cluster.clients[node].exists(held_key(each))
+            lease.extend(30)
+            lease.ensure_held()
+        assert not cluster.clients[node].exists(held_key(each))
+        asyncio.run(in_a_task(lock))
+
+
+def test_locks_of_all_nodes_are_listed_and_broken(cluster: Cluster, name: str) -> None:
+    names = of_each_node(cluster, name)
+    leases = [advisory_lock(each, using=USING, timeout=20).acquire() for each in names]
+    (report,) = held_locks(USING)
+    assert {info.name for info in report.locks} >= set(names)
+    assert locked([*names, f"{name} free"], using=USING) == set(names)
+    for info in report.locks:
+        if info.name in names:
+            assert registry.entry(USING).backend.break_lock(info)
+    assert locked(names, using=USING) == set()
+    for each in names:
+        advisory_lock(each, using=USING).acquire(timeout=0).release()
+    registry.close()
+    assert len(leases) == NODES
+
+
+def test_r4_waiters_listen_at_the_node_of_their_lock(
+    cluster: Cluster, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are handed it: none asks again."""
+    monkeypatch.setattr(attempt, "LOOK_EVERY", 60.0)
+    holder, waiter = (RedisBackend(USING, {"url": cluster.url(node)}) for node in (1, 2))
+    with ThreadPoolExecutor(NODES) as pool:
+        for each in of_each_node(cluster, name):
+            held = holder.try_acquire(claim_of(each), 20)
+            assert held is not None
+            claims = [claim_of(each) for _ in range(2)]
+            in_thread = pool.submit(waiter.try_acquire, claims[0], 30)
+            eventually(lambda claim=claims[0]: queued(cluster, claim) == 1, "it does not wait")
+            in_task = pool.submit(lambda claim=claims[1]: asyncio.run(waiter.atry_acquire(claim, 30)))
+            eventually(lambda claim=claims[1]: queued(cluster, claim) == 2, "it does not wait")
+            assert holder.release(held)
+            grant = in_thread.result(20)
+            assert waiter.release(grant)
+            assert waiter.release(in_task.result(20))
+    holder.close()
+    waiter.close()
+
+
+def move(cluster: Cluster, name: str, source: int, target: int) -> None:
+    """The slot of a lock goes to another node, with its keys."""
+    slot = cluster.clients[source].cluster("keyslot", held_key(name))
+    ids = [client.cluster("myid") for client in cluster.clients]
+    cluster.clients[target].cluster("setslot", slot, "importing", ids[source])
+    cluster.clients[source].cluster("setslot", slot, "migrating", ids[target])
+    keys = cluster.clients[source].cluster("getkeysinslot", slot, 100)
+    if keys:
+        cluster.clients[source].migrate("127.0.0.1", cluster.ports[target], keys, 0, 5000)
+    for client in (cluster.clients[target], cluster.clients[source], *cluster.clients):
+        client.cluster("setslot", slot, "node", ids[target])
+
+
+def test_a_slot_that_moves_takes_its_holder_and_its_waiters_along(
+    cluster: Cluster, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt, "LOOK_EVERY", 0.5)
+    name = of_each_node(cluster, name)[1]
+    keys = keys_of(registry.entry(USING).key(name).text_bytes)
+    lease = advisory_lock(name, using=USING).acquire(timeout=20)
+    other = RedisBackend(USING, {"url": cluster.url(0)})
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(other.try_acquire, claim_of(name), 60)
+        eventually(lambda: cluster.clients[1].zcard(keys[1]) == 1, "it does not wait")
+        move(cluster, name, 1, 2)
+        lease.extend(30)
+        lease.ensure_held()
+        channels = set(cluster.clients[2].pubsub_channels("distlock:*"))
+        eventually(lambda: channels or cluster.clients[2].pubsub_channels("distlock:*"), "it does not listen there")
+        lease.release()
+        grant = waiting.result(30)
+        assert grant is not None
+        assert grant.fence > lease.fence
+        assert other.release(grant)
+    other.close()
+    move(cluster, name, 2, 1)
+
+
+def test_the_doctor_looks_at_each_node(cluster: Cluster) -> None:
+    cluster.clients[2].config_set("maxmemory-policy", "allkeys-lru")
+    texts = [finding.text for finding in diagnose(USING)]
+    cluster.clients[2].config_set("maxmemory-policy", "noeviction")
+    assert sum("of the cluster: Redis " in text for text in texts) == NODES
+    assert sum("maxmemory-policy is allkeys-lru" in text for text in texts) == 1
+    assert not [finding for finding in diagnose(USING) if finding.level == "error"]
+
+
+def test_r1_a_fail_over_of_a_node(name: str, alias: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order, so that nothing is lost. The node that the settings name becomes a replica."""
+    monkeypatch.setattr(attempt, "LOOK_EVERY", 0.5)
+    with Cluster(tmp_path) as cluster, Own(tmp_path / "replica", cluster.options) as replica:
+        alias(USING, url=cluster.url(0))
+        replica.client.config_set("repl-diskless-sync-delay", 0)
+        bus = cluster.clients[0].config_get("cluster-port")["cluster-port"]
+        replica.client.cluster("meet", "127.0.0.1", cluster.ports[0], bus)
+        known = b"cluster_known_nodes:%d" % (NODES + 1)
+        eventually(lambda: known in replica.client.execute_command("CLUSTER", "INFO"), "they do not meet")
+        replica.client.cluster("replicate", cluster.clients[0].cluster("myid"))
+        eventually(lambda: replica.client.info("replication").get("master_link_status") == "up", "it does not follow")
+        name = of_each_node(cluster, name)[0]
+        lease = advisory_lock(name, using=USING).acquire(timeout=20)
+        other = RedisBackend(USING, {"url": cluster.url(1)})
+        with ThreadPoolExecutor(1) as pool:
+            claim = claim_of(name)
+            waiting = pool.submit(other.try_acquire, claim, 60)
+            eventually(lambda: queued(cluster, claim), "it does not wait")
+            replica.client.cluster("failover")
+            eventually(lambda: replica.client.info("replication")["role"] == "master", "no fail-over")
+            lease.extend(30)
+            lease.release()
+            grant = waiting.result(30)
+            assert grant is not None
+            assert grant.fence > lease.fence
+            assert other.release(grant)
+        other.close()
+        registry.close()
