@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from django_distlock.backends.leasetable import backend as leasetable
 from django_distlock.backends.postgres import transaction
 from django_distlock.backends.redis import server as redis
-from django_distlock.backends.redlock import acquire as redlock
+from django_distlock.backends.redlock import attempt, backend, node
+from django_distlock.backends.redlock import round as rounds
 from django_distlock.backends.sessions import backend as sessions
 from django_distlock.backends.sessions import exclusion
 from django_distlock.concurrency import deadline
@@ -24,7 +25,7 @@ SECONDS = 3.0
 
 def give_time(set_attribute: Callable[[object, str, object], object] = setattr) -> None:
     """Let servers have SECONDS instead. With ``monkeypatch.setattr`` until the end of the test."""
-    for module in (deadline, redis):
+    for module in (deadline, redis, attempt, backend, node, rounds):
         set_attribute(module, "SILENCE", SECONDS)
-    for module in (leasetable, transaction, redlock, sessions, exclusion):
+    for module in (leasetable, transaction, sessions, exclusion):
         set_attribute(module, "LEAST_PATIENCE", SECONDS)
