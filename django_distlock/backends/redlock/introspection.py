@@ -7,12 +7,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from django_distlock.backends.redis.connection import ConnectionFailed
 from django_distlock.backends.redis.introspection import break_request, listed_at
 from django_distlock.exceptions import BackendUnavailable
 
 from .attempt import PREFIX
 from .quorum import majority
+from .round import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -56,17 +56,18 @@ def _broken_at(client: Any, info: LockInfo) -> bool:
 
 
 def _asked(targets: Sequence[Target], patience: float, work: Callable[[Any], T]) -> list[T]:
-    def ask(target: Target) -> T | ConnectionFailed:
+    def ask(target: Target) -> tuple[T] | Exception:
         try:
             with target.client(patience) as client:
-                return work(client)
-        except ConnectionFailed as error:
+                return (work(client),)
+        except Exception as error:  # of the socket or of redis-py
             return error
 
     with ThreadPoolExecutor(len(targets)) as pool:
         answers = list(pool.map(ask, targets))
-    found = [answer for answer in answers if not isinstance(answer, ConnectionFailed)]
+    found = [answer[0] for answer in answers if isinstance(answer, tuple)]
     if len(found) < majority(len(targets)):
-        failed = next(answer for answer in answers if isinstance(answer, ConnectionFailed))
-        raise BackendUnavailable(f"{len(found)} of {len(targets)} Redis nodes answer.") from failed
+        failed = next(answer for answer in answers if isinstance(answer, Exception))
+        text = f"{len(targets) - len(found)} of {len(targets)} Redis nodes failed"
+        raise BackendUnavailable(f"{text} ({kind_of(failed)}).") from failed
     return found

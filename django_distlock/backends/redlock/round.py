@@ -182,7 +182,7 @@ class Round:
         failed = {number: error for number, error in self._errors.items() if not _is_late(error)}
         if not self._errors:
             return BackendUnavailable(f"No majority of the {total} Redis nodes confirms it.")
-        kinds = ", ".join(sorted({type(_root(error)).__name__ for error in failed.values()}))
+        kinds = ", ".join(sorted({kind_of(error) for error in failed.values()}))
         failures = f"failed: {_numbers(failed)} ({kinds})" if failed else ""
         if late and len(failed) <= total - majority(total):
             text = f"{len(late)} of {total} Redis nodes did not answer in time: {_numbers(late)}"
@@ -200,6 +200,12 @@ class Round:
 
 def _root(error: Exception) -> BaseException:
     return error.__cause__ or error
+
+
+def kind_of(error: Exception) -> str:
+    """An error for a message: what the server said, or the class; the text of others may hold an address."""
+    root = _root(error)
+    return str(root) if isinstance(root, ErrorReply) else type(root).__name__
 
 
 def _is_late(error: Exception) -> bool:
