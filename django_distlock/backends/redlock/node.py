@@ -73,8 +73,10 @@ class Node(Server):
             caller()
 
     def open(self) -> None:
-        """Open a connection in the background, unless enough are being opened."""
-        if len(self._openers) >= MAX_OPENING or len(self._all) + len(self._openers) >= MAX_CONNECTIONS:
+        """Open a connection in the background, unless enough are being opened for those who wait."""
+        if len(self._openers) >= min(MAX_OPENING, max(1, len(self.callers))):
+            return
+        if len(self._all) + len(self._openers) >= MAX_CONNECTIONS:
             return
         mark = object()
         self._openers.add(mark)

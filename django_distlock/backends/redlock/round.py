@@ -93,6 +93,7 @@ class Round:
             connection = node.take()
             if connection is not None:
                 del self._connecting[number]
+                node.callers.discard(self._ring)
                 self._send(number, connection)
             elif node.failures != failures:
                 del self._connecting[number]
