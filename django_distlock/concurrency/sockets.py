@@ -41,6 +41,32 @@ def noticed(watch: select.poll, timeout: float) -> bool:
     return bool(watch.poll(math.ceil(timeout * 1000) if timeout > 0 else 0))
 
 
+class Bell:
+    """Wakes a thread that polls a socket and this. Its files are closed with the last reference: whoever rings may not
+    meet another file."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+
+    def fileno(self) -> int:
+        return self._read
+
+    def ring(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # it rings already
+            os.write(self._write, b"!")
+
+    def silence(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._read, 4096)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # there was no file to be had
+            os.close(self._read)
+            os.close(self._write)
+
+
 def poll(fd: int, write: bool, until: float) -> bool:
     """Wait in this thread until ``fd`` can be read (or written); False at the monotonic time ``until``."""
     return readable(fd, until - clock.now(), select.POLLOUT if write else select.POLLIN)

@@ -106,12 +106,15 @@ class Wire:
 
     def next(self) -> Any:
         """The next value, or PENDING."""
-        while (found := self._frame()) is None:
+        while True:
             try:
+                found = frame(self._unread, 0) if self._unread else None
+                if found is not None:
+                    break
                 data = self._sock.recv(SIZE)
             except _NOTHING_YET:
                 return PENDING
-            except OSError as error:
+            except (OSError, ValueError) as error:  # ValueError: it is not Redis that speaks
                 raise self._lost(error) from error
             if not data:
                 raise self._lost(EOFError("the server has closed it"))
@@ -119,12 +122,6 @@ class Wire:
         value, end = found
         self._unread = self._unread[end:]
         return value
-
-    def _frame(self) -> tuple[Any, int] | None:
-        try:
-            return frame(self._unread, 0)
-        except ValueError as error:  # it is not Redis that speaks
-            raise self._lost(error) from error
 
     @staticmethod
     def _lost(error: Exception) -> ConnectionFailed:

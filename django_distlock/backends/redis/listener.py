@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import uuid
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,7 +24,7 @@ from django_distlock.concurrency import clock
 from django_distlock.concurrency.background import Background, CallTimeout, NotStarted
 from django_distlock.concurrency.flow import in_task
 from django_distlock.concurrency.parking import FairLock, Parker
-from django_distlock.concurrency.sockets import keep_alive, noticed
+from django_distlock.concurrency.sockets import Bell, keep_alive, noticed
 
 from .connection import PENDING, ConnectionFailed, ErrorReply, Wire
 
@@ -77,6 +78,8 @@ class Ear(Wire):
         self._roles: dict[str, object] = {}  # who reads, and which inbox's thread leads
         self._followers: dict[Inbox, Parker] = {}
         self._loops: dict[asyncio.AbstractEventLoop, int] = {}
+        self._bell, self._rung = Bell(), False  # for the leader, when another reader has got its message
+        self._watch.register(self._bell, select.POLLIN)
         keep_alive(self.fd)  # it is silent for long, and must notice when the network has forgotten its connection
 
     def subscribe(self, until: float) -> None:
@@ -99,8 +102,9 @@ class Ear(Wire):
         self._known.add(request.script.sha)
         self.work()
 
-    def work(self) -> None:
-        """Send and read what there is. Never waits: if another thread does so now, it does what comes meanwhile."""
+    def work(self, mine: Inbox | None = None) -> None:
+        """Send and read what there is. Never waits: if another thread does so now, it does what comes meanwhile.
+        ``mine``: the inbox of the caller, if it is the leader."""
         while not self.ended:
             me = object()
             try:
@@ -109,7 +113,7 @@ class Ear(Wire):
                 while self._outbox:
                     self.write(self._outbox.popleft())
                 while (value := self.next()) is not PENDING:
-                    self._hear(value)
+                    self._hear(value, mine)
             except ConnectionFailed:
                 self.end()
             finally:
@@ -118,13 +122,20 @@ class Ear(Wire):
             if not self._outbox:
                 return
 
-    def _hear(self, value: Any) -> None:
-        if type(value) is list and value[0] == b"message":
-            who, _, rest = value[2].partition(b" ")
-            with contextlib.suppress(
-                KeyError, ValueError, TypeError
-            ):  # the waiter has left, or it is not from our scripts
-                self.inboxes[who].put(Message(*map(int, rest.split())))
+    def _hear(self, value: Any, mine: Inbox | None) -> None:
+        if type(value) is not list or value[0] != b"message":
+            return
+        who, _, rest = value[2].partition(b" ")
+        inbox = self.inboxes.get(who)
+        if inbox is None:  # it has left
+            return
+        with contextlib.suppress(ValueError, TypeError):  # not from our scripts
+            inbox.put(Message(*map(int, rest.split())))
+        if (
+            inbox is not mine and self._roles.get(LEADER) is inbox
+        ):  # it polls the connection, where there is nothing now
+            self._bell.ring()
+            self._rung = True
 
     async def get(self, inbox: Inbox, until: float) -> Message:
         """The next message; ASK_AGAIN at the monotonic time ``until``, or if the connection is lost."""
@@ -136,9 +147,13 @@ class Ear(Wire):
         try:
             while not (inbox.messages or self.ended):
                 if self._roles.setdefault(LEADER, inbox) is inbox:
-                    if not self.ended and not noticed(self._watch, until - clock.now()):
+                    # once more: who reads now rings the bell only for the leader
+                    if not (inbox.messages or self.ended) and not noticed(self._watch, until - clock.now()):
                         break
-                    self.work()
+                    if self._rung:
+                        self._rung = False
+                        self._bell.silence()
+                    self.work(inbox)
                 elif not await self._follow(inbox, until):
                     break
         finally:

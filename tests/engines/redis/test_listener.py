@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("databases")
 USING = "redis"
-MANY = 100
+MANY, ROUNDS = 100, 300
 
 
 @pytest.fixture
@@ -114,6 +114,21 @@ def test_threads_and_event_loops_listen_together(own: Own, backend: RedisBackend
         eventually(lambda: queued(own, *claims), "they do not wait")
         for number in (3, 0, 1, 2):
             assert backend.release(handed(own, holds[number], waiting[number]))
+
+
+def test_a_message_that_another_one_has_read_wakes_its_waiter(own: Own, backend: RedisBackend, name: str) -> None:
+    """An event loop may be faster than the thread that polls the same connection for its own message."""
+    other = claim_of(f"{name} other")
+    held = own.hold(f"{name} other")
+    with ThreadPoolExecutor(2) as pool:
+        task = pool.submit(lambda: asyncio.run(backend.atry_acquire(other, 300)))
+        eventually(lambda: queued(own, other), "it does not wait")
+        for _ in range(ROUNDS):
+            mine, claim = own.hold(name), claim_of(name)
+            waiting = pool.submit(backend.try_acquire, claim, 30)
+            eventually(lambda claim=claim: queued(own, claim), "it does not wait", pause=0.0)
+            assert backend.release(handed(own, mine, waiting))
+        assert backend.release(handed(own, held, task))
 
 
 def test_r23_event_loops_that_were_closed_leave_no_files(own: Own, backend: RedisBackend, name: str) -> None:
