@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
 from typing import TYPE_CHECKING, Any
 
 from django_distlock.backends.redis.connection import PENDING, Connection, ConnectionFailed, ErrorReply
 from django_distlock.backends.redis.server import Refused
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.deadline import SILENCE
-from django_distlock.concurrency.sockets import any_ready
+from django_distlock.concurrency.sockets import Bell, any_ready
 from django_distlock.exceptions import BackendUnavailable
 
 from .node import ClusterNode, Node
@@ -39,7 +37,7 @@ class Round:
         self._errors: dict[int, Exception] = {}
         self._connecting: dict[int, int] = {}  # the failures of the node until then
         self._sent: set[int] = set()
-        self._bell: tuple[socket.socket, socket.socket] | None = None
+        self._bell: Bell | None = None
         self.asked_at = 0.0
 
     async def run(self, judge: Callable[[Sequence[Answer]], Verdict], patience: float) -> Verdict:
@@ -84,9 +82,7 @@ class Round:
     def _connect(self) -> None:
         """Take the connections that there are by now, and have others opened."""
         if self._bell is None:
-            self._bell = socket.socketpair()
-            for end in self._bell:
-                end.setblocking(False)
+            self._bell = Bell()
         for number, failures in list(self._connecting.items()):
             node = self._nodes[number]
             node.callers.add(self._ring)  # before the look, or it may miss the call
@@ -103,20 +99,19 @@ class Round:
 
     def _ring(self) -> None:
         """From any thread."""
-        if self._bell is not None:
-            with contextlib.suppress(OSError):  # it is full, or closed
-                self._bell[1].send(b"!")
+        bell = self._bell
+        if bell is not None:
+            bell.ring()
 
     async def _listen(self, end: float) -> None:
         waiting = {self.open[number].fd: number for number in self._sent if self.awaits(number)}
-        fds = [*waiting, *([self._bell[0].fileno()] if self._bell is not None and self._connecting else [])]
+        fds = [*waiting, *([self._bell.fileno()] if self._bell is not None and self._connecting else [])]
         heard = await any_ready(fds, end)
         for fd in heard:
             if fd in waiting:
                 self._hear(waiting[fd])
             elif self._bell is not None:
-                with contextlib.suppress(BlockingIOError):
-                    self._bell[0].recv(4096)
+                self._bell.silence()
                 self._connect()
         if not heard and clock.now() >= end:
             for number, answer in enumerate(self.answers):
@@ -172,9 +167,7 @@ class Round:
         for number in sorted(last if all_nodes else last.keys() & self._sent):
             self._nodes[number].tell(last[number], until)
         self._sent.clear()
-        bell, self._bell = self._bell, None
-        for end in bell or ():
-            end.close()
+        self._bell = None
 
     def error(self) -> BackendUnavailable:
         """Which nodes failed, and which did not answer in time."""
