@@ -8,9 +8,13 @@ import math
 import os
 import select
 import socket
+from typing import TYPE_CHECKING
 
 from . import clock
 from .flow import in_task
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # poll() counts milliseconds in 31 bits (24 days): a longer timeout is treated as none.
 LONGEST_POLL = 2_147_483.0
@@ -82,6 +86,35 @@ async def ready(fd: int, write: bool, until: float) -> bool:
         return await future
     finally:
         (loop.remove_writer if write else loop.remove_reader)(fd)
+        if timer is not None:
+            timer.cancel()
+
+
+async def any_ready(fds: Sequence[int], until: float) -> list[int]:
+    """Wait until one of ``fds`` can be read. Those that can; none at the monotonic time ``until``."""
+    if any(fd < 0 for fd in fds):  # the driver has closed it; reading will raise the error
+        return [fd for fd in fds if fd < 0]
+    watch = select.poll()
+    for fd in fds:
+        watch.register(fd, select.POLLIN)
+    if not in_task():
+        noticed(watch, until - clock.now())
+    elif not watch.poll(0) and clock.now() < until:
+        await _any_noticed(fds, until)
+    return [fd for fd, _ in watch.poll(0)]
+
+
+async def _any_noticed(fds: Sequence[int], until: float) -> None:
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[bool] = loop.create_future()
+    for fd in fds:
+        loop.add_reader(fd, _settle, future, True)
+    timer = None if until == math.inf else loop.call_later(max(0.0, until - clock.now()), _settle, future, False)
+    try:
+        await future
+    finally:
+        for fd in fds:
+            loop.remove_reader(fd)
         if timer is not None:
             timer.cancel()
 

@@ -94,7 +94,7 @@ LEASES = (
     Mutant(
         "Redlock: two of five nodes are a majority",
         "R1",
-        "backends/redlock/rounds.py",
+        "backends/redlock/quorum.py",
         "return nodes // 2 + 1",
         "return nodes // 2",
         (
@@ -103,11 +103,11 @@ LEASES = (
         ),
     ),
     Mutant(
-        "Redlock: a vote whose reply was lost counts",
-        "R22a",
-        "backends/redlock/backend.py",
-        "counted = [NodeAnswer.FAILED if _in_doubt(session, vote) else answer for vote, answer in pairs]",
-        "counted = [answer for vote, answer in pairs]",
+        "Redlock: a round uses the name of the one before, whose withdrawal may still be on its way",
+        "R1",
+        "backends/redlock/attempt.py",
+        "lead, name = self._lead, new_name(self.claim)",
+        "lead, name = self._lead, self._who",
         ("tests/engines/redlock/test_votes.py",),
     ),
     Mutant(

@@ -148,7 +148,7 @@ class Connection(Wire):
     def __init__(self, driver: Any) -> None:
         super().__init__(driver)
         self.owed = 0
-        # since when (monotonic) a reply has been owed
+        # since when (monotonic) the server has been silent though it owes a reply
         self._owed_since = 0.0
         # scripts that the server has got on this connection
         self._known: set[str] = set()
@@ -176,6 +176,8 @@ class Connection(Wire):
             if value is PENDING:
                 break
             self.owed -= 1
+            if self.owed:
+                self._owed_since = clock.now()
         return value
 
     async def receive(self, until: float) -> Any:

@@ -23,16 +23,25 @@ def listed(servers: Servers, alias: str, wanted: Iterable[str] | None, patience:
     found: list[LockInfo] = []
     for target, slots in servers.primaries(patience):
         with target.client(patience) as client:
-            for text, reply in _replies(client, slots, wanted):
-                found += _infos(alias, text, reply)
+            found += listed_at(client, alias, wanted, slots)
     return found
 
 
-def _replies(client: Any, slots: list[range] | None, wanted: Iterable[str] | None) -> Iterator[tuple[bytes, Any]]:
+def listed_at(
+    client: Any, alias: str, wanted: Iterable[str] | None, slots: list[range] | None = None, prefix: bytes = PREFIX
+) -> list[LockInfo]:
+    """The same at one server, whose keys begin with ``prefix``."""
+    replies = _replies(client, slots, wanted, prefix)
+    return [info for text, reply in replies for info in _infos(alias, text, reply)]
+
+
+def _replies(
+    client: Any, slots: list[range] | None, wanted: Iterable[str] | None, prefix: bytes
+) -> Iterator[tuple[bytes, Any]]:
     """What the script LOOK says of each lock in these slots; an error if its key is of another type."""
     if wanted is None:
-        found = client.scan_iter(match=PREFIX + b"*" + HELD, count=_SCANNED)
-        texts = {key[len(PREFIX) : -len(HELD)] for key in found}
+        found = client.scan_iter(match=prefix + b"*" + HELD, count=_SCANNED)
+        texts = {key[len(prefix) : -len(HELD)] for key in found}
     else:
         texts = {key.encode("latin-1", "replace") for key in wanted}
     if slots is not None:
@@ -41,9 +50,9 @@ def _replies(client: Any, slots: list[range] | None, wanted: Iterable[str] | Non
     for at in range(0, len(names), _AT_ONCE):
         part = names[at : at + _AT_ONCE]
         pipeline = client.pipeline(transaction=False)
-        pipeline.eval(LOOK.text, 4, *keys_of(part[0]), MOST_WAITING)  # the server keeps it for the others
+        pipeline.eval(LOOK.text, 4, *keys_of(part[0], prefix), MOST_WAITING)  # the server keeps it for the others
         for text in part[1:]:
-            pipeline.evalsha(LOOK.sha, 4, *keys_of(text), MOST_WAITING)
+            pipeline.evalsha(LOOK.sha, 4, *keys_of(text, prefix), MOST_WAITING)
         yield from zip(part, pipeline.execute(raise_on_error=False), strict=True)
 
 
@@ -72,7 +81,7 @@ def _infos(alias: str, text: bytes, reply: Any) -> Iterator[LockInfo]:
         )
 
 
-def break_request(info: LockInfo) -> Request:
+def break_request(info: LockInfo, prefix: bytes = PREFIX) -> Request:
     """Take the lock away from the holder that ``info`` shows. The reply is 0 if that holder has gone."""
     token = info.details.get("token", "").encode("latin-1", "replace")
-    return Request(BREAK, keys_of(info.key.encode("latin-1", "replace")), info.fence or 0, token)
+    return Request(BREAK, keys_of(info.key.encode("latin-1", "replace"), prefix), info.fence or 0, token)

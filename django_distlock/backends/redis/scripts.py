@@ -58,16 +58,16 @@ ACQUIRE, RELEASE, LEAVE, EXTEND, HOLDS, BREAK, LOOK = map(
 class Request:
     """One script for one lock. ``packed``: as it goes over the wire."""
 
-    __slots__ = ("_args", "keys", "packed", "script")
+    __slots__ = ("args", "keys", "packed", "script")
 
     def __init__(self, script: Script, keys: Keys, *args: bytes | str | int) -> None:
-        self.script, self.keys, self._args = script, keys, args
+        self.script, self.keys, self.args = script, keys, args
         self.packed = _head("EVALSHA", script.sha, keys, len(args)) + _words(args)
 
     @property
     def whole(self) -> bytes:
         """For a server that does not know the script."""
-        return _head("EVAL", self.script.text, self.keys, len(self._args)) + _words(self._args)
+        return _head("EVAL", self.script.text, self.keys, len(self.args)) + _words(self.args)
 
 
 def _words(words: tuple[bytes | str | int, ...]) -> bytes:
@@ -85,9 +85,9 @@ def _head(command: str, script: str, keys: Keys, args: int) -> bytes:
 
 
 @lru_cache(256)
-def keys_of(text: bytes) -> Keys:
+def keys_of(text: bytes, prefix: bytes = PREFIX) -> Keys:
     """The keys of one lock, in the order in which the scripts expect them."""
-    start = PREFIX + text
+    start = prefix + text
     return (start + HELD, start + b"}:queue", start + b"}:waiters", start + b"}:fence")
 
 

@@ -18,8 +18,8 @@ from django_distlock.backends.redis.doctor import RedisFacts, facts, of_server
 from django_distlock.backends.redis.target import Target, WrongTarget
 from django_distlock.records import Finding
 
-from .connection import ClusterNode
-from .rounds import majority
+from .node import ClusterNode
+from .quorum import majority
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

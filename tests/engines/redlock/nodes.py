@@ -55,7 +55,7 @@ class Nodes:
 
     def keys(self, nodes: Any = range(5)) -> list[int]:
         """How many locks each of ``nodes`` has."""
-        return [sum(1 for _ in self.clients[index].scan_iter("redlock:{*}")) for index in nodes]
+        return [sum(1 for _ in self.clients[index].scan_iter("redlock:{*}:held")) for index in nodes]
 
     def calls(self, command: str) -> list[int]:
         """How often each node has done a command."""
@@ -76,11 +76,11 @@ class Nodes:
     def connect(self, name: str) -> None:
         """Have connections to all five, which know the scripts: a majority is enough for a caller, and whoever could
         not be asked is not asked later."""
-        lock, nodes = self.lock(name), self.engine._nodes
+        lock, nodes = self.lock(name), self.engine.nodes
 
         def connected() -> bool:
             """And have asked each of them once more."""
-            were = all(node.pool.is_open for node in nodes.all)
+            were = all(node._all and not node.down for node in nodes)
             with contextlib.suppress(BackendUnavailable):  # too few have answered a release in time
                 lock.acquire(timeout=5).release()
                 return were

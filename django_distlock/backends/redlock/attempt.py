@@ -1,0 +1,270 @@
+"""An attempt at a majority: every node is asked for its vote, and a vote that is of no use is taken back.
+
+Waiters queue at the *lead*: the same node in all processes while it is up and knows the holder. When the lock is
+released, the lead gives its vote to the first of them and calls it, and that one asks all nodes. The call by itself is
+no grant.
+
+What takes back a vote may arrive late. So no name is used again at a node to which a withdrawal was sent: each round
+has a new one. Only at the lead a waiter keeps its name, as long as it queues there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import TYPE_CHECKING
+
+from django_distlock.backends.holders import holder_json
+from django_distlock.backends.redis.attempt import LATER
+from django_distlock.backends.redis.connection import ConnectionFailed
+from django_distlock.backends.redis.scripts import ACQUIRE, LEAVE, Request, holder_of, keys_of, milliseconds
+from django_distlock.concurrency import clock, leftovers
+from django_distlock.concurrency.deadline import SILENCE, pause
+from django_distlock.exceptions import BackendUnavailable
+from django_distlock.records import Claim, Grant, drift
+
+from .quorum import Answer, Verdict, decide, validity
+from .round import Round
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from django_distlock.backends.redis.connection import Connection
+    from django_distlock.backends.redis.listener import Ear, Inbox
+
+    from .node import Node
+
+PREFIX = b"redlock:{"
+# The time of a waiter between two looks, because a call may be lost, or another waiter be called that does not come.
+# Seconds.
+LOOK_EVERY = 2.0
+# With the vote of the lead and without a majority: the pause in seconds, doubled each time, and how often before
+# another node becomes the lead, because this one does not know the holder.
+SPLIT, MOST_SPLITS = 0.002, 5
+# Too few answers are an error after SILENCE, or after this time if nodes refuse: connections may just be lost. Between
+# two tries there is a pause. Seconds.
+DISTURBANCE, PAUSE = 0.25, 0.02
+
+_numbers = itertools.count(1)
+
+
+def new_name(claim: Claim) -> bytes:
+    """What the scripts call a holder or waiter of ``claim``; never the same again in this process."""
+    return holder_of(claim, next(_numbers))
+
+
+class Votes:
+    """What the holder is called at each node, and where the request for its vote may still be under way."""
+
+    __slots__ = ("ended", "late", "names")
+
+    def __init__(self, names: list[bytes]) -> None:
+        self.names = names
+        self.late: dict[int, Connection] = {}
+        self.ended = False  # it is being released: a renewal must not ask for a vote again
+
+    def requests(self, claim: Claim) -> dict[int, Request]:
+        """What ends it at each node, whatever it is there."""
+        keys = keys_of(claim.key.text_bytes, PREFIX)
+        return {number: Request(LEAVE, keys, name) for number, name in enumerate(self.names)}
+
+
+class RedlockAttempt:
+    """The requests for one claim. ``patience``: seconds that a node has for its answer."""
+
+    def __init__(self, nodes: Sequence[Node], claim: Claim, patience: float) -> None:
+        self._nodes, self.claim, self._patience = nodes, claim, patience
+        self._ttl = claim.ttl or 0.0
+        self._keys = keys_of(claim.key.text_bytes, PREFIX)
+        self._about = claim.limit, milliseconds(claim.ttl), holder_json(claim.key)
+        self._left: set[int] = set()  # leads that failed, or do not know the holder
+        self._deaf = 0  # nodes at which it could not listen
+        self._choose_lead()
+        self.votes = Votes([self._who] * len(nodes))
+
+    def _choose_lead(self) -> None:
+        first = self.claim.key.digest[0]
+        order = [(first + step) % len(self._nodes) for step in range(len(self._nodes))]
+        if len(self._left) == len(order):
+            self._left.clear()
+        others = [number for number in order if number not in self._left]
+        self._lead = next((number for number in others if not self._nodes[number].down), others[0])
+        self._who = new_name(self.claim)
+        self._ear: Ear | None = None
+        self._inbox: Inbox | None = None
+        self._place = 0  # how many wait before it
+        self._called = False  # the vote of the lead is ours
+        self._splits = self._unheard = 0
+        self._look_at = 0.0
+
+    def _change_lead(self) -> None:
+        self._leave_queue(True)
+        self._left.add(self._lead)
+        self._choose_lead()
+
+    async def run(self, deadline: float, waits: bool, *, behind_others: bool) -> Grant | None:
+        """The grant, or None: busy until the monotonic time ``deadline``. Nothing stays behind.
+
+        ``behind_others``: the lock was busy a moment ago, so that at first only the lead is asked.
+        """
+        grant: Grant | None = None
+        failing_since: float | None = None
+        self._place = int(behind_others and waits)
+        try:
+            while True:
+                try:
+                    began = clock.now()
+                    grant = await self._ask(deadline, waits)
+                    failing_since = None
+                except BackendUnavailable as error:
+                    failing_since = began if failing_since is None else failing_since
+                    late = isinstance(error.__cause__, TimeoutError)
+                    if clock.now() >= failing_since + (SILENCE if late else DISTURBANCE):
+                        raise
+                    self._change_lead()
+                    await pause(PAUSE)
+                    continue
+                if grant is None and waits:
+                    await self._listen_until(min(self._look_at, deadline))
+                if grant is not None or not waits or clock.now() >= deadline:
+                    return grant
+        finally:
+            leftovers.now_or_later(self._leave_queue, grant is None or not self._called)
+
+    async def _listen_until(self, until: float) -> None:
+        if self._ear is None or self._inbox is None:
+            await pause(max(0.0, until - clock.now()))
+        elif (await self._ear.get(self._inbox, until)).fence:
+            self._called = True
+
+    def _leave_queue(self, leaves: bool) -> None:
+        ear, self._ear, self._inbox = self._ear, None, None
+        if ear is None:
+            return
+        ear.inboxes.pop(self._who, None)
+        if leaves:
+            request = Request(LEAVE, self._keys, self._who)
+            if ear.ended:
+                self._nodes[self._lead].tell(request, clock.now() + self._ttl)
+            else:
+                ear.send(request)
+
+    def _channel(self) -> bytes:
+        """Where the lead is to call. The inbox is there before the request that names it: the call may be faster than
+        the reply."""
+        ear = self._nodes[self._lead].listener.ear
+        if self._ear is not ear:
+            if self._ear is not None:
+                self._ear.inboxes.pop(self._who, None)
+            self._ear, self._inbox = ear, None if ear is None else ear.inbox(self._who)
+        return b"" if ear is None else ear.channel
+
+    async def _ask(self, deadline: float, queue: bool) -> Grant | None:
+        """Ask once: only the lead, if others wait before us."""
+        channel = self._channel() if queue else b""
+        if not self._place or self._called:
+            return await self._ask_all(channel, deadline, queue)
+        asked, lead = clock.now(), self._nodes[self._lead]
+        request = Request(ACQUIRE, self._keys, self._who, *self._about, channel)
+        try:
+            reply, _ = await lead.call(request, asked + SILENCE, lambda: Request(LEAVE, self._keys, self._who))
+        except ConnectionFailed:
+            self._change_lead()
+            return None
+        if reply[0]:
+            self._called = True
+            return await self._ask_all(channel, deadline, queue)
+        await self._note_busy(reply, asked, channel, queue)
+        return None
+
+    async def _ask_all(self, channel: bytes, deadline: float, queue: bool) -> Grant | None:
+        lead, name = self._lead, new_name(self.claim)
+        self.votes = votes = Votes([name] * len(self._nodes))
+        votes.names[lead] = self._who
+        requests = dict.fromkeys(range(len(self._nodes)), Request(ACQUIRE, self._keys, name, *self._about, b""))
+        requests[lead] = Request(ACQUIRE, self._keys, self._who, *self._about, channel)
+        ballot = Round(self._nodes, requests)
+        back = votes.requests(self.claim)
+
+        def judge(answers: Sequence[Answer]) -> Verdict:
+            verdict = decide(answers, in_time=validity(self._ttl, clock.now() - ballot.asked_at) > 0)
+            # a lead that does not know the holder keeps no order; a waiter may queue there without knowing; and who is
+            # refused needs to hear until when
+            queued = channel and not self._called
+            heard_of = queued or (queue and verdict is Verdict.REFUSED)
+            wanted = ballot.connects(lead) or (heard_of and ballot.awaits(lead))
+            return Verdict.WAIT if wanted else verdict
+
+        try:
+            now = clock.now()
+            patience = min(self._patience, max(deadline, self.claim.answer_by, now + DISTURBANCE) - now)
+            verdict = await ballot.run(judge, patience)
+            if verdict is Verdict.UNAVAILABLE:
+                raise ballot.error()
+            if verdict is Verdict.GRANTED:
+                back = self._kept(ballot, votes, channel)
+                valid_until = ballot.asked_at + self._ttl - drift(self._ttl)
+                return Grant(self.claim, ballot.asked_at, None, valid_until, votes)
+            for number, reply in ballot.replies.items():
+                if not reply[0] or (channel and number == lead):
+                    del back[number]  # it has nothing of ours; the lead: our vote, or our place in the queue
+        finally:
+            leftovers.now_or_later(ballot.close, back, clock.now() + self._ttl)
+        await self._refused(ballot, channel, queue)
+        return None
+
+    def _kept(self, ballot: Round, votes: Votes, channel: bytes) -> dict[int, Request]:
+        """What is to be taken back though the lock is ours: the place in the queue of a lead that has not voted."""
+        lead = self._lead
+        votes.late = ballot.unheard()
+        voted = ballot.answers[lead]
+        self._called = voted is Answer.YES or (voted is Answer.PENDING and (self._called or not channel))
+        if self._called:
+            return {}
+        votes.late.pop(lead, None)
+        back = {lead: votes.requests(self.claim)[lead]}
+        votes.names[lead] = new_name(self.claim)
+        return back
+
+    async def _refused(self, ballot: Round, channel: bytes, queue: bool) -> None:
+        reply = ballot.replies.get(self._lead)
+        if reply is None:
+            self._change_lead()
+        elif not reply[0]:
+            await self._note_busy(reply, ballot.asked_at, channel, queue)
+        elif not channel:  # its vote was taken back, so under this name no more
+            self._who, self._called = new_name(self.claim), False
+            self._pause(1)
+            if queue:
+                await self._open_ear()
+        else:  # the others do not know of the release yet, or this one does not know the holder
+            self._called = True
+            self._splits += 1
+            if self._splits == MOST_SPLITS:
+                self._change_lead()
+            self._pause(self._splits)
+
+    def _pause(self, power: int) -> None:
+        self._look_at = clock.now() + SPLIT * 2**power * random.uniform(0.5, 1)  # noqa: S311 - guards no secret
+
+    async def _note_busy(self, reply: Sequence[int], asked: float, channel: bytes, queue: bool) -> None:
+        """The lead has another holder. A waiter queues there, if it listens."""
+        _, _, taken, self._place, heard = reply
+        self._called, self._splits = False, 0
+        self._look_at = asked + min(taken / 1000 + self._place * LATER, LOOK_EVERY)
+        if queue and not heard:
+            if channel and self._ear is not None:  # it leads to another server than the connection for requests
+                self._unheard += 1
+                self._ear.end()
+            await self._open_ear()
+
+    async def _open_ear(self) -> None:
+        try:
+            await self._nodes[self._lead].listener.open(clock.now() + SILENCE)
+        except ConnectionFailed as error:
+            self._deaf += 1
+            self._change_lead()
+            if self._deaf % len(self._nodes) == 0:
+                raise BackendUnavailable(f"No Redis node lets us listen: {error}") from error
+        # at once, unless two connections in turn have led to different servers
+        self._look_at = clock.now() + (0.0 if self._unheard < 2 else LATER)

@@ -1,0 +1,155 @@
+"""One node: a Redis server to which connections are opened in the background, because the others may be enough."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+from django_distlock.backends.redis.connection import ConnectionFailed
+from django_distlock.backends.redis.server import MAX_CONNECTIONS, MAX_OPENING, Server
+from django_distlock.backends.redis.target import clustered
+from django_distlock.concurrency import clock
+from django_distlock.concurrency.deadline import SILENCE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from django_distlock.backends.redis.connection import Connection
+    from django_distlock.backends.redis.scripts import Request
+
+# A node that could not be reached is tried again after this time; seconds.
+RETRY = 1.0
+# Requests that wait for a node to come back.
+MOST_LATER = 1000
+
+
+class ClusterNode(ConnectionFailed):
+    """The server is a node of a Redis Cluster: it has the names of its slots, and refuses all others."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "A node of a Redis Cluster has only a part of the names, and refuses the others. Use a server without "
+            "cluster mode: several independent ones for Redlock, or the cluster for the backend of Redis."
+        )
+
+
+class Node(Server):
+    """``down``: the last attempt to connect failed, by ``error``."""
+
+    def _start(self) -> None:
+        super()._start()
+        self.down = False
+        self.error: Exception = ConnectionFailed("There was no attempt to connect.")
+        self.failures = 0
+        self.callers: set[Callable[[], object]] = set()  # to be called when there is a connection, or an error
+        self._openers: set[object] = set()
+        self._retry_at = 0.0
+        self._later: deque[tuple[float, Request]] = deque(maxlen=MOST_LATER)
+
+    def _connect(self, timeout: float) -> Connection:
+        connection = super()._connect(timeout)
+        if clustered(connection._driver):
+            connection.close()
+            raise ClusterNode
+        return connection
+
+    def again(self, connection: Connection | None) -> Connection | None:
+        """This connection if it is idle, so that the next request comes behind the last one; else :meth:`take`."""
+        if connection is not None:
+            with contextlib.suppress(ValueError):
+                self._idle.remove(connection)
+                return connection
+        return self.take()
+
+    def give(self, connection: Connection) -> None:
+        """Take a connection back."""
+        super().give(connection)
+        self._call()
+
+    def _call(self) -> None:
+        for caller in list(self.callers):
+            caller()
+
+    def open(self) -> None:
+        """Open a connection in the background, unless enough are being opened for those who wait."""
+        if len(self._openers) >= min(MAX_OPENING, max(1, len(self.callers))):
+            return
+        if len(self._all) + len(self._openers) >= MAX_CONNECTIONS:
+            return
+        mark = object()
+        self._openers.add(mark)
+        try:
+            threading.Thread(target=self._open, args=(mark,), name=f"{self.name}-open", daemon=True).start()
+        except RuntimeError:  # at the end of the interpreter
+            self._open(mark)
+
+    def retry(self) -> None:
+        """:meth:`open` if it is time to try a node again that is down."""
+        if clock.now() >= self._retry_at:
+            self.open()
+
+    def _open(self, mark: object) -> None:
+        try:
+            connection = self._connect(SILENCE)
+        except Exception as error:  # of the socket or of redis-py
+            self.fail(error)
+        else:
+            self.down = False
+            self._all.add(connection)
+            self._send_later(connection)
+            self._opened()
+        finally:
+            self._openers.discard(mark)
+            self._call()
+
+    def fail(self, error: Exception) -> None:
+        """It cannot be reached: others are asked for a while, if they are enough."""
+        self.error, self._retry_at = error, clock.now() + RETRY
+        self.failures += 1
+        self.down = True
+
+    def lost(self, connection: Connection) -> None:
+        """It is broken; so are the idle ones, which lead to the same dead server."""
+        self._discard(connection)
+        self._close_idle()
+
+    # requests that take something back
+
+    def part(self, connection: Connection, last: Request | None) -> None:
+        """Take a connection back on which a reply may be due, with a ``last`` request whose reply nobody reads."""
+        self.leave(connection, None if last is None else lambda: last)
+
+    def tell(self, request: Request, until: float) -> None:
+        """Send a request whose reply nobody reads, now or when the node can be reached; not after the monotonic time
+        ``until``, when what it takes back has ended."""
+        connection = self.take()
+        if connection is not None:
+            self.part(connection, request)
+            return
+        self._later.append((until, request))
+        self.retry()
+        self._opened()  # for tick()
+
+    def _send_later(self, connection: Connection) -> None:
+        try:
+            while self._later:
+                until, request = self._later[0]
+                if clock.now() < until:
+                    connection.send_blind(request)
+                self._later.popleft()
+        except ConnectionFailed:
+            self._discard(connection)
+        except IndexError:  # another thread has sent it
+            self.give(connection)
+        else:
+            self.give(connection)
+
+    def tick(self, now: float) -> bool:
+        """Close idle connections, and send what is left. False if there is nothing to look after."""
+        if self._later:
+            self.retry()
+        while self._later and self._later[0][0] <= now:
+            self._later.popleft()
+        return super().tick(now) or bool(self._later)
