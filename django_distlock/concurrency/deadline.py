@@ -13,7 +13,6 @@ from .flow import in_task
 # Seconds from the beginning of a call that a server has for its answer, however short the timeout is: before that it
 # counts neither as busy nor as unavailable (R5).
 SILENCE = 1.0
-LEAST_PATIENCE = LEAST_ANSWER = SILENCE
 
 
 class Deadline:
