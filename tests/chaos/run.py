@@ -135,7 +135,12 @@ def leaks(using: str, name: str) -> list[str]:
         except DistlockError as error:
             if time.monotonic() > deadline:
                 return [f"{type(error).__name__} after {LEAK_WITHIN} s: {error}"]
-    return [str(lock) for report in held_locks(using=using) for lock in report.locks if lock.name == name]
+    deadline = time.monotonic() + LEAK_WITHIN
+    while left := [str(lock) for report in held_locks(using=using) for lock in report.locks if lock.name == name]:
+        if time.monotonic() > deadline:  # until then it may be a vote of Redlock, which ends with its TTL
+            break
+        time.sleep(0.1)
+    return left
 
 
 def read(result: Result, folder: Path, havoc: Havoc) -> None:

@@ -92,7 +92,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
     def wake(self) -> None:
         """Wake kazoo's thread once more than there are requests, which does no harm."""
-        with contextlib.suppress(OSError):  # closed
+        with contextlib.suppress(OSError, IndexError):  # closed, or never opened
             self._pair[1].send(b"\0")
 
     def drop(self) -> None:

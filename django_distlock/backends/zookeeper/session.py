@@ -290,7 +290,12 @@ class ZooKeeperSession:
 
     def send(self, request: Request, answered: Callable[[Any], object] = bool) -> Any:
         """Send the request without waiting. Returns kazoo's result; ``answered`` gets it too, once it is an answer."""
-        sent, result = clock.now(), request(self.kazoo)
+        sent = clock.now()
+        try:
+            result = request(self.kazoo)
+        except BaseException:  # an interrupt, perhaps between kazoo's queue and its wake-up: see tick()
+            self._handler.wake()
+            raise
 
         def hear(result: Any) -> None:
             if not isinstance(result.exception, NOT_ANSWERED):
