@@ -146,7 +146,7 @@ class Sweeper:
         try:
             if tenant is not None:
                 tenant.enter()
-            deleted = storage.purge(batch=BATCH, batches=1)
+            deleted = storage.purge(batch=BATCH)
         except LockNotAcquired:
             logger.info("The table of idempotency keys is busy: old keys are deleted later.")
         except Exception:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.core.cache import caches
 from django.core.cache.backends.dummy import DummyCache
+from django.core.cache.backends.locmem import LocMemCache
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
@@ -31,7 +33,7 @@ from tests.idempotency.world import (
 from tests.support.findings import findings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 ANSWER = StoredResponse(
     status=201, headers=(("Location", "/é/"),), body=b"\x00\xff", messages=((20, "Säved", "x", True),)
@@ -161,6 +163,78 @@ def test_what_has_been_renewed_is_not_taken_over_and_what_ran_out_can_be_held(st
     assert read(storage, claim).answer == ANSWER
 
 
+class Midway(CacheStorage):
+    """Before the nth of its operations, another thread or process does something."""
+
+    def __init__(self, alias: str, nth: int, act: Callable[[], object]) -> None:
+        super().__init__(alias)
+        self.left, self.act = nth, act
+
+    def _call(self, *args: Any) -> Any:
+        self.left -= 1
+        if self.left == -1:
+            self.act()
+        return super()._call(*args)
+
+
+in_caches = pytest.mark.parametrize("alias", ["default", "redis"])
+ENDS: dict[str, tuple[Callable[[Storage, KeyClaim], object], Any]] = {
+    "complete": (lambda storage, claim: storage.complete(claim, ANSWER), ("completed", ANSWER)),
+    "release": (lambda storage, claim: storage.release(claim), None),
+    "fail": (lambda storage, claim: storage.release(claim, failed=True), ("failed", None)),
+}
+
+
+@in_caches
+@pytest.mark.parametrize("end", ENDS)
+def test_a_late_renewal_undoes_no_answer_and_brings_no_freed_key_back(
+    databases: None, alias: str, key: str, end: str
+) -> None:
+    """It is in another thread than the request, which ends meanwhile. Naive code writes back what it has read."""
+    act, expected = ENDS[end]
+    storage = CacheStorage(alias)
+    for nth in range(7):
+        claim = claim_of(f"{key}{nth}", f"me{nth}")
+        storage.claim(claim)
+        late = Midway(alias, nth, partial(act, storage, claim))
+        late.renew(claim)
+        assert late.left < 0 or nth > 4
+        found = storage.read(claim.scope) if late.left < 0 else None
+        assert late.left >= 0 or (found and (found.state, found.answer)) == expected
+        assert end != "fail" or found is None or storage.take_over(found, replace(claim, owner="next"))
+
+
+@in_caches
+def test_a_claim_is_either_renewed_or_taken_over(databases: None, alias: str, key: str) -> None:
+    """A request finds an expired claim, which is renewed late: the first request still runs."""
+    seen, storage = set(), CacheStorage(alias)
+    for nth in range(6):
+        renewed: list[bool] = []
+        claim = claim_of(f"{key}{nth}", f"me{nth}")
+        found = expired(storage, claim)
+        late = Midway(alias, nth, partial(lambda claim, told: told.append(storage.renew(claim)), claim, renewed))
+        taken = late.take_over(found, replace(claim, owner="other"))
+        assert [not taken] == (renewed or [False])
+        assert read(storage, claim).owner == ("other" if taken else claim.owner)
+        seen.add(taken)
+    assert seen == {True, False}
+
+
+class WholeSeconds(LocMemCache):
+    """As Memcached: fractions of a second are cut off, and less than one is in the past."""
+
+    def get_backend_timeout(self, timeout: Any = 300) -> Any:
+        return super().get_backend_timeout(timeout if timeout is None else int(timeout) or -1)
+
+
+def test_a_cache_that_counts_whole_seconds(key: str, settings: Any) -> None:
+    settings.CACHES = {"default": {"BACKEND": f"{__name__}.WholeSeconds", "LOCATION": "whole"}}
+    storage, claim = CacheStorage("default"), claim_of(key, claim_ttl=0.5)
+    assert storage.claim(claim) is None
+    assert not read(storage, claim).expired
+    assert storage.renew(claim)
+
+
 class SilentCache(DummyCache):
     """As django-redis with IGNORE_EXCEPTIONS and a server that is down."""
 
@@ -191,7 +265,7 @@ def test_purge_in_batches(alias: str, databases: None, tables: None) -> None:
     sql(alias, "UPDATE {keys} SET lives_until = 1 WHERE scope < '21'")
     sql(alias, "UPDATE {keys} SET expires_at = 1 WHERE scope < '20'")
     try:
-        assert [storage.purge(batch=7, batches=1), storage.purge(batch=7), storage.purge(), purge()] == [7, 13, 0, 0]
+        assert [storage.purge(batch=7), purge(), storage.purge()] == [7, 13, 0]
         assert storage.read("20".ljust(64, "0")) is not None
     finally:
         forget_everything(alias)

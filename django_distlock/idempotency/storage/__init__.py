@@ -76,7 +76,11 @@ def is_allowed(alias: str) -> bool:
 
 
 def _purge(alias: str, days: float = 0) -> int:
-    return table_in(alias).purge(days * 86400) if _has_table(alias) else 0
+    deleted = 0
+    if _has_table(alias):
+        while found := table_in(alias).purge(days * 86400):
+            deleted += found
+    return deleted
 
 
 def _has_table(alias: str) -> bool:

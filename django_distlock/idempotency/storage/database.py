@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -189,24 +188,15 @@ class DatabaseStorage(Storage):
         """Delete the keys of a principal, except those of running requests. Returns their number."""
         return self._change(f"DELETE FROM {TABLE} WHERE principal = %s AND NOT {RUNNING}", principal)  # noqa: S608
 
-    def purge(self, older_than: float = 0, batch: int = 1000, batches: float = math.inf) -> int:
-        """Delete the records that expired ``older_than`` seconds ago or earlier, in batches. Returns their number."""
-        deleted = done = 0
-        found = batch
-        while found == batch and done < batches:
-            found, gone = self._purge_batch(older_than, batch)
-            deleted, done = deleted + gone, done + 1
-        return deleted
-
-    def _purge_batch(self, older_than: float, batch: int) -> tuple[int, int]:
-        """Delete one batch. Returns how many records were found and how many of them were deleted."""
+    def purge(self, older_than: float = 0, batch: int = 1000) -> int:
+        """Delete at most ``batch`` records that expired ``older_than`` seconds ago or earlier. Returns their number."""
         over = f"lives_until <= {{now}} - %s AND NOT {RUNNING}"
         text = f"SELECT scope FROM {TABLE} WHERE {over} ORDER BY lives_until LIMIT %s"  # noqa: S608
         scopes = [scope for (scope,) in self._query(text, micros(older_than), batch)]
         if not scopes:
-            return 0, 0
+            return 0
         text = f"DELETE FROM {TABLE} WHERE scope IN ({_marks(scopes)}) AND {over}"  # noqa: S608
-        return len(scopes), self._change(text, *scopes, micros(older_than))
+        return self._change(text, *scopes, micros(older_than))
 
     def _query(self, text: str, *parameters: Any) -> list[Any]:
         with self._cursor() as cursor:
