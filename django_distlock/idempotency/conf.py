@@ -31,7 +31,6 @@ class Options:
     storage: str = "database"
     database: str = "default"
     cache: str = "default"
-    lock: str = "default"
     purge_every: float | None = 300.0
     form_wait: float = 2.0
     max_body: int = 256 * 1024
@@ -96,7 +95,6 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "storage": partial(choice, known=("database", "cache")),
     "database": _text,
     "cache": _text,
-    "lock": _text,
     "purge_every": partial(seconds, none=True, positive=True),
     "form_wait": seconds,
     "max_body": count,

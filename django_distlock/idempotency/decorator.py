@@ -19,7 +19,7 @@ from django_distlock.validation import refuse_registered
 from .atomic import exactly_once
 from .conf import OnCrash, OnStoreError, options_of_view
 from .decisions import SAFE_METHODS
-from .execution import aclaim, begin, claim, end, finish, free, state_of
+from .execution import aclaim, begin, claim, end, finish, free, refuse_transaction, state_of
 from .handle import Idempotency, KeyedRequest
 from .http.disconnect import finish_despite_disconnect
 from .http.requests import may_have_key
@@ -189,10 +189,7 @@ async def _aonce(request: HttpRequest, given: Mapping[str, Any], call: Callable[
     attempt = await sync_to_async(begin)(request, given)
     if not isinstance(attempt, KeyedRequest):
         return await call() if attempt is None else attempt
-    if attempt.alias is not None:
-        raise ImproperlyConfigured(
-            "@idempotent: an async view cannot claim its key inside a transaction, which nobody else sees."
-        )
+    refuse_transaction(attempt)
     return await finish_despite_disconnect(_aclaimed(attempt, state, call))
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.contrib.messages import get_messages
+from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, Error, connections
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.utils.crypto import salted_hmac
@@ -156,6 +157,15 @@ def _alias_of(options: Options) -> str | None:
     return None
 
 
+def refuse_transaction(attempt: KeyedRequest) -> None:
+    """ImproperlyConfigured for a claim in a transaction where view and answer cannot be part of it."""
+    if attempt.alias is not None:
+        raise ImproperlyConfigured(
+            "Other requests do not see a claim that is made in a transaction. Use @idempotent(atomic=True) on a sync "
+            "view, or let the transaction begin below the IdempotencyMiddleware."
+        )
+
+
 def _tenant(storage: Storage) -> Tenant | None:
     """The tenant that the request works for; None on a site without tenants.
 
@@ -206,8 +216,10 @@ def ask(attempt: KeyedRequest, *, last: bool) -> MakeResponse | Literal["wait"] 
         logger.warning("%s has %d idempotency keys that live: no more are taken.", *_quota_of(attempt))
         return partial(responses.too_many_keys, attempt, error.seconds)
     except LockNotAcquired as error:
-        attempt.broken = error.__cause__ is not None
-        return partial(_in_flight, attempt)
+        if error.__cause__ is None:
+            return partial(_in_flight, attempt)
+        attempt.broken = True  # the database was busy: nothing is known of this key, not even for "open"
+        return partial(responses.store_down, attempt.request, html=attempt.html)
     except BackendUnavailable:
         attempt.broken = True
         logger.exception("The store of idempotency keys does not answer.")
@@ -226,10 +238,10 @@ def _quota_of(attempt: KeyedRequest) -> tuple[str, int | None]:
 
 def _record_of(attempt: KeyedRequest, *, last: bool) -> Record | None:
     """The record of the key; None: it is claimed now."""
-    if attempt.alias is not None:  # a read alone may have to wait for the end of another transaction
-        return attempt.storage.claim_inside(attempt.claim, last=last)  # type: ignore[attr-defined, no-any-return]
-    record = attempt.storage.read(attempt.claim.scope) if attempt.tries else None
-    return attempt.storage.claim(attempt.claim) if record is None else record
+    record = None
+    if attempt.tries and attempt.alias is None:  # in a transaction a read may have to wait for the end of another one
+        record = attempt.storage.read(attempt.claim.scope)
+    return attempt.storage.claim(attempt.claim, last=last) if record is None else record
 
 
 def _in_flight(attempt: KeyedRequest) -> HttpResponse:

@@ -13,7 +13,7 @@ from django.utils.module_loading import import_string
 
 from .conf import middleware
 from .decisions import SAFE_METHODS
-from .execution import aclaim, begin, claim, end, finish
+from .execution import aclaim, begin, claim, end, finish, refuse_transaction
 from .handle import Idempotency, KeyedRequest, MakeResponse
 from .http import responses
 from .http.disconnect import finish_despite_disconnect
@@ -79,7 +79,10 @@ class IdempotencyMiddleware:
         if not _has_to_do(request, view):
             return None
         attempt = begin(request, request.idempotency.served)  # type: ignore[attr-defined]
-        return _served(attempt, claim(attempt)) if isinstance(attempt, KeyedRequest) else attempt
+        if not isinstance(attempt, KeyedRequest):
+            return attempt
+        refuse_transaction(attempt)
+        return _served(attempt, claim(attempt))
 
     async def aprocess_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponse | None:
         """:meth:`process_view` for a task."""
@@ -88,6 +91,7 @@ class IdempotencyMiddleware:
         attempt = await sync_to_async(begin)(request, request.idempotency.served)  # type: ignore[attr-defined]
         if not isinstance(attempt, KeyedRequest):
             return attempt
+        refuse_transaction(attempt)
         return await sync_to_async(_served)(attempt, await aclaim(attempt))
 
     def process_template_response(self, request: HttpRequest, response: Any) -> Any:

@@ -18,7 +18,7 @@ def served_by_middleware(view: Any, method: str) -> dict[str, Any] | None:
     """The options of a view whose keys the middleware claims; None if it claims none for this view.
 
     It serves the views without ``@idempotent``, and operations of django-ninja with it: what these return is no
-    response yet. Other decorated views and those of the mixin do everything themselves.
+    response yet. Other decorated views and those of the mixins do everything themselves.
     """
     try:
         return _served(view, method)
@@ -29,7 +29,8 @@ def served_by_middleware(view: Any, method: str) -> dict[str, Any] | None:
 @lru_cache(1024)
 def _served(view: Any, method: str) -> dict[str, Any] | None:
     *parts, function = _parts(view, method)
-    if is_exempt(view, method) or getattr(view_class(view), "idempotency_in_view", False):
+    owner = view_class(view) or getattr(view, "model_admin", None)
+    if is_exempt(view, method) or getattr(owner, "idempotency_in_view", False):
         return None
     if any(getattr(part, ATTRIBUTE, None) is not None for part in parts):
         return None
