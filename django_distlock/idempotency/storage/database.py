@@ -108,7 +108,7 @@ class DatabaseStorage(Storage):
         if connection.vendor != "mysql" or connection.mysql_is_mariadb or not connection.in_atomic_block:
             return
         if (connection.isolation_level or "").startswith("read"):
-            self._query(f"SELECT 1 FROM {TABLE} WHERE scope = %s FOR SHARE NOWAIT", scope)  # noqa: S608
+            self._query(f"SELECT 1 FROM {TABLE} WHERE scope = %s FOR UPDATE NOWAIT", scope)  # noqa: S608
 
     def _committed_record(self, claim: KeyClaim) -> Record:
         """The committed record, while another transaction has the key; it may be a copy that is being answered.
