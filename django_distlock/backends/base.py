@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.background import CallTimeout, NotStarted
-from django_distlock.concurrency.deadline import backoff
+from django_distlock.concurrency.deadline import PATIENCE, backoff
 from django_distlock.concurrency.executor import Threads
 from django_distlock.exceptions import BackendUnavailable, UnsupportedOperation
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 # Seconds without a command after which a session is closed, and between two ticks of a backend that is in use.
 IDLE, TICK = 5.0, 0.5
-# Seconds after which a task stops waiting for a short statement: where the server is silent, others are before it.
-PATIENCE = 2.0
 
 
 def _no_keepalive(when: float) -> None:

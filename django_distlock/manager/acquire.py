@@ -8,9 +8,8 @@ import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from django_distlock import signals
-from django_distlock.backends.side_connection import PATIENCE
 from django_distlock.concurrency import clock
-from django_distlock.concurrency.deadline import SILENCE, Deadline, pause
+from django_distlock.concurrency.deadline import PATIENCE, SILENCE, Deadline, pause
 from django_distlock.concurrency.flow import in_task
 from django_distlock.exceptions import DistlockError
 from django_distlock.records import claim_of, new_token
