@@ -25,6 +25,7 @@ from django_distlock.concurrency import clock
 from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.concurrency.text import one_line
 from django_distlock.conf import history_days
+from django_distlock.keys import full_name
 from django_distlock.models import LockEvent
 
 from . import history
@@ -150,8 +151,8 @@ def _write(items: Sequence[tuple[str, datetime, str, str, dict[str, Any]]]) -> N
     LockEvent.rows.bulk_create(
         LockEvent(
             alias=history.ascii_of(using),
-            digest=history.digest_of(name),
-            name=one_line(name)[:512],
+            digest=history.digest_of(shown),
+            name=one_line(shown)[:512],
             kind=kind,
             at=at,
             wait=facts.get("wait"),
@@ -161,6 +162,7 @@ def _write(items: Sequence[tuple[str, datetime, str, str, dict[str, Any]]]) -> N
             holder=holder,
         )
         for kind, at, name, using, facts in items
+        for shown in [full_name(facts["namespace"], name)]
     )
 
 
