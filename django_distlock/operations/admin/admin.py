@@ -32,9 +32,11 @@ from django_distlock.records import BackendReport
 
 from . import breaking
 from .listing import LockList
-from .rows import LockRow, duration, facts_of, moment, unsigned
+from .rows import duration, facts_of, label_of, moment, pk_of, place_of, row_of, signed, unsigned
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from django.http import HttpRequest, HttpResponse
 
     Base = admin.ModelAdmin[HeldLock]
@@ -132,7 +134,7 @@ class HeldLockAdmin(Base):
         context = {
             "title": _("Held locks"),
             "held": held,
-            "rows": [(row, self.address(request, "change", row.pk)) for row in held.rows],
+            "rows": [(row, self.address(request, "change", row["pk"])) for row in held.rows],
             "may_break": self.has_break_permission(request),
             "sections": [section.html(self, request) for section in self.sections],
         }
@@ -144,8 +146,7 @@ class HeldLockAdmin(Base):
         if not self.has_break_permission(request):
             raise PermissionDenied
         wanted = dict.fromkeys(request.POST.getlist("selected")[: breaking.MOST])
-        held = {row.pk: row for report in map(_report, set(map(_alias, wanted))) for row in _rows(report)}
-        rows = [held[pk] for pk in wanted if pk in held]
+        rows = [row for alias in set(map(_alias, wanted)) for row in _rows(_report(alias), wanted)]
         if rows:
             return self._confirmation(request, rows)
         text = (
@@ -163,30 +164,31 @@ class HeldLockAdmin(Base):
         if request.method not in ("GET", "HEAD") or not self.has_view_permission(request):
             raise PermissionDenied
         report = _report(_alias(pk := unquote(object_id)))
-        row = _find(report, pk)
-        if row is None:
+        rows = _rows(report, [pk])
+        if not rows:
             return self._gone(request, report, pk)
+        (row,) = rows
+        info = row["info"]
+        may_break = row["breakable"] and self.has_break_permission(request)
         context = {
-            "title": row.label,
+            "title": row["label"],
             "row": row,
-            "key": one_line(row.info.key, LONGEST),
-            "facts": [(fact, one_line(value, LONGEST)) for fact, value in facts_of(row.info)],
-            "blocks": one_line(row.info.details.get("blocks", ""), LONGEST),
-            "history": _history(row.info.backend, row.info.name),
-            "break_url": self.address(request, "confirm", row.pk)
-            if row.breakable and self.has_break_permission(request)
-            else None,
+            "key": one_line(info.key, LONGEST),
+            "facts": [(fact, one_line(value, LONGEST)) for fact, value in facts_of(info)],
+            "blocks": one_line(info.details.get("blocks", ""), LONGEST),
+            "history": _history(info.backend, info.name),
+            "break_url": self.address(request, "confirm", pk) if may_break else None,
         }
         return self._page(request, "detail", context)
 
     def _gone(self, request: HttpRequest, report: BackendReport, pk: str) -> HttpResponse:
         """The page of a lock that its holder has released, or whose alias does not answer."""
         place = pk.rpartition("/")[0]
-        others = [row for row in _rows(report) if row.place == place]
+        others = [info for info in report.locks if place_of(info) == place]
         context = {
             "title": _("This lock cannot be shown now") if report.error else _("This lock is no longer held"),
             "unanswered": report if report.error else None,
-            "others": [(row.label, self.address(request, "change", row.pk)) for row in others],
+            "others": [(label_of(info), self.address(request, "change", pk_of(info))) for info in others],
         }
         return self._page(request, "gone", context, status=200 if report.error else 404)
 
@@ -197,14 +199,14 @@ class HeldLockAdmin(Base):
         if request.method not in ("GET", "HEAD") or not self.has_break_permission(request):
             raise PermissionDenied
         report = _report(_alias(pk := unquote(object_id)))
-        row = _find(report, pk)
-        return self._gone(request, report, pk) if row is None else self._confirmation(request, [row])
+        rows = _rows(report, [pk])
+        return self._confirmation(request, rows) if rows else self._gone(request, report, pk)
 
-    def _confirmation(self, request: HttpRequest, rows: list[LockRow]) -> HttpResponse:
+    def _confirmation(self, request: HttpRequest, rows: list[dict[str, Any]]) -> HttpResponse:
         context = {
             "title": _("Break this lock?") if len(rows) == 1 else _("Break these locks?"),
-            "locks": [row for row in rows if row.breakable],
-            "refused": [row.label for row in rows if not row.breakable],
+            "locks": [row | {"signed": signed(row["info"])} for row in rows if row["breakable"]],
+            "refused": [row["label"] for row in rows if not row["breakable"]],
             "break_url": self.address(request, "break"),
             "longest_reason": breaking.LONGEST_REASON,
         }
@@ -236,7 +238,7 @@ class HeldLockAdmin(Base):
 
 
 def _alias(pk: str) -> str:
-    """The alias in a primary key of :class:`LockRow`."""
+    """The alias in a primary key."""
     return pk.rsplit("/", 2)[0]
 
 
@@ -245,13 +247,10 @@ def _report(alias: str) -> BackendReport:
     return held_locks(alias)[0] if alias in aliases() else BackendReport(alias=alias, backend="")
 
 
-def _rows(report: BackendReport) -> list[LockRow]:
+def _rows(report: BackendReport, wanted: Collection[str]) -> list[dict[str, Any]]:
+    """The holds with these primary keys, as far as they still last."""
     now = timezone.now()
-    return [LockRow(info, report, now) for info in report.locks]
-
-
-def _find(report: BackendReport, pk: str) -> LockRow | None:
-    return next((row for row in _rows(report) if row.pk == pk), None)
+    return [row_of(info, report, now) for info in report.locks if pk_of(info) in wanted]
 
 
 def _history(alias: str, name: str | None) -> dict[str, Any] | None:
