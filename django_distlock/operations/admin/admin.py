@@ -7,7 +7,7 @@ added, changed or deleted.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import parse_qsl, urlencode
 
 import django
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
     from django.http import HttpRequest, HttpResponse
 
+    from .sections import LeaseSection
+
     Base = admin.ModelAdmin[HeldLock]
 else:
     Base = admin.ModelAdmin
@@ -59,22 +61,12 @@ EVENTS = {
 }
 
 
-class Section(Protocol):
-    """A table of another feature below the list of held locks, and the addresses of its buttons."""
-
-    def urls(self, held: Any) -> list[Any]:
-        """The addresses, for the admin of held locks."""
-
-    def html(self, held: Any, request: HttpRequest) -> str:
-        """The markup; empty if there is nothing to show."""
-
-
 @admin.register(HeldLock)
 class HeldLockAdmin(Base):
     """Shows ``held_locks()``; there is no table. It is registered for the admin's index and its permissions."""
 
-    # What other features show below the list: see django_distlock.admin.
-    sections: ClassVar[list[Section]] = []
+    # Tables of other features below the list (sections.py); django_distlock.admin adds them.
+    sections: ClassVar[list[LeaseSection]] = []
 
     # permissions
 
@@ -254,8 +246,8 @@ def _rows(report: BackendReport, wanted: Collection[str]) -> list[dict[str, Any]
 
 
 def _history(alias: str, name: str | None) -> dict[str, Any] | None:
-    """``events`` of a lock, newest first; or ``error``, the class of the error that prevented reading them. None if no
-    history is recorded."""
+    """``events`` of a lock as cells of a table, newest first; or ``error``, the class of the error that prevented
+    reading them. None if no history is recorded."""
     if name is None or not history.enabled():
         return None
     try:
@@ -265,17 +257,18 @@ def _history(alias: str, name: str | None) -> dict[str, Any] | None:
     except DatabaseError as error:
         logger.warning("The history of locks cannot be read: %s", one_line(error))
         return {"error": type(error).__name__}
-    return {"events": [_event(event) for event in events]}
-
-
-def _event(event: LockEvent) -> dict[str, Any]:
     return {
-        "at": moment(event.at),
-        "what": EVENTS.get(event.kind, event.kind),
-        "wait": _seconds(event.wait),
-        "hold": _seconds(event.hold),
-        "who": one_line(event.holder, 200),
-        "reason": one_line(event.reason, 200),
+        "events": [
+            (
+                moment(event.at),
+                EVENTS.get(event.kind, event.kind),
+                _seconds(event.wait),
+                _seconds(event.hold),
+                event.holder,
+                event.reason,
+            )
+            for event in events
+        ]
     }
 
 

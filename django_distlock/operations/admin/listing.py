@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from django.core.paginator import Paginator
 from django.utils import timezone
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from django.http import QueryDict
 
     from django_distlock.records import LockInfo
-
-    Test = Callable[[LockInfo, datetime], bool]
 
 PER_PAGE = 100
 # The oldest first.
@@ -47,42 +45,36 @@ COLUMNS: dict[str, tuple[Any, Callable[[LockInfo], Any] | None]] = {
 }
 
 
-def _older(seconds: int) -> Test:
-    return lambda info, now: info.acquired_at is not None and now - info.acquired_at > timedelta(seconds=seconds)
+def _is_older(info: LockInfo, seconds: str, now: datetime) -> bool:
+    return info.acquired_at is not None and now - info.acquired_at > timedelta(seconds=int(seconds))
 
 
-# Filters: the parameter, the title, and for each value its label and its condition.
-FILTERS: dict[str, tuple[Any, dict[str, tuple[Any, Test]]]] = {
+# Filters: the parameter, the title, the values with their labels, and whether a lock fits a value.
+FILTERS: dict[str, tuple[Any, dict[str, Any], Callable[[LockInfo, str, datetime], bool]]] = {
     "mode": (
         _("mode"),
-        {
-            "exclusive": (_("exclusive"), lambda info, now: not info.shared),
-            "shared": (_("shared"), lambda info, now: info.shared),
-        },
+        {"exclusive": _("exclusive"), "shared": _("shared")},
+        lambda info, value, now: info.shared == (value == "shared"),
     ),
     "waiters": (
         _("waiters"),
-        {
-            "yes": (_("with waiters"), lambda info, now: bool(info.waiters)),
-            "no": (_("no known waiters"), lambda info, now: not info.waiters),
-        },
+        {"yes": _("with waiters"), "no": _("no known waiters")},
+        lambda info, value, now: bool(info.waiters) == (value == "yes"),
     ),
     "older": (
         _("age"),
         {
-            "10": (_("over 10 seconds"), _older(10)),
-            "60": (_("over 1 minute"), _older(60)),
-            "600": (_("over 10 minutes"), _older(600)),
-            "3600": (_("over 1 hour"), _older(3600)),
+            "10": _("over 10 seconds"),
+            "60": _("over 1 minute"),
+            "600": _("over 10 minutes"),
+            "3600": _("over 1 hour"),
         },
+        _is_older,
     ),
     "kind": (
         _("kind"),
-        {
-            "named": (_("named lock"), lambda info, now: kind_of(info) == "named"),
-            "table": (_("table"), lambda info, now: kind_of(info) == "relation"),
-            "row": (_("row lock"), lambda info, now: kind_of(info) == "row"),
-        },
+        {"named": _("named lock"), "relation": _("table"), "row": _("row lock")},
+        lambda info, value, now: kind_of(info) == value,
     ),
 }
 
@@ -90,14 +82,14 @@ FILTERS: dict[str, tuple[Any, dict[str, tuple[Any, Test]]]] = {
 def selected(infos: Iterable[LockInfo], params: QueryDict, now: datetime) -> list[LockInfo]:
     """The locks that the search and the filters of an address choose."""
     part = params.get("q", "").strip().casefold()
-    tests = [
-        values[str(params[name])][1] for name, (_title, values) in FILTERS.items() if params.get(name, "") in values
+    chosen = [
+        (fits, value) for name, (_title, labels, fits) in FILTERS.items() if (value := params.get(name, "")) in labels
     ]
     return [
         info
         for info in infos
         if (not part or part in (info.name or "").casefold() or part in info.key.casefold())
-        and all(test(info, now) for test in tests)
+        and all(fits(info, value, now) for fits, value in chosen)
     ]
 
 
@@ -112,24 +104,6 @@ def ordered(infos: Iterable[LockInfo], order: Iterable[str]) -> list[LockInfo]:
         unknown = [info for info in found if value_of(info) is None]
         found = sorted(known, key=value_of, reverse=column.startswith("-")) + unknown
     return found
-
-
-class Choice(NamedTuple):
-    """One value of a filter."""
-
-    label: Any
-    selected: bool
-    link: str
-
-
-class Column(NamedTuple):
-    """A column's heading. ``sorted`` is "ascending" or "descending" if the list is sorted by it first, "none" if it can
-    be, and empty if it cannot."""
-
-    name: str
-    title: Any
-    sorted: str
-    link: str
 
 
 class LockList:
@@ -168,29 +142,31 @@ class LockList:
                 params[name] = value
         return f"?{params.urlencode()}"
 
-    def columns(self) -> Iterator[Column]:
-        """A click sorts by the column first, and a second one the other way round."""
+    def columns(self) -> Iterator[dict[str, Any]]:
+        """The headings. ``sorted`` is "ascending" or "descending" if the list is sorted by it first, "none" if it can
+        be, and empty if it cannot. A click sorts by the column first, and a second one the other way round."""
         for name, (title, value_of) in COLUMNS.items():
-            if value_of is None:
-                yield Column(name, title, "", "")
-                continue
-            up = self.order[0] == name
-            first = up or self.order[0] == f"-{name}"
-            others = [each for each in self.order if each.removeprefix("-") != name]
-            link = self._link(o=".".join([f"-{name}" if up else name, *others]))
-            yield Column(name, title, "none" if not first else "ascending" if up else "descending", link)
+            column = {"name": name, "title": title, "sorted": "", "link": ""}
+            if value_of is not None:
+                up, down = (self.order[0] == f"{sign}{name}" for sign in ("", "-"))
+                others = [each for each in self.order if each.removeprefix("-") != name]
+                column["sorted"] = "ascending" if up else "descending" if down else "none"
+                column["link"] = self._link(o=".".join([f"-{name}" if up else name, *others]))
+            yield column
 
-    def filters(self) -> Iterator[tuple[Any, list[Choice]]]:
+    def filters(self) -> Iterator[tuple[Any, list[dict[str, Any]]]]:
         """Each filter with its choices; that of the backend if there are several."""
         if len(self._aliases) > 1:
             yield _("backend"), self._choices("using", {alias: alias for alias in self._aliases})
-        for parameter, (title, values) in FILTERS.items():
-            yield title, self._choices(parameter, {value: label for value, (label, _test) in values.items()})
+        for parameter, (title, labels, _fits) in FILTERS.items():
+            yield title, self._choices(parameter, labels)
 
-    def _choices(self, parameter: str, values: dict[str, Any]) -> list[Choice]:
-        chosen = self.params.get(parameter, "")
-        every = Choice(_("All"), chosen not in values, self._link(**{parameter: None}))
-        return [every, *(Choice(values[v], v == chosen, self._link(**{parameter: v})) for v in values)]
+    def _choices(self, parameter: str, labels: dict[str, Any]) -> list[dict[str, Any]]:
+        chosen = value if (value := self.params.get(parameter, "")) in labels else ""
+        return [
+            {"label": label, "selected": value == chosen, "link": self._link(**{parameter: value or None})}
+            for value, label in {"": _("All"), **labels}.items()
+        ]
 
     def pages(self) -> Iterator[tuple[int | str, str]]:
         """The numbers of pages with their links; the ellipsis between them has none."""

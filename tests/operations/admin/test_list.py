@@ -45,7 +45,7 @@ QUERIES = [
     ("older=3600&using=memory", []),
     ("older=junk&q=report", ["Report"]),
     ("kind=named&q=report", ["Report"]),
-    ("kind=table&using=memory", []),
+    ("kind=relation&using=memory", []),
 ]
 
 
@@ -156,7 +156,7 @@ def test_the_history_is_shown_or_a_red_line(boss: Client, name: str) -> None:
         page = address(boss, name)
         assert recorder.flush(10)
         found = boss.get(page).text
-        assert all(part in found for part in ("Recent history", "<td>acquired</td>"))
+        assert all(part in found for part in ("Recent history", "<td><bdi>acquired</bdi></td>"))
         # the table is missing, or the database that a router chose for it is down
         connection.settings_dict["ATOMIC_REQUESTS"] = True
         try:
