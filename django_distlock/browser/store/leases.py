@@ -98,15 +98,15 @@ def release(alias: str, lease: str, *, principal: str) -> bool:
 def lock_for_update(alias: str, name: str, lease: str, fence: int, principal: str) -> BrowserLease | None:
     """Lock the row until the end of the caller's transaction, if the lease is current now; None if it is not.
 
-    While it is locked the name passes to no one, even if the lease runs out. Waits for requests under the same lease
-    only: others do not lock the row. Errors of the database are not translated: those of contention call for another
-    attempt. On SQLite the row is locked by an UPDATE.
+    While it is locked the name passes to no one, even if the lease runs out. Errors of the database are not translated:
+    one of contention says that another request of the same lease has the row, and calls for another attempt. On SQLite
+    the row is locked by an UPDATE.
     """
     connection = connections[alias]
     parameters: dict[str, Any] = {"digest": digest_of(name), "holder": holder_of(lease, principal), "fence": fence}
     condition = f"digest = %(digest)s AND fence = %(fence)s AND {statements.MINE}"
     if connection.features.has_select_for_update:
-        text = f"{present(connection)}{statements.SELECT} WHERE {condition} FOR UPDATE"
+        text = f"{present(connection)}{statements.SELECT} WHERE {condition} FOR UPDATE NOWAIT"
     else:
         text = f"UPDATE {statements.TABLE} SET digest = digest WHERE {condition} RETURNING {statements.READ}"  # noqa: S608
     with connection.cursor() as cursor:

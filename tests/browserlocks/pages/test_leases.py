@@ -82,7 +82,7 @@ def test_what_a_lock_says_of_itself(ada: Person) -> None:
 
 def test_news_that_comes_during_a_question_is_not_lost(ada: Person, bo: Person, monkeypatch: Any) -> None:
     """It may be newer than the answer, so the tab asks again at once. Naive code asks when a hidden tab would."""
-    monkeypatch.setattr("django_distlock.browser.http.actions.HIDDEN_HEAD", 60.0)  # naive code is far later
+    monkeypatch.setattr("django_distlock.browser.endpoints.HIDDEN_HEAD", 60.0)  # naive code is far later
     bo.room().hold("theirs")
     mine = ada.room("hidden")
     mine.run("Object.defineProperty(document, 'visibilityState', { value: 'hidden' })")
