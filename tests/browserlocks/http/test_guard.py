@@ -12,7 +12,7 @@ from django.db import OperationalError, connections, transaction
 from django.test import AsyncClient
 
 from django_distlock.browser import guard, requires_lock, store
-from django_distlock.models import BrowserLockRow, LockEvent
+from django_distlock.models import LockEvent, WebLease
 from tests.browserlocks import site
 from tests.browserlocks.people import Person, Tab, new
 from tests.conftest import PATIENCE
@@ -54,7 +54,7 @@ def test_only_the_current_lease_passes(cart: Tab, bo: Person, kind: str) -> None
         assert reason(cart.post(kind, f"{cart.lease};{fence}")) == "lost"
     assert reason(cart.post(kind, f"bad, {new()};{cart.fence}")) == "lost"
     assert other.post(kind, cart.header).status_code == 423  # another user with a stolen lease
-    BrowserLockRow.rows.filter(name=cart.name).update(expires_at=1)
+    WebLease.rows.filter(name=cart.name).update(expires_at=1)
     assert reason(cart.post(kind)) == "lost"
     other.take()
     assert reason(cart.post(kind)) == "lost"
@@ -66,7 +66,7 @@ def test_the_transaction_is_that_of_the_database_of_the_locks(ada: Person, cart:
     try:
         assert ada.tab(cart.name).take().post("plain").json()["blocks"] == 1
     finally:
-        BrowserLockRow.rows.using("postgres").all().delete()
+        WebLease.rows.using("postgres").all().delete()
 
 
 def test_methods(cart: Tab) -> None:
@@ -91,7 +91,7 @@ def test_the_row_is_locked_until_the_view_has_committed(
     found: list[Any] = []
 
     def look() -> None:
-        rows = BrowserLockRow.rows.using("postgres").select_for_update(skip_locked=True)
+        rows = WebLease.rows.using("postgres").select_for_update(skip_locked=True)
         with transaction.atomic(using="postgres"):
             found.append([row.name for row in rows])
 
@@ -102,7 +102,7 @@ def test_the_row_is_locked_until_the_view_has_committed(
         beside()
         assert found == [[], [cart.name]]
     finally:
-        BrowserLockRow.rows.using("postgres").all().delete()
+        WebLease.rows.using("postgres").all().delete()
 
 
 @pytest.mark.parametrize("alias", ["postgres", "mariadb"])
@@ -127,7 +127,6 @@ def test_requests_of_one_lease_wait_for_each_other_and_not_for_ever(
 
     def beside() -> None:
         monkeypatch.undo()
-        settings.DISTLOCK_BROWSER = {"DATABASE": alias}
         monkeypatch.setattr(guard, "PATIENCE", 0.1)
         at_the_side(Place(alias, READ_COMMITTED), lambda: found.append(reason(tab.post("plain"))))
         monkeypatch.setattr(guard, "PATIENCE", PATIENCE)
@@ -141,7 +140,7 @@ def test_requests_of_one_lease_wait_for_each_other_and_not_for_ever(
         late.join(PATIENCE)
         assert (found[0], found[1].status_code) == ("busy", 200)
     finally:
-        BrowserLockRow.rows.using(alias).all().delete()
+        WebLease.rows.using(alias).all().delete()
 
 
 @pytest.mark.parametrize("path", ["two", "nested"])

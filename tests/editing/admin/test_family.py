@@ -8,7 +8,7 @@ import pytest
 from django.contrib.auth.models import Permission
 
 from django_distlock.editing.grants import read_grant
-from django_distlock.models import EditLeaseRow
+from django_distlock.models import WebLease
 from testproject.articles.models import Article, Source
 from tests.data.app.models import Node
 from tests.editing import site
@@ -41,7 +41,7 @@ def rename(person: Person, source: Source, child: str) -> int:
 
 
 def leases(**which: str) -> list[str]:
-    return list(EditLeaseRow.rows.filter(**which).exclude(lease="").values_list("lease", flat=True))
+    return list(WebLease.rows.filter(**which).exclude(lease="").values_list("lease", flat=True))
 
 
 def test_e2_a_child_that_is_edited_keeps_the_parent_from_being_saved_and_deleted(
