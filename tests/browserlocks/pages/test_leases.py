@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.browserlocks.ledger import Ledger, ledger
+from tests.browserlocks.ledger import ledger
 from tests.browserlocks.people import LEASES, holder_of
 from tests.conftest import eventually
 from tests.support.wire import wire
@@ -18,14 +18,6 @@ if TYPE_CHECKING:
     from .conftest import Person, Room
 
 pytestmark = pytest.mark.tier2
-
-
-def test_the_judge_sees_two_at_once() -> None:
-    judge = Ledger()
-    for who in ("one", "two"):
-        judge.enter("cart", who, 5)
-    with pytest.raises(AssertionError):
-        judge.check()
 
 
 @pytest.mark.everywhere
