@@ -245,6 +245,7 @@ def test_the_setting(settings: Any) -> None:
         ({"TTL": "5"}, "TTL must be a number"),
         ({"MAX_HOLD": 0}, "MAX_HOLD must be above zero"),
         ({"MAX_BODY": None}, "MAX_BODY must be an int"),
+        ({"MAX_BODY": 10}, "MAX_BODY must be at least 1024"),
         ({"DATABASE": 5}, "DATABASE must be an alias"),
         ({"LABEL": 5}, "LABEL must be a callable"),
         ({"PERMISSION": f"{__name__}.arefuse"}, "PERMISSION must be a plain function"),
