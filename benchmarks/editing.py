@@ -176,7 +176,7 @@ def measure(group: str, rounds: int) -> list[Request]:
             editing.article.delete()
             editing.user.delete()
             with connections[server.alias].cursor() as cursor:
-                cursor.execute("DELETE FROM django_distlock_editlease")
+                cursor.execute("DELETE FROM django_distlock_weblease")
 
 
 def _measure(group: str, editing: Editing, rounds: int) -> list[Request]:

@@ -69,7 +69,6 @@ class EditLease:
     fence: int
     writes: int
     since: datetime
-    seen: datetime
     age: float  # seconds since ``since``
     idle: float  # seconds since the last input
     expires_in: float

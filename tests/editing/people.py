@@ -13,7 +13,7 @@ from django.contrib.sessions.models import Session
 from django.test import Client
 from django.test.html import parse_html
 
-from django_distlock.models import EditLeaseRow
+from django_distlock.models import WebLease
 from testproject.articles.models import Article, Source
 
 HIDDEN = re.compile(r'<input type="hidden" name="(distlock_edit\w*)" value="([^"]*)"')
@@ -32,7 +32,7 @@ def make_person(name: str, **more: Any) -> User:
 def remove_people() -> None:
     LogEntry.objects.all().delete()
     Session.objects.all().delete()
-    EditLeaseRow.rows.all().delete()
+    WebLease.rows.all().delete()
     Article.objects.all().delete()
     User.objects.filter(username__in=["ada", "bo", "boss", "stranger"]).delete()
 
@@ -149,8 +149,8 @@ def names() -> list[str]:
     return list(Source.objects.order_by("name").values_list("name", flat=True))
 
 
-def row(article: Article) -> EditLeaseRow | None:
-    return EditLeaseRow.rows.filter(object_pk=str(article.pk)).first()
+def row(article: Article) -> WebLease | None:
+    return WebLease.rows.filter(name=str(article.pk)).first()
 
 
 def is_held(article: Article) -> bool:

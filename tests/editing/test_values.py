@@ -198,7 +198,7 @@ class Router:
         return self.write_to if model is Article else None
 
     def allow_migrate(self, db: str, app_label: str, model_name: str | None = None, **hints: Any) -> bool | None:
-        return self.migrates if model_name == "editleaserow" else None
+        return self.migrates if model_name == "weblease" else None
 
 
 def test_checks_of_the_database(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:

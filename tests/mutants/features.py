@@ -77,9 +77,9 @@ FEATURES = (
     Mutant(
         "edit locks: a lease id that was stolen is good for another person",
         "edit locks",
-        "editing/store/statements.py",
-        "MINE = \"lease = %(lease)s AND lease <> '' AND (%(principal)s = '' OR principal = %(principal)s)\"",
-        "MINE = \"lease = %(lease)s AND lease <> '' AND (%(principal)s = '' OR principal <> '')\"",
+        "leases/rows.py",
+        "MINE = \"(lease = %(lease)s AND lease <> '' AND (%(principal)s = '' OR principal = %(principal)s))\"",
+        "MINE = \"(lease = %(lease)s AND lease <> '' AND (%(principal)s = '' OR principal <> ''))\"",
         ("tests/editing/store/test_verbs.py",),
     ),
     Mutant(

@@ -12,7 +12,7 @@ import pytest
 from django.contrib.sessions.models import Session
 
 from django_distlock.editing import store
-from django_distlock.models import EditLeaseRow
+from django_distlock.models import WebLease
 from testproject.articles.models import Article, Source
 from tests.support import axe
 from tests.support.browsers import OTHER_NAME
@@ -89,7 +89,7 @@ def page(tab: Tab) -> str:
 
 
 def leases() -> list[str]:
-    return list(EditLeaseRow.rows.exclude(lease="").values_list("lease", flat=True))
+    return list(WebLease.rows.exclude(lease="").values_list("lease", flat=True))
 
 
 @pytest.mark.everywhere

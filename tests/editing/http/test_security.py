@@ -17,7 +17,7 @@ from django.utils import timezone
 from django_distlock.editing import store
 from django_distlock.editing.grants import SALT
 from django_distlock.editing.http.beats import LONGEST_BODY
-from django_distlock.models import EditLeaseRow
+from django_distlock.models import WebLease
 from testproject.articles.models import Article
 from testproject.articles.views import LockedEdit
 from tests.editing.people import GRANT, LEASE, Person, body, hidden, is_held, refused, row
@@ -134,7 +134,7 @@ def test_e16_beats_cost_one_update_and_write_no_session(ada: Person, path: str, 
     with CaptureQueriesContext(connection) as queries:
         answer = ada.beat(path, item)
     texts = [query["sql"] for query in queries]
-    assert ["editlease" in text for text in texts if "UPDATE" in text] == [True]
+    assert ["weblease" in text for text in texts if "UPDATE" in text] == [True]
     # the session, the user, the end of the session, the object, and where no RETURNING is used the row
     assert len(texts) <= 6, texts
     assert "sessionid" not in answer.cookies
@@ -142,7 +142,7 @@ def test_e16_beats_cost_one_update_and_write_no_session(ada: Person, path: str, 
     assert session.get().expire_date < timezone.now() + timedelta(seconds=91)
 
     def gone(execute: Any, sql: str, *more: Any) -> Any:
-        if "editlease" in sql:
+        if "weblease" in sql:
             raise OperationalError("gone")
         return execute(sql, *more)
 
@@ -183,11 +183,11 @@ def test_e17_e20_pages_claim_with_when_open_alone(
     ada: Person, bo: Person, article: Article, path: str, settings: Any
 ) -> None:
     assert "Cookie" in ada.client.get(path)["Vary"], "the page is in no shared cache"
-    assert not EditLeaseRow.rows.exists()
+    assert not WebLease.rows.exists()
     settings.DISTLOCK_EDITING = {"WHEN": "open"}
     for name, value in {"Sec-Purpose": "prefetch;prerender", "Purpose": "prefetch", "X-Moz": "prefetch"}.items():
         ada.client.get(path, headers={name: value})
-    assert not EditLeaseRow.rows.exists(), "a prefetch is no visit"
+    assert not WebLease.rows.exists(), "a prefetch is no visit"
     fields = ada.open(path)
     found = row(article)
     assert fields[LEASE] == found.lease
@@ -255,4 +255,4 @@ def test_daylight_saving(ada: Person, bo: Person, path: str, settings: Any) -> N
             assert lease.expires_in <= 60
         finally:
             with connections["mariadb"].cursor() as cursor:
-                cursor.execute("DELETE FROM django_distlock_editlease")
+                cursor.execute("DELETE FROM django_distlock_weblease")
