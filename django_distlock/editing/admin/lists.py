@@ -196,9 +196,7 @@ class EditLockLists:
                     return page()  # type: ignore[no-any-return]
             guard.resources = tuple(resources)
             # a row that another user edits matters only if this user has changed it: see _Rows, which judges
-            everything = EditGrant(
-                resources=guard.resources, principal=guard.visitor.signer, mode="off", permission="list"
-            )
+            everything = EditGrant(resources=guard.resources, principal=guard.visitor.signer, mode="off")
             return guard.save(lambda save: self._save_rows(request, _Rows(save, grants), save, page), grant=everything)
         except SaveRefused as refused:
             return self._list_refused(request, refused.refusal)
