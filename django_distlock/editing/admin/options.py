@@ -194,10 +194,10 @@ class EditLockAdmin(EditLockLists):
             with transactions_of_request():
                 self._open(request, object_id, settings)
                 return page()
-        if getattr(self, "save_as", False) and "_saveasnew" in request.POST:
+        if (getattr(self, "save_as", False) and "_saveasnew" in request.POST) or self._is_form_action(request):
             with transactions_of_request():
                 return page()
-        return self._form_action(request, page) or self._guarded_change(request, object_id, settings, page)
+        return self._guarded_change(request, object_id, settings, page)
 
     def _object(self, request: HttpRequest, object_id: str) -> Any:
         """The object, if the user may change it; else None, and Django's own page says so."""
@@ -340,7 +340,7 @@ class EditLockAdmin(EditLockLists):
             return response  # type: ignore[no-any-return]
         guard = SaveGuard(request, settings, [resource_of(obj)])
         try:
-            return guard.save(lambda save: self._delete(request, object_id, save, guard, obj, page))
+            return guard.save(lambda save: self._delete(request, object_id, save, obj, page))
         except SaveRefused as refused:
             refused.refusal.deletes = True
             return refusals.page(request, refused.refusal, [], template=self.edit_conflict_template)
@@ -348,26 +348,12 @@ class EditLockAdmin(EditLockLists):
     def _put_confirmation(self, request: HttpRequest, ready: ReadyForm, response: HttpResponse) -> None:
         pages.put_before_confirmation(response, rendered(request, ready, pages.addresses(self)))
 
-    def _delete(
-        self, request: HttpRequest, object_id: str, save: Save, guard: SaveGuard, obj: Any, page: Page
-    ) -> HttpResponse:
+    def _delete(self, request: HttpRequest, object_id: str, save: Save, obj: Any, page: Page) -> HttpResponse:
         _loaded(request)[id(self), unquote(object_id)] = obj
-        if guard.config.mode == "enforce":
-            self._refuse_held(guard, [obj])
         response: HttpResponse = page()
         if not rows_of(save.grant.resource).exists():
             save.deleted()
         return response
-
-    def _refuse_held(self, guard: SaveGuard, objects: Sequence[Model]) -> None:
-        """Raise SaveRefused if another user edits one of the objects, or one that would be deleted along."""
-        using = guard.resources[0].database
-        held = pages.held_by_others(pages.deleted_along(objects, using), guard.visitor.principal)
-        if held:
-            first = held[0][1]
-            who = first.owner.label if first.owner is not None else ""
-            texts = [pages.sentence(obj, row) for obj, row in held[:20]]
-            raise SaveRefused(Refusal(reason="held", who=who, others=texts, deletes=True))
 
 
 class _ReviewedForm:
