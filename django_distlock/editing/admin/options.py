@@ -144,46 +144,17 @@ class EditLockAdmin(EditLockLists):
         return params
 
     @method_decorator(csrf_protect)
-    def changeform_view(
-        self,
-        request: HttpRequest,
-        object_id: str | None = None,
-        form_url: str = "",
-        extra_context: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> HttpResponse:
-        """The change form, whose POST is a save under the lock."""
-        view = super().changeform_view  # type: ignore[misc]
-        page: Page = functools.partial(view, request, object_id, form_url, extra_context, **kwargs)
-        return page() if object_id is None else self._under_lock(request, object_id, page)
-
-    @method_decorator(csrf_protect)
     def change_view(self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any) -> HttpResponse:
         """As Django's. The lock is around what another admin class adds here, such as the transaction of a revision."""
         page: Page = functools.partial(super().change_view, request, object_id, *args, **kwargs)  # type: ignore[misc]
-        return self._under_lock(request, object_id, page)
+        return self._change(request, object_id, page)
 
     @method_decorator(csrf_protect)
     def revision_view(self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any) -> HttpResponse:
         """The page of django-reversion that goes back to a version: it writes, and rolls back if it only shows."""
         page: Page = functools.partial(super().revision_view, request, object_id, *args, **kwargs)  # type: ignore[misc]
         request._distlock_reverts = True  # type: ignore[attr-defined]
-        return self._under_lock(request, object_id, page)
-
-    def recover_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        """The page of django-reversion that brings back what was deleted: nobody can hold what does not exist."""
-        request._distlock_under_lock = True  # type: ignore[attr-defined]
-        return super().recover_view(request, *args, **kwargs)  # type: ignore[misc,no-any-return]
-
-    def _under_lock(self, request: HttpRequest, object_id: str, page: Page) -> HttpResponse:
-        """The answer of the outermost of these views; those inside it call Django's."""
-        if getattr(request, "_distlock_under_lock", False):
-            return page()
-        request._distlock_under_lock = True  # type: ignore[attr-defined]
-        try:
-            return self._change(request, object_id, page)
-        finally:
-            request._distlock_under_lock = False  # type: ignore[attr-defined]
+        return self._change(request, object_id, page)
 
     def _change(self, request: HttpRequest, object_id: str, page: Page) -> HttpResponse:
         settings = self.get_edit_config(request)
