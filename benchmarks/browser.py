@@ -129,7 +129,7 @@ def measure(group: str, rounds: int) -> list[Request]:
             for user in tab.users:
                 user.delete()
             with connections[server.alias].cursor() as cursor:
-                cursor.execute("DELETE FROM django_distlock_browserlock")
+                cursor.execute("DELETE FROM django_distlock_weblease")
                 cursor.execute("DELETE FROM django_distlock_browserticket")
 
 

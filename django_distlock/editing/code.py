@@ -66,7 +66,7 @@ class edit_lock:
             raise ValueError("by must say who edits: others are shown it.")
         self._options = config()
         self._resource = obj if isinstance(obj, Resource) else resource_of(obj)
-        self._owner = Owner(principal=f"code:{secrets.token_hex(16)}", tab=secrets.token_hex(16), label=by)
+        self._owner = Owner(principal=f"code:{secrets.token_hex(16)}", label=by)
         self._ttl: float = self._options.ttl if ttl is None else seconds("ttl", ttl, positive=True) or 0.0
         self._override = override
         self._reason = reason

@@ -18,7 +18,7 @@ from django_distlock.validation import refuse_order
 from . import store
 from .conf import EditingConfig, config, require_own
 from .grants import EditGrant
-from .http.forms import NO_TAB, bring_up_to_date, owner_of
+from .http.forms import bring_up_to_date, owner_of
 from .http.refusals import Refusal
 from .records import EditConflict
 from .resources import resource_of, rows_of
@@ -137,7 +137,7 @@ class EditLockViewSetMixin:
             with transactions_of_request(but=databases_of(grant)):
                 return run_save(
                     grant,
-                    owner_of(visitor, NO_TAB),
+                    owner_of(visitor),
                     lease if ID.fullmatch(lease) else "",
                     work,
                     attempts=1 if request.FILES else 2,  # the first one may have moved an uploaded file to its place

@@ -8,6 +8,8 @@ from asgiref.sync import sync_to_async
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.utils import quote, unquote
+from django.contrib.auth.decorators import permission_required
+from django.contrib.auth.mixins import PermissionRequiredMixin
 from django.contrib.auth.models import Group
 from django.contrib.messages.views import SuccessMessageMixin
 from django.db import transaction
@@ -102,6 +104,21 @@ class ByQuery(Edit):
     def get_object(self, queryset: Any = None) -> Any:
         assert self.request.resolver_match.url_name == "query"
         return get_object_or_404(Article, pk=self.request.GET.get("id"))
+
+
+class Guarded(PermissionRequiredMixin, Edit):
+    """Its mixin asks in dispatch()."""
+
+    permission_required = CHANGE
+    raise_exception = True
+
+
+class Posting(Edit):
+    """Its own post() saves before the mixin is asked."""
+
+    def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        Article.objects.update(body="By a post() of its own.")
+        return super().post(request, *args, **kwargs)
 
 
 class Locking(Edit):
@@ -418,8 +435,12 @@ one: dict[str, Any] = {"get": "retrieve", "put": "update", "patch": "partial_upd
 VIEWS: dict[str, Any] = {
     "edit": Edit.as_view(),
     "careless": Careless.as_view(),
+    "guarded": Guarded.as_view(),
+    "guarded-function": permission_required(CHANGE, raise_exception=True)(locked()),
     "cheerful": Cheerful.as_view(),
     "prepared": Prepared.as_view(),
+    "posting": Posting.as_view(),
+    "unlocked": act,
     "locking": Locking.as_view(),
     "quiet": answering(b"Saved."),
     "empty": answering(status=204),

@@ -11,7 +11,7 @@ from django.db import OperationalError, connections, transaction
 from django.test import AsyncClient
 
 from django_distlock.browser import requires_lock, store
-from django_distlock.models import BrowserLockRow, LockEvent
+from django_distlock.models import LockEvent, WebLease
 from tests.browserlocks import site
 from tests.browserlocks.people import Person, Tab, new
 from tests.support.places import READ_COMMITTED, Place, at_the_side
@@ -52,7 +52,7 @@ def test_only_the_current_lease_passes(cart: Tab, bo: Person, kind: str) -> None
         assert reason(cart.post(kind, f"{cart.lease};{fence}")) == "lost"
     assert reason(cart.post(kind, f"bad, {new()};{cart.fence}")) == "lost"
     assert other.post(kind, cart.header).status_code == 423  # another user with a stolen lease
-    BrowserLockRow.rows.filter(name=cart.name).update(expires_at=1)
+    WebLease.rows.filter(name=cart.name).update(expires_at=1)
     assert reason(cart.post(kind)) == "lost"
     other.take()
     assert reason(cart.post(kind)) == "lost"
@@ -64,7 +64,7 @@ def test_the_transaction_is_that_of_the_database_of_the_locks(ada: Person, cart:
     try:
         assert ada.tab(cart.name).take().post("plain").json()["blocks"] == 1
     finally:
-        BrowserLockRow.rows.using("postgres").all().delete()
+        WebLease.rows.using("postgres").all().delete()
 
 
 def test_methods(cart: Tab) -> None:
@@ -88,7 +88,7 @@ def test_the_row_is_locked_until_the_view_has_committed(
     found: list[Any] = []
 
     def look() -> None:
-        rows = BrowserLockRow.rows.using("postgres").select_for_update(skip_locked=True)
+        rows = WebLease.rows.using("postgres").select_for_update(skip_locked=True)
         with transaction.atomic(using="postgres"):
             found.append([row.name for row in rows])
 
@@ -99,7 +99,7 @@ def test_the_row_is_locked_until_the_view_has_committed(
         beside()
         assert found == [[], [cart.name]]
     finally:
-        BrowserLockRow.rows.using("postgres").all().delete()
+        WebLease.rows.using("postgres").all().delete()
 
 
 @pytest.mark.parametrize("path", ["two", "nested"])

@@ -17,7 +17,7 @@ from django_distlock.browser.conf import config
 from django_distlock.browser.http import endpoints
 from django_distlock.browser.http.actions import interval_of, refusal_of
 from django_distlock.browser.records import Waiting
-from django_distlock.models import BrowserLockRow, BrowserTicket
+from django_distlock.models import BrowserTicket, WebLease
 from tests.browserlocks.people import CSRF, EVENTS, LEASES, RENEW, Person, Tab, holder_of, new, refusal, remove_people
 from tests.support.zones import autumn
 
@@ -72,7 +72,7 @@ def test_ttl(ada: Person, granted: float | None, wanted: float | None, most: flo
     wish = {} if wanted is None else {"ttl": wanted}
     facts = mine.ask(**wish).json()
     item = {"id": mine.lease, "fence": mine.fence, "grant": mine.grant, **wish}
-    BrowserLockRow.rows.update(expires_at=2**52)  # a busy machine must not let it end before
+    WebLease.rows.update(expires_at=2**52)  # a busy machine must not let it end before
     renewed = ada.post(RENEW, {"leases": [item]}).json()["leases"][0]
     assert [most / 2 < found["expires_in"] <= most for found in (facts, renewed)] == [True, True]
 
@@ -94,7 +94,7 @@ def test_a_batch_is_renewed(ada: Person) -> None:
     """Answered in its order; what is lost does not hinder the others."""
     tabs = [ada.tab(f"name {number}", ttl=10 + 100 * (number % 2)).take() for number in range(6)]
     tabs[3].release()
-    BrowserLockRow.rows.filter(name="name 4").update(expires_at=1)
+    WebLease.rows.filter(name="name 4").update(expires_at=1)
     answers = ada.renew(*tabs).json()["leases"]
     assert [answer["id"] for answer in answers] == [tab.lease for tab in tabs]
     assert [answer.get("lost") for answer in answers] == [None] * 3 + ["released", "expired", None]

@@ -18,7 +18,7 @@ from django.utils import timezone
 
 from django_distlock.browser.grants import SALT, lock_grant
 from django_distlock.browser.http.actions import MOST_RENEWED
-from django_distlock.models import BrowserLockRow, BrowserTicket
+from django_distlock.models import BrowserTicket, WebLease
 from tests.browserlocks.people import CSRF, EVENTS, LEASES, RENEW, Person, Tab, holder_of, new, refusal
 
 pytestmark = pytest.mark.usefixtures("crew")
@@ -46,7 +46,7 @@ def test_a_forged_grant(ada: Person) -> None:
         if held:
             ada.tab().take()
         assert [refusal(ada.ask(text)) for text in forged] == [no_grant("forged")] * len(forged)
-        assert BrowserLockRow.rows.exists() is held
+        assert WebLease.rows.exists() is held
 
 
 def test_an_expired_grant(mine: Tab, bo: Person) -> None:
@@ -60,7 +60,7 @@ def test_an_expired_grant(mine: Tab, bo: Person) -> None:
 def test_the_grant_of_somebody_else(ada: Person, bo: Person) -> None:
     for thief, stolen in ((bo, ada.grant()), (Person(), Person().grant())):
         assert refusal(thief.ask(stolen)) == no_grant("foreign")
-    assert not BrowserLockRow.rows.exists()
+    assert not WebLease.rows.exists()
     theirs = bo.tab("other").take()
     theirs.grant = ada.grant()
     assert theirs.renew() == {"id": theirs.lease, "lost": "logged_out"}
@@ -69,10 +69,10 @@ def test_the_grant_of_somebody_else(ada: Person, bo: Person) -> None:
 
 def test_the_grant_of_another_name_does_not_renew(ada: Person, mine: Tab) -> None:
     """A permission that is asked for a name must be that of the lease."""
-    ends = BrowserLockRow.rows.get(name="cart").expires_at
+    ends = WebLease.rows.get(name="cart").expires_at
     mine.grant = ada.grant("another")
     assert "lost" in mine.renew()
-    assert BrowserLockRow.rows.get(name="cart").expires_at == ends
+    assert WebLease.rows.get(name="cart").expires_at == ends
 
 
 def test_a_secret_key_that_was_replaced(mine: Tab, settings: Any) -> None:
@@ -198,7 +198,7 @@ def test_a_body_that_is_too_large(ada: Person, settings: Any) -> None:
     responses = [ada.post(path, body) for path in (LEASES, RENEW, release)]
     responses.append(Client(enforce_csrf_checks=True).post(release, {"file": "x" * 3000}))
     assert [refusal(response) for response in responses] == [(413, {"reason": "too_large"})] * 4
-    assert not BrowserLockRow.rows.exists()
+    assert not WebLease.rows.exists()
 
 
 def test_a_batch_has_each_lease_once_and_a_limit(ada: Person, mine: Tab, settings: Any) -> None:

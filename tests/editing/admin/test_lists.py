@@ -142,7 +142,7 @@ def test_who_edits_what(ada: Person, bo: Person, article: Article, other: Articl
         text = bo.client.get(LIST).content.decode()
     assert 'field-being_edited_by">Ada<' in text
     assert text.count('field-being_edited_by">-<') == 1
-    assert len([query for query in queries if "editlease" in query["sql"]]) == 1
+    assert len([query for query in queries if "weblease" in query["sql"]]) == 1
     for choice, found in {"yes": 1, "no": 1, "me": 0, "others": 1}.items():
         response = bo.client.get(LIST, {"being_edited": choice})
         assert (choice, len(response.context["cl"].result_list)) == (choice, found)
