@@ -53,7 +53,7 @@ class Leases(Subcommand, Generic[R]):
     def described(self, row: R) -> str:
         """The lease that was ended, in one sentence."""
 
-    def handle(self, **options: Any) -> int:
+    def run(self, **options: Any) -> int:
         """List, or end what is listed."""
         found = self.rows(**options)
         if options["end"]:
