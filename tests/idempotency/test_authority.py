@@ -22,7 +22,6 @@ from tests.idempotency.world import (
     Running,
     Sender,
     Stage,
-    by_task,
     change,
     hidden_fields,
     redirect,
@@ -145,13 +144,6 @@ def test_decorators_above_are_asked_before_a_replay(site: Stage, user: Sender, s
     assert user.post(shape, {"other": "data"}).status_code == 403
     allowed["yes"] = True
     assert user.post(shape)["Idempotency-Replayed"] == "true"
-    assert site.effects == 1
-
-
-def test_under_asgi_they_are_asked_in_the_same_order(site: Stage, key: str) -> None:
-    assert [by_task("async", key).status_code for _ in range(2)] == [201, 409]
-    allowed["yes"] = False
-    assert by_task("async", key).status_code == 403
     assert site.effects == 1
 
 
