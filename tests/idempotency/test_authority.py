@@ -13,7 +13,6 @@ from django.http import HttpResponse
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
-from django.views.decorators.http import require_POST
 
 from django_distlock.idempotency import idempotent
 from tests.idempotency.views import aact, act, copy_of, hidden, own, show
@@ -102,7 +101,6 @@ VIEWS = {
     "handler": Handler.as_view(),
     "form": asks(own(show)),
     "atomic_form": asks(own(show, atomic=True)),
-    "post_only": require_POST(own()),
     "hidden": hidden(own()),
     "hidden_required": hidden(own(required=True)),
     "hidden_atomic": hidden(own(atomic=True)),
@@ -114,7 +112,6 @@ VIEWS = {
     "found": finds_the_user(own()),
     "again": tries_again(own()),
     "again_atomic": tries_again(own(atomic=True)),
-    "open": copy_of(act),
     "nobody": own(anonymous=True),
 }
 urlpatterns = [path(f"{name}/", view) for name, view in VIEWS.items()]
