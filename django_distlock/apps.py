@@ -64,7 +64,7 @@ class DistlockConfig(AppConfig):
             self.pruners = {**self.pruners, "browser": f"{self.name}.browser.listing.pruner"}
         for path, tag, deploy in checks:
             register(partial(_check, f"{self.name}.{path}"), tag, deploy=deploy)
-        post_migrate.connect(_restore_triggers, sender=self)
+        post_migrate.connect(_reconcile_triggers, sender=self)
         setting_changed.connect(_history_changed)
         with suppress(ImproperlyConfigured):  # reported by a check
             if history_days() is not None:
@@ -88,10 +88,10 @@ def _logged_in(**kwargs: Any) -> None:
     csrf.remember(**kwargs)
 
 
-def _restore_triggers(**kwargs: Any) -> None:
+def _reconcile_triggers(**kwargs: Any) -> None:
     from .data.fencing import triggers
 
-    triggers.restore(**kwargs)
+    triggers.reconcile(**kwargs)
 
 
 def _history_changed(*, setting: str = "DISTLOCK_HISTORY_DAYS", **kwargs: Any) -> None:
