@@ -11,7 +11,7 @@ from django.db import connections, router
 from django.db.migrations.recorder import MigrationRecorder
 from django.urls import get_resolver
 
-from django_distlock.models import BrowserLockRow, BrowserTicket
+from django_distlock.models import BrowserTicket, WebLease
 from django_distlock.schema import NOW
 
 from . import conf
@@ -54,7 +54,7 @@ def check_table(
         return []
     with connection.cursor() as cursor:
         there: list[Any] = connection.introspection.table_names(cursor)
-    missing = [model._meta.db_table for model in (BrowserLockRow, BrowserTicket) if model._meta.db_table not in there]
+    missing = [model._meta.db_table for model in (WebLease, BrowserTicket) if model._meta.db_table not in there]
     return [
         Error(
             f"The table {table} is missing in {alias!r}: no browser lock can be acquired.",
@@ -86,7 +86,7 @@ def _check_database(alias: str) -> list[CheckMessage]:
         ]
     if not all(
         router.allow_migrate(alias, "django_distlock", model_name=model._meta.model_name)
-        for model in (BrowserLockRow, BrowserTicket)
+        for model in (WebLease, BrowserTicket)
     ):
         return [
             Warning(

@@ -51,7 +51,7 @@ def databases() -> list[str]:
     """The database that has the locks; none if it has not the tables."""
     alias = config().database
     known = alias in connections.settings and connections[alias].vendor in NOW
-    return [alias] if known and router.allow_migrate(alias, "django_distlock", model_name="browserlockrow") else []
+    return [alias] if known and router.allow_migrate(alias, "django_distlock", model_name="weblease") else []
 
 
 # A row is of use for nothing but its fence, and a new one begins with a higher fence: a day is for those who look.

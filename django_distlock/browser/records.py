@@ -34,11 +34,6 @@ def digest_of(name: str) -> str:
     return hashlib.sha256(check_name(name).encode()).hexdigest()
 
 
-def holder_of(lease: str, principal: str) -> str:
-    """The identity of a tab that holds or waits: a client chooses the id of its lease, another may choose the same."""
-    return hashlib.sha256(f"{lease}\0{principal}".encode(errors="surrogatepass")).hexdigest()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrowserLease:
     """A name and its holder. ``age`` and ``expires_in`` are seconds by the clock of the database.

@@ -89,7 +89,7 @@ def _check_table(alias: str) -> list[CheckMessage]:
                 id="distlock.W071",
             )
         ]
-    if not router.allow_migrate(alias, "django_distlock", model_name="editleaserow"):
+    if not router.allow_migrate(alias, "django_distlock", model_name="weblease"):
         return [
             Warning(
                 f"A router keeps the table of edit locks out of the database {alias!r}: its objects cannot be locked.",

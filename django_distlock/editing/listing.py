@@ -104,8 +104,7 @@ def databases() -> list[str]:
     return [
         alias
         for alias in ([named] if named else written_databases())
-        if connections[alias].vendor in NOW
-        and router.allow_migrate(alias, "django_distlock", model_name="editleaserow")
+        if connections[alias].vendor in NOW and router.allow_migrate(alias, "django_distlock", model_name="weblease")
     ]
 
 

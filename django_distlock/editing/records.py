@@ -46,8 +46,8 @@ class Owner:
     """
 
     principal: str
-    tab: str
     label: str
+    tab: str = "no-script"
 
     def __post_init__(self) -> None:
         check_id("tab", self.tab)
@@ -69,7 +69,6 @@ class EditLease:
     fence: int
     writes: int
     since: datetime
-    seen: datetime
     age: float  # seconds since ``since``
     idle: float  # seconds since the last input
     expires_in: float

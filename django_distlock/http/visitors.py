@@ -13,7 +13,7 @@ from django.middleware.csrf import get_token
 from django.utils.translation import gettext as _
 
 from django_distlock.concurrency.text import one_line
-from django_distlock.storage.values import LONGEST_PRINCIPAL
+from django_distlock.storage.values import exact
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,7 +70,7 @@ def default_label(user: Any) -> str:
 
 def stored(signer: str) -> str:
     """A signer as the principal of a lease."""
-    return signer if len(signer) <= LONGEST_PRINCIPAL else f"digest:{_digest(signer)}"
+    return exact(signer)
 
 
 def principal_of(signer: str) -> str:
@@ -97,8 +97,7 @@ def principal_of_user(user: Any) -> str:
     """The table and the primary key of a user; users that are no model are named by their class."""
     meta = getattr(user, "_meta", None)
     kind = meta.concrete_model._meta.label_lower if meta is not None else type(user).__qualname__
-    text = f"user:{kind}:{getattr(user, 'pk', user)}"
-    return text if len(text) <= LONGEST_PRINCIPAL else f"user:{_digest(text)}"
+    return exact(f"user:{kind}:{getattr(user, 'pk', user)}")
 
 
 def _digest(text: str) -> str:

@@ -8,7 +8,7 @@ FEATURES = (
     Mutant(
         "row locks: rows are locked in the caller's order",
         "R9",
-        "data/rows/select_for_update.py",
+        "data/rows/fetch.py",
         '        locked = locked.order_by("pk")\n',
         "",
         (
@@ -77,18 +77,18 @@ FEATURES = (
     Mutant(
         "edit locks: a lease id that was stolen is good for another person",
         "edit locks",
-        "editing/store/statements.py",
-        "MINE = \"lease = %(lease)s AND lease <> '' AND (%(principal)s = '' OR principal = %(principal)s)\"",
-        "MINE = \"lease = %(lease)s AND lease <> '' AND (%(principal)s = '' OR principal <> '')\"",
+        "leases/rows.py",
+        "MINE = \"(lease = %(lease)s AND lease <> '' AND (%(principal)s = '' OR principal = %(principal)s))\"",
+        "MINE = \"(lease = %(lease)s AND lease <> '' AND (%(principal)s = '' OR principal <> ''))\"",
         ("tests/editing/store/test_verbs.py",),
     ),
     Mutant(
-        "edit locks: a view that cannot be asked counts as one that permits",
+        "edit locks: a beat claims another object than that of its page",
         "edit locks",
-        "editing/http/permissions.py",
-        "        return Access(False, unknown=reason)",
-        "        return Access(True)",
-        ("tests/editing/http/test_beats_of_views.py",),
+        "editing/http/beats.py",
+        "        if resource_of(obj) != grant.resource:",
+        "        if False:",
+        ("tests/editing/http/test_security.py",),
     ),
     Mutant(
         "a break ends the session that was shown although it has given the lock back",
@@ -101,9 +101,9 @@ FEATURES = (
     Mutant(
         "browser locks: a stream forgets a lease that was lost, and tells no further turn of it",
         "browser locks",
-        "browser/http/watching.py",
+        "browser/events.py",
         "self._held.discard(lease)  # its tab may ask for it again, and then waits with the same id",
-        "del self.names[lease]",
+        "self.names = {each: name for each, name in self.names.items() if each != lease}",
         ("tests/browserlocks/http/test_events.py",),
     ),
     Mutant(

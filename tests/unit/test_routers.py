@@ -23,7 +23,7 @@ class KeepsOut:
     locks distlock.W072, of browser locks distlock.W081."""
 
     def allow_migrate(self, db: str, app_label: str, model_name: str | None = None, **hints: Any) -> bool | None:
-        own_checks = ("idempotencyrecord", "editleaserow", "browserlockrow", "browserticket")
+        own_checks = ("idempotencyrecord", "weblease", "browserticket")
         return False if app_label == "django_distlock" and model_name not in own_checks else None
 
 

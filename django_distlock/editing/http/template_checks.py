@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from django.core.checks import CheckMessage, Warning
 from django.template import engines
 from django.template.backends.django import DjangoTemplates
-from django.urls import NoReverseMatch, reverse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,7 +27,6 @@ MOST_TEMPLATES = 20_000
 def check_templates(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Forms with ``{% edit_lock %}`` that a browser may fill in with old text; pages whose script has no address."""
     found: list[CheckMessage] = []
-    used = False
     for path in _templates():
         try:
             text = path.read_text(encoding="utf-8")
@@ -36,7 +34,6 @@ def check_templates(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> l
             continue
         if TAG.search(text) is None:
             continue
-        used = True
         found.extend(
             Warning(
                 f'{path}: the form with {{% edit_lock %}} has no autocomplete="off".',
@@ -45,14 +42,6 @@ def check_templates(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> l
                 id="distlock.W075",
             )
             for _form in _forms_with_autocomplete(text)
-        )
-    if used and not _has_addresses():
-        found.append(
-            Warning(
-                "{% edit_lock %} is used, but the URLconf lacks the addresses of its script: no page says who edits.",
-                hint='Add path("distlock/editing/", include("django_distlock.editing.urls")).',
-                id="distlock.W076",
-            )
         )
     return found
 
@@ -84,13 +73,3 @@ def _templates() -> Iterator[Path]:
                     if count > MOST_TEMPLATES:
                         return
                     yield path
-
-
-def _has_addresses() -> bool:
-    try:
-        reverse("distlock_editing:beat")
-    except NoReverseMatch:
-        return False
-    except Exception:  # a broken URLconf, which Django's check reports
-        return True
-    return True

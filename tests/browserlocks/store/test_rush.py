@@ -12,7 +12,7 @@ import pytest
 from django.db import connections, transaction
 
 from django_distlock.browser.records import BrowserLease, LeaseLost
-from django_distlock.browser.store import queue
+from django_distlock.leases import queue
 from django_distlock.storage.dialect import contended
 from tests.browserlocks.store.tabs import Tab, new_id
 from tests.support.places import READ_COMMITTED, REPEATABLE_READ, Place, isolate

@@ -50,7 +50,7 @@ def test_labels_are_cut_and_cleaned_and_gone_from_a_free_object(resource: Resour
     assert (label[:5], len(label)) == ("Ada?ä", 255)
     store.release(resource, lease)
     with connections[resource.database].cursor() as cursor:
-        cursor.execute("SELECT principal, tab, label FROM django_distlock_editlease")
+        cursor.execute("SELECT principal, lease, label FROM django_distlock_weblease")
         assert list(cursor.fetchall()) == [("", "", "")]
 
 
