@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from django.db import connections
 
 from django_distlock.browser import store
-from django_distlock.leases.rows import holder_of
+from django_distlock.browser.records import holder_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,7 +16,6 @@ from django.utils.translation import gettext_lazy
 from django.views.decorators.csrf import csrf_protect
 
 from django_distlock.editing import store
-from django_distlock.editing.conf import config
 from django_distlock.editing.grants import EditGrant, sign
 from django_distlock.editing.http import refusals
 from django_distlock.editing.http.forms import bring_up_to_date, editable_fields, grants_of_rows, open_rows
@@ -73,7 +72,7 @@ class EditedFilter(admin.SimpleListFilter):
 def held_of(model: type[Model], database: str) -> dict[Any, str]:
     """The primary keys of the objects of a model that are edited now, each with the principal of its holder."""
     found = {}
-    for row in store.held(config().database or database, label_of(model), MOST_HELD):
+    for row in store.held(database, label_of(model), MOST_HELD):
         with suppress(ValueError):
             found[pk_of(replace(row.resource, kind=model._meta.label_lower))] = row.owner.principal if row.owner else ""
     return found
