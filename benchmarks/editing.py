@@ -18,7 +18,7 @@ from django.db import connections
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client, override_settings
 from django.test.utils import CaptureQueriesContext
-from django.urls import include, path
+from django.urls import path
 from django.views.generic import UpdateView
 
 from benchmarks.idempotency import BATCH, WARM_UP, Request
@@ -86,7 +86,6 @@ urlpatterns = [
     path("empty/", empty),
     path("unlocked/<int:pk>/", Unlocked.as_view()),
     path("locked/<int:pk>/", Locked.as_view(), name="locked"),
-    path("distlock/editing/", include("django_distlock.editing.urls")),
 ]
 
 
@@ -99,7 +98,6 @@ class Editing:
         self.user = User.objects.create(username=secrets.token_hex(8), is_superuser=True)
         self.client.force_login(self.user)
         self.article = Article.objects.create(title="On locks", body="x")
-        self.tab = secrets.token_hex(16)
         self.form = self.hidden()
         self.lease = secrets.token_hex(16)
         self.beat("claim", lease=self.lease)
@@ -114,12 +112,12 @@ class Editing:
 
     def empty(self) -> None:
         """The measure: a POST of the same size."""
-        self._posted("/empty/", {"tab": self.tab, "items": [{"grant": self.form["distlock_edit"], "verb": "renew"}]})
+        self._posted("/empty/", {"grant": self.form["distlock_edit"], "verb": "renew"})
 
     def beat(self, verb: str, **more: Any) -> None:
         """One request of the script."""
-        item = {"grant": self.form["distlock_edit"], "verb": verb, "idle": 3, **more}
-        answer = self._posted("/distlock/editing/beat/", {"tab": self.tab, "items": [item]})["items"][0]
+        body = {"grant": self.form["distlock_edit"], "verb": verb, "idle": 3, **more}
+        answer = self._posted(f"/locked/{self.article.pk}/", body, {"Distlock-Edit": verb})
         if answer["state"] not in ("held", "free"):
             raise RuntimeError(f"{verb} is answered with {answer}")
 
@@ -136,8 +134,8 @@ class Editing:
         """What a page sends that is only read."""
         self.beat("watch")
 
-    def _posted(self, url: str, body: dict[str, Any]) -> Any:
-        response = self.client.post(url, json.dumps(body), content_type="application/json")
+    def _posted(self, url: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> Any:
+        response = self.client.post(url, json.dumps(body), content_type="application/json", headers=headers)
         if response.status_code != 200:
             raise RuntimeError(f"{url} answers {response.status_code}")
         return response.json()
@@ -145,7 +143,7 @@ class Editing:
     def save(self, kind: str) -> list[str]:
         """Send a form; return the statements of the view."""
         hidden = self.hidden() if kind == "locked" else {}
-        hidden |= {"distlock_edit_lease": self.lease, "distlock_edit_tab": self.tab} if hidden else {}
+        hidden |= {"distlock_edit_lease": self.lease} if hidden else {}
         with CaptureQueriesContext(connections[place["alias"]]) as queries:
             data = {"title": "On locks", "body": secrets.token_hex(4), **hidden}
             status = self.client.post(f"/{kind}/{self.article.pk}/", data).status_code

@@ -47,8 +47,8 @@ class Owner:
     """
 
     principal: str
-    tab: str
     label: str
+    tab: str = "no-script"
 
     def __post_init__(self) -> None:
         check_id("tab", self.tab)

@@ -113,7 +113,6 @@ GRANT = EditGrant(
     inlines=(Inline(model="articles.source", fk="article", fields=("name",)),),
     version="1.abc",
     writes=(7,),
-    permission="change",
     until=4e9,
 )
 

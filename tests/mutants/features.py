@@ -83,12 +83,12 @@ FEATURES = (
         ("tests/editing/store/test_verbs.py",),
     ),
     Mutant(
-        "edit locks: a view that cannot be asked counts as one that permits",
+        "edit locks: a beat claims another object than that of its page",
         "edit locks",
-        "editing/http/permissions.py",
-        "        return Access(False, unknown=reason)",
-        "        return Access(True)",
-        ("tests/editing/http/test_beats_of_views.py",),
+        "editing/http/beats.py",
+        "        if resource_of(obj) != grant.resource:",
+        "        if False:",
+        ("tests/editing/http/test_security.py",),
     ),
     Mutant(
         "a break ends the session that was shown although it has given the lock back",

@@ -18,7 +18,7 @@ from django_distlock.http.transactions import transactions_of_request
 from django_distlock.http.visitors import visitor_of
 
 from .audit import log_overwrite, log_takeover
-from .forms import Posted, open_form, owner_of, same_object, with_mode
+from .forms import Posted, ReadyForm, open_form, owner_of, same_object, with_mode
 from .refusals import Refusal
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from django.http import HttpRequest
 
     from django_distlock.editing.conf import EditingConfig
-    from django_distlock.editing.grants import Opened
     from django_distlock.editing.versions import Inline
 
 T = TypeVar("T")
@@ -51,7 +50,7 @@ class SaveGuard:
         self.resources = tuple(resources)
         self.visitor = visitor_of(request, config.label_of)
         self.posted = Posted.of(request)
-        self.owner = owner_of(self.visitor, self.posted.tab)
+        self.owner = owner_of(self.visitor)
         self.lease = self.posted.lease
 
     def grant(self) -> EditGrant:
@@ -143,16 +142,16 @@ class SaveGuard:
     def prepare(
         self,
         refusal: Refusal,
-        objects: Sequence[Model],
+        obj: Model,
         *,
         fields: Sequence[str] | None = None,
         inlines: Sequence[Inline] = (),
-    ) -> Opened | None:
+    ) -> ReadyForm | None:
         """Read what the database has now, and give the buttons of the page a grant for it.
 
         "Try again" keeps the grant of the form: it must not pass if the object has changed.
         """
-        opened = open_form(self.request, objects, self.config, fields=fields, inlines=inlines, visitor=self.visitor)
+        opened = open_form(self.request, obj, self.config, fields=fields, inlines=inlines, visitor=self.visitor)
         if opened is None:
             refusal.reason, refusal.obj = "deleted", None
             return None

@@ -24,7 +24,7 @@ from django_distlock.concurrency.text import is_secret
 from django_distlock.editing.resources import resource_of, rows_of
 from django_distlock.middleware import language_of_texts, text_language
 
-from .forms import CHOICE_FIELD, FIELD, FIELDS, LEASE_FIELD, TAB_FIELD, Posted
+from .forms import CHOICE_FIELD, FIELD, FIELDS, LEASE_FIELD, Posted
 
 if TYPE_CHECKING:
     from django.forms import BaseForm, BoundField
@@ -276,6 +276,6 @@ def _choices(request: HttpRequest, refusal: Refusal) -> list[str]:
 def _again(request: HttpRequest, refusal: Refusal, posted: Posted) -> list[tuple[str, str]]:
     """The fields of the form that the buttons send."""
     fields = [(name, value) for name, values in request.POST.lists() for value in values if name not in _OURS]
-    lease, tab = request.POST.get(LEASE_FIELD, ""), request.POST.get(TAB_FIELD, "")
+    lease = request.POST.get(LEASE_FIELD, "")
     texts = [refusal.grant] if refusal.grant else request.POST.getlist(FIELD)
-    return [*fields, *((FIELD, text) for text in texts), (LEASE_FIELD, lease), (TAB_FIELD, tab)]
+    return [*fields, *((FIELD, text) for text in texts), (LEASE_FIELD, lease)]

@@ -12,6 +12,9 @@ from django.template import Context, Template
 from django.test import RequestFactory
 
 from django_distlock.editing import edit_locked
+from django_distlock.editing.conf import config
+from django_distlock.editing.http.forms import LockedForm
+from django_distlock.editing.resources import resource_of
 from django_distlock.http.visitors import principal_of_user
 from django_distlock.models import WebLease
 from testproject.articles.models import Article
@@ -94,7 +97,9 @@ def test_an_option_of_the_whole_site_is_refused_in_one_view(ada: Person, rf: Any
 
     def tag(option: str) -> Any:
         template = Template(f"{{% load editing %}}{{% edit_lock article {option}=5 %}}")
-        return template.render(Context({"article": Article.objects.create(title="x"), "request": request}))
+        article = Article.objects.create(title="x")
+        LockedForm(resource=resource_of(article), config=config()).tell(request)
+        return template.render(Context({"article": article, "request": request}))
 
     for make in (
         lambda: type("View", (site.Edit,), options).as_view(),
@@ -165,8 +170,8 @@ def test_e3_what_is_gone(ada: Person, article: Article) -> None:
     fields = ada.open(path)
     permissions = list(ada.user.user_permissions.all())
     ada.user.user_permissions.clear()
-    answer = ada.ask("claim", fields[GRANT])
-    assert (answer["state"], answer["reason"]) == ("lost", "permission")
+    claim = {"verb": "claim", "grant": fields[GRANT], "lease": "a" * 32}
+    assert ada.beat(path, claim).status_code == 403
     assert ada.save(path, fields).status_code == 403
     assert not is_held(article)
     ada.user.user_permissions.set(permissions)
