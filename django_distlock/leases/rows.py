@@ -237,7 +237,7 @@ def lock_current(alias: str, digest: str, lease: str, principal: str, fence: int
     """Lock the row until the end of the caller's transaction, if the lease is current now; None if it is not.
 
     While it is locked nobody else gets it, even if the lease runs out. Errors of the database are not translated: one
-    of contention says at once that a request under the same lease has it. On SQLite an UPDATE locks.
+    of contention says that another request of the same lease has the row. On SQLite an UPDATE locks.
     """
     connection = connections[alias]
     condition = f"digest = %(digest)s AND fence = %(fence)s AND {LIVE}"

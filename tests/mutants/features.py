@@ -101,9 +101,9 @@ FEATURES = (
     Mutant(
         "browser locks: a stream forgets a lease that was lost, and tells no further turn of it",
         "browser locks",
-        "browser/http/watching.py",
+        "browser/events.py",
         "self._held.discard(lease)  # its tab may ask for it again, and then waits with the same id",
-        "del self.names[lease]",
+        "self.names = {each: name for each, name in self.names.items() if each != lease}",
         ("tests/browserlocks/http/test_events.py",),
     ),
     Mutant(

@@ -19,6 +19,7 @@ from django.utils.translation import gettext_lazy
 from django.views.decorators.csrf import csrf_protect
 
 from django_distlock.editing import store
+from django_distlock.editing.conf import config
 from django_distlock.editing.grants import EditGrant
 from django_distlock.editing.http import refusals
 from django_distlock.editing.http.forms import FIELD
