@@ -31,8 +31,7 @@ CHECKS = (
     ("checks.settings.check_isolation", "distlock", False),
     ("checks.routes.check_routes", "distlock", False),
     ("checks.servers.check_routers", "distlock", False),
-    ("checks.servers.check_shared_servers", "distlock", True),
-    ("checks.servers.check_timeouts", "distlock", True),
+    ("checks.servers.check_deployment", "distlock", True),
     ("checks.servers.check_sessions", Tags.database, False),
     ("checks.servers.check_fences", Tags.database, False),
 )

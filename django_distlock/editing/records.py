@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from django_distlock.exceptions import DistlockError
 from django_distlock.leases.records import Row
-from django_distlock.storage.values import LONGEST_PRINCIPAL, check_id
+from django_distlock.storage.values import LONGEST_PRINCIPAL
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -41,17 +41,15 @@ class Resource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """A browser tab of a user, or a piece of code.
+    """A user, a visitor, or a piece of code.
 
     ``principal`` says who it is ("user:5"); ``label`` is what others are shown.
     """
 
     principal: str
     label: str
-    tab: str = "no-script"
 
     def __post_init__(self) -> None:
-        check_id("tab", self.tab)
         if not 0 < len(self.principal) <= LONGEST_PRINCIPAL:
             raise ValueError(f"principal must have 1 to {LONGEST_PRINCIPAL} characters.")
 
@@ -69,7 +67,7 @@ class EditLease(Row):
     @property
     def owner(self) -> Owner | None:
         """The present or last holder; None if the lease was given back."""
-        return Owner(principal=self.principal, tab=self.lease, label=self.label) if self.lease else None
+        return Owner(principal=self.principal, label=self.label) if self.lease else None
 
     @property
     def editor(self) -> Editor | None:

@@ -135,7 +135,6 @@ def wrote(
     owner: Owner | None = None,
     lease: str = "",
     ttl: float = 0.0,
-    reserve: bool = False,
     deleted: bool = False,
 ) -> None:
     """Count a write of the locked rows.

@@ -81,8 +81,7 @@ WRONG = {
     "'7' is no primary key of": lambda: resource_of(Pair, "7"),
     "no primary key": lambda: pk_of(Resource("default", "articles.article", "")),
     "primary key": lambda: pk_of(Resource("default", "dataapp.pair", "7")),
-    "tab": lambda: Owner(principal="user:1", tab="ä" * 10, label="Ada"),
-    "principal": lambda: Owner(principal="p" * 256, tab="a" * 16, label="Ada"),
+    "principal": lambda: Owner(principal="p" * 256, label="Ada"),
 }
 
 

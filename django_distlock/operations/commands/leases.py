@@ -30,17 +30,16 @@ class LeaseCommand(Subcommand):
     )
     leases: ClassVar[Leases]
 
-    @classmethod
-    def add_arguments(cls, parser: CommandParser) -> None:
-        name = " ".join(cls.leases.arguments).upper()
-        parser.add_argument("names", nargs="*", metavar=cls.leases.arguments[0], help=f"only some of them: {name}")
+    def add_arguments(self, parser: CommandParser) -> None:
+        name = " ".join(self.leases.arguments).upper()
+        parser.add_argument("names", nargs="*", metavar=self.leases.arguments[0], help=f"only some of them: {name}")
         parser.add_argument("--database", metavar="ALIAS", help="one alias in DATABASES instead of all")
         parser.add_argument("--json", action="store_true", help="JSON also in a terminal")
         parser.add_argument("--break", action="store_true", dest="end", help=f"end the lease of {name}")
         parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
         parser.add_argument("--reason", default="", help="why, for the log and the signal")
 
-    def handle(self, **options: Any) -> int:
+    def run(self, **options: Any) -> int:
         """List, or end what is listed."""
         names, database = options["names"], options["database"]
         if database is not None and database not in self.leases.databases():

@@ -46,7 +46,7 @@ def test_e1_e11_claims(resource: Resource) -> None:
 @on_postgres
 def test_labels_are_cut_and_cleaned_and_gone_from_a_free_object(resource: Resource) -> None:
     """Names are personal data."""
-    owner, lease = Owner(principal="user:1", tab=new_id(), label="A\0da\ud800" + "ä" * 300), new_id()
+    owner, lease = Owner(principal="user:1", label="A\0da\ud800" + "ä" * 300), new_id()
     label = store.claim(resource, owner, lease, TTL).owner.label
     assert (label[:5], len(label)) == ("Ada?ä", 255)
     store.release(resource, lease)
