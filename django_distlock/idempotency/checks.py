@@ -13,7 +13,7 @@ from django.urls import get_resolver
 from . import conf
 from .decorator import atomic_aliases
 from .middleware import position_of_middleware
-from .storage import is_allowed
+from .storage import is_allowed, is_known
 from .storage.encoding import require_cryptography
 
 if TYPE_CHECKING:
@@ -104,6 +104,12 @@ def _check_aliases(config: conf.Config) -> Iterator[CheckMessage]:
                 f"Idempotency keys: a router keeps their table out of the database {alias!r}.",
                 hint="@idempotent(atomic=...) needs the table in the database that the view writes to.",
                 id="distlock.E034",
+            )
+        elif not is_known(alias):
+            yield Error(
+                f"Idempotency keys need PostgreSQL, MySQL, MariaDB or SQLite; {alias!r} is another database.",
+                hint='Keep them in another database, or set DISTLOCK_IDEMPOTENCY["STORAGE"] = "cache".',
+                id="distlock.E035",
             )
     others = [alias for alias in conf.atomic_requests() if alias not in atomic]
     if atomic and others:

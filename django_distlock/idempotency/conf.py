@@ -24,7 +24,6 @@ class Config:
     storage: str = "database"
     database: str = "default"
     cache: str = "default"
-    lock: str = "default"
     ttl: float = 86400.0
     purge_every: float | None = 300.0
     claim_ttl: float = 30.0

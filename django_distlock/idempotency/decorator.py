@@ -15,9 +15,10 @@ from django.db import connections, transaction
 from django.http import HttpRequest
 
 from django_distlock.concurrency.flow import in_task, run
+from django_distlock.storage.transactions import in_transaction
 from django_distlock.validation import refuse_registered
 
-from .atomic import exactly_once, in_transaction
+from .atomic import exactly_once
 from .conf import atomic_requests, config
 from .decisions import SAFE_METHODS
 from .execution import blocking, claim, end, enter, finish, free, state_of

@@ -10,9 +10,9 @@ from django.db import transaction
 from django.views.generic.base import View
 
 from django_distlock.concurrency.flow import run
+from django_distlock.storage.transactions import in_transaction
 from django_distlock.validation import refuse_order
 
-from .atomic import in_transaction
 from .conf import config
 from .decisions import SAFE_METHODS
 from .decorator import atomic_aliases, once, seen

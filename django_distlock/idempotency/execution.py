@@ -225,8 +225,10 @@ async def claim(attempt: KeyedRequest) -> Answering | None:
         logger.warning("%s has %d idempotency keys that live: no more are taken.", whose, quota)
         return partial(responses.too_many_keys, attempt, error.seconds)
     except LockNotAcquired as error:
-        attempt.broken = error.__cause__ is not None
-        return partial(_in_flight, attempt)
+        if error.__cause__ is None:
+            return partial(_in_flight, attempt)
+        attempt.broken = True  # the database was busy: nothing is known of this key, not even for "open"
+        return partial(responses.store_down, attempt.request, html=attempt.html)
     except BackendUnavailable:
         attempt.broken = True
         logger.exception("The store of idempotency keys does not answer.")

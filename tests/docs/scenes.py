@@ -159,6 +159,12 @@ def transactions(names: Names) -> None:
         invoice = SimpleNamespace(paid=False, save=lambda: None)
         names[pay](invoice)
         assert invoice.paid
+    rows = [models.Account.objects.create(owner=owner, balance=10) for owner in ("ann", "bob")]
+    for move in ("move", "move_in_a_block"):
+        names[move](rows[0].pk, rows[1].pk, 3)
+    in_another_thread(lambda: asyncio.run(names["empty"](rows[1].pk)))
+    assert list(models.Account.objects.order_by("pk").values_list("balance", flat=True)) == [4, 0]
+    models.Account.objects.all().delete()
 
 
 def in_asyncio(names: Names) -> None:
@@ -400,7 +406,7 @@ SCENES = {
     "docs/editing/rest.md": Scene(before=with_invoice),
     "docs/editing/views.md": Scene(before=with_invoice, after=editing_views),
     "docs/usage/decorators.md": Scene(after=decorators),
-    "docs/usage/transactions.md": Scene(after=transactions),
+    "docs/usage/transactions.md": Scene(before=with_tables, after=transactions),
     "docs/usage/async.md": Scene(after=in_asyncio),
     "docs/usage/waiting.md": Scene(after=waiting),
     "docs/usage/several.md": Scene("postgres", after=several),

@@ -209,16 +209,6 @@ def test_a_store_that_fails_after_the_view(site: Stage, sender: Sender) -> None:
     assert (sender.post("plain").status_code, site.effects) == (201, 1)
 
 
-@pytest.mark.parametrize("alias", ["mariadb"])
-def test_the_lock_in_front_may_be_away(site: Stage, sender: Sender, settings: Any) -> None:
-    """It saves a duplicate a wait, and no more: the table alone answers each of them rightly."""
-    away = {"BACKEND": "django_distlock.backends.redis.RedisBackend", "OPTIONS": {"url": "redis://127.0.0.1:1"}}
-    settings.DISTLOCK = {**settings.DISTLOCK, "away": away}
-    change(settings, LOCK="away")
-    assert [sender.post("atomic").status_code for _ in range(2)] == [201, 201]
-    assert site.effects == 1
-
-
 @pytest.mark.parametrize("shape", ["plain", "async", "open"])
 def test_a_site_on_a_cache_that_may_be_down(site: Stage, key: str, settings: Any, shape: str) -> None:
     change(settings, STORAGE="cache", CACHE="redis")

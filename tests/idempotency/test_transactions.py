@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections, transaction
 from django.http import HttpResponse
+from django.test import RequestFactory
 
-from django_distlock.idempotency import signals
+from django_distlock.idempotency import idempotent, signals
 from tests.idempotency.views import SHAPES
 from tests.idempotency.world import (
     Running,
@@ -74,6 +76,31 @@ def test_a_copy_that_comes_while_an_old_key_is_used_anew(site: Stage, sender: Se
     with Running(site, lambda: Sender(key).post("atomic")):
         assert sender.post("atomic").json()["code"] == "in_flight"
     assert site.effects == 2
+
+
+def test_a_file_that_another_writer_keeps_busy(site: Stage, sender: Sender) -> None:
+    """On SQLite. Naive code says that the request is still being worked on, or runs the view unprotected."""
+    sql("default", "PRAGMA busy_timeout = 20")
+    with closing(connections["default"].copy()) as other, other.cursor() as cursor:
+        cursor.execute("BEGIN IMMEDIATE")
+        answers = [sender.post(shape) for shape in ("atomic", "atomic_open", "plain")]
+        cursor.execute("ROLLBACK")
+    assert [answer.json().get("code") for answer in answers] == ["store_unavailable"] * 3
+    assert site.effects == 0
+    assert sender.post("atomic").status_code == 201
+
+
+def test_a_claim_that_nobody_commits_is_refused(site: Stage, key: str) -> None:
+    """Autocommit is off, so that other requests do not see the claim."""
+    view = idempotent(anonymous=True)(lambda request: HttpResponse())
+    request = RequestFactory().post("/", headers={"Idempotency-Key": key})
+    transaction.set_autocommit(False)
+    try:
+        with pytest.raises(ImproperlyConfigured, match="atomic=True"):
+            view(request)
+    finally:
+        transaction.rollback()
+        transaction.set_autocommit(True)
 
 
 def connected(stack: ExitStack, signal: Any, receiver: Any) -> None:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CROWD = 8
-LOCKS = {"default": "default", "postgres": "postgres", "mariadb": "mysql"}  # database alias -> lock alias
-every_database = pytest.mark.parametrize("alias", list(LOCKS))
+DATABASES = ("default", "postgres", "mariadb")
+every_database = pytest.mark.parametrize("alias", DATABASES)
 on_servers = pytest.mark.parametrize("alias", ["postgres", "mariadb"])
 
 

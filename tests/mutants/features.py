@@ -8,7 +8,7 @@ FEATURES = (
     Mutant(
         "row locks: rows are locked in the caller's order",
         "R9",
-        "data/rows/select_for_update.py",
+        "data/rows/fetch.py",
         '        locked = locked.order_by("pk")\n',
         "",
         (
