@@ -31,8 +31,7 @@ CHECKS = (
     ("checks.settings.check_isolation", "distlock", False),
     ("checks.routes.check_routes", "distlock", False),
     ("checks.servers.check_routers", "distlock", False),
-    ("checks.servers.check_shared_servers", "distlock", True),
-    ("checks.servers.check_timeouts", "distlock", True),
+    ("checks.servers.check_deployment", "distlock", True),
     ("checks.servers.check_sessions", Tags.database, False),
     ("checks.servers.check_fences", Tags.database, False),
 )
@@ -57,11 +56,9 @@ class DistlockConfig(AppConfig):
             self.pruners = {**self.pruners, "idempotency": f"{self.name}.idempotency.storage.pruner"}
         if find_spec(f"{self.name}.editing") is not None:
             checks.append(("editing.checks.check_editing", "distlock", False))
-            checks.append(("editing.http.template_checks.check_templates", "distlock", False))
             self.pruners = {**self.pruners, "edits": f"{self.name}.editing.listing.pruner"}
         if find_spec(f"{self.name}.browser") is not None:
             checks.append(("browser.checks.check_browser", "distlock", False))
-            checks.append(("browser.checks.check_table", Tags.database, False))
             self.pruners = {**self.pruners, "browser": f"{self.name}.browser.listing.pruner"}
         for path, tag, deploy in checks:
             register(partial(_check, f"{self.name}.{path}"), tag, deploy=deploy)

@@ -22,7 +22,7 @@ from django_distlock import BackendUnavailable
 from django_distlock.concurrency import clock
 from django_distlock.http.bodies import private
 from django_distlock.http.transactions import outside_transactions
-from django_distlock.leases.rows import holder_of
+from django_distlock.leases.records import holder_of
 from django_distlock.storage.values import ID
 
 from . import store

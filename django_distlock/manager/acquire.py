@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from django_distlock import signals
@@ -116,8 +117,10 @@ def announce(signal: Signal, request: LockRequest, **facts: Any) -> None:
     """Send ``signal`` about a request that has failed."""
     if signal.receivers:
         wait = clock.now() - (request.since or request.start)
-        backend = registry.entry(request.using).backend
-        events.send(signal, backend, request.parts[0], request.template, wait=wait, **facts)
+        entry, namespace = registry.entry(request.using), ""
+        with suppress(Exception):  # what has failed may be the function that tells it
+            namespace = entry.namespace()
+        events.send(signal, entry.backend, request.parts[0], request.template, namespace, wait=wait, **facts)
 
 
 def _refuse_unsupported(request: LockRequest, backend: Backend) -> None:

@@ -25,6 +25,7 @@ from django_distlock.concurrency import clock
 from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.concurrency.text import one_line
 from django_distlock.conf import history_days
+from django_distlock.keys import full_name
 from django_distlock.models import LockEvent
 
 from . import history
@@ -75,7 +76,7 @@ class Recorder:
                     self._thread = None
 
     def flush(self, timeout: float) -> bool:
-        """Write what is queued now. True if that is done within ``timeout`` seconds."""
+        """Write what is queued now, and try it once. True if that is done within ``timeout`` seconds."""
         thread = self._thread
         if thread is None:
             return True
@@ -84,48 +85,37 @@ class Recorder:
         return not thread.is_alive()
 
     def _run(self) -> None:
-        failures = 0
-        while True:
-            # a database that is down is tried ever less often; for flush() once
-            self._hurry.wait(min(DELAY * 2**failures, 60.0))
-            with self._guard:
-                batch = [self._items.popleft() for _ in range(min(len(self._items), BATCH))]
-                if not batch:
-                    self._end()
-                    return
-            error = self._store(batch)
-            failures = 0 if error is None else failures + 1
-            with self._guard:
-                if isinstance(error, OperationalError | InterfaceError) and failures < TRIES:
-                    room = min(MOST - len(self._items), len(batch))  # the newer ones count more
-                    self._items.extendleft(reversed(batch[len(batch) - room :]))
-                if error is not None and self._hurry.is_set():
-                    self._end()
-                    return
-            failures %= TRIES
+        while batch := self._next_batch():
+            for failures in range(TRIES):
+                error = _try(partial(self._write, batch), f"{len(batch)} events of locks could not be recorded")
+                if not isinstance(error, OperationalError | InterfaceError) or self._hurry.is_set():
+                    break
+                # a database that is down is tried ever less often
+                self._hurry.wait(min(DELAY * 2 ** (failures + 1), 60.0))
+            if clock.now() >= self._prune_at:
+                self._prune_at = clock.now() + PRUNE_EVERY
+                _try(self._prune, "Old events of locks could not be deleted")
 
-    def _end(self) -> None:
-        self._thread = None
-        self._hurry.clear()
+    def _next_batch(self) -> list[Any]:
+        """What has been queued for a second. Nothing: the thread ends, and the next event starts another."""
+        self._hurry.wait(DELAY)
+        with self._guard:
+            batch = [self._items.popleft() for _ in range(min(len(self._items), BATCH))]
+            if not batch:
+                self._thread = None
+                self._hurry.clear()
+        return batch
 
-    def _store(self, batch: list[Any]) -> Exception | None:
-        try:
-            self._write(batch)
-            self._prune_if_due()
-        except Exception as error:
-            logger.warning("%d events of locks could not be recorded: %s", len(batch), one_line(error))
-            return error
-        finally:
-            connections.close_all()  # the connections of this thread
-        return None
 
-    def _prune_if_due(self) -> None:
-        if clock.now() >= self._prune_at:
-            self._prune_at = clock.now() + PRUNE_EVERY
-            try:
-                self._prune()
-            except Exception as error:  # the events are written nevertheless
-                logger.warning("Old events of locks could not be deleted: %s", one_line(error))
+def _try(action: Callable[[], object], failed: str) -> Exception | None:
+    try:
+        action()
+    except Exception as error:
+        logger.warning("%s: %s", failed, one_line(error))
+        return error
+    finally:
+        connections.close_all()  # the connections of this thread
+    return None
 
 
 def configure() -> None:
@@ -141,8 +131,8 @@ def configure() -> None:
             signal.disconnect(dispatch_uid=UID)
 
 
-def _put(kind: str, sender: type, *, name: str, using: str, **facts: Any) -> None:
-    recorder.put((kind, datetime.now(UTC), name, using, facts))
+def _put(kind: str, sender: type, *, name: str, namespace: str, using: str, **facts: Any) -> None:
+    recorder.put((kind, datetime.now(UTC), full_name(namespace, name), using, facts))
 
 
 def _write(items: Sequence[tuple[str, datetime, str, str, dict[str, Any]]]) -> None:

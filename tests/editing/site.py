@@ -25,7 +25,7 @@ from django.views.generic.edit import DeletionMixin
 from rest_framework import permissions, serializers, viewsets
 from rest_framework.authentication import SessionAuthentication
 
-from django_distlock.editing import EditLockAdmin, EditLockMixin, EditLockViewSetMixin, edit_locked
+from django_distlock.editing import EditLockAdmin, EditLockMixin, EditLockViewSetMixin, edit_lock, edit_locked
 from testproject.articles.models import Article, Source
 from testproject.urls import urlpatterns as of_the_scene
 from tests.data.app.models import Node
@@ -283,6 +283,10 @@ class Api(EditLockViewSetMixin, viewsets.ModelViewSet):
     authentication_classes = (SessionAuthentication,)
     permission_classes = (permissions.IsAuthenticated,)
 
+    def publish(self, request: Any, pk: int) -> HttpResponse:
+        with edit_lock(self.get_object(), by="the API"):
+            return HttpResponse("published")
+
 
 class StrictApi(Api):
     edit_if_match_required = True
@@ -471,6 +475,7 @@ VIEWS: dict[str, Any] = {
 urlpatterns = [
     *(path(f"{name}/<int:pk>/", view, name=name) for name, view in VIEWS.items()),
     path("query/", ByQuery.as_view(), name="query"),
+    path("api/<int:pk>/publish/", Api.as_view({"post": "publish"})),
     path("api/", Api.as_view({"get": "list", "post": "create"})),
     admin_site("family", (Article, Parents), (Source, Children), (Node, Nodes), (Group, admin.ModelAdmin)),
     admin_site("elsewhere", (Article, Elsewhere)),

@@ -44,7 +44,6 @@ from .lists import EditLockLists
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from django.db.models import Model
     from django.http import HttpRequest, HttpResponse
 
     from django_distlock.editing.saving import Save
@@ -129,46 +128,17 @@ class EditLockAdmin(EditLockLists):
         return params
 
     @method_decorator(csrf_protect)
-    def changeform_view(
-        self,
-        request: HttpRequest,
-        object_id: str | None = None,
-        form_url: str = "",
-        extra_context: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> HttpResponse:
-        """The change form, whose POST is a save under the lock."""
-        view = super().changeform_view  # type: ignore[misc]
-        page: Page = functools.partial(view, request, object_id, form_url, extra_context, **kwargs)
-        return page() if object_id is None else self._under_lock(request, object_id, page)
-
-    @method_decorator(csrf_protect)
     def change_view(self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any) -> HttpResponse:
         """As Django's. The lock is around what another admin class adds here, such as the transaction of a revision."""
         page: Page = functools.partial(super().change_view, request, object_id, *args, **kwargs)  # type: ignore[misc]
-        return self._under_lock(request, object_id, page)
+        return self._change(request, object_id, page)
 
     @method_decorator(csrf_protect)
     def revision_view(self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any) -> HttpResponse:
         """The page of django-reversion that goes back to a version: it writes, and rolls back if it only shows."""
         page: Page = functools.partial(super().revision_view, request, object_id, *args, **kwargs)  # type: ignore[misc]
         request._distlock_reverts = True  # type: ignore[attr-defined]
-        return self._under_lock(request, object_id, page)
-
-    def recover_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        """The page of django-reversion that brings back what was deleted: nobody can hold what does not exist."""
-        request._distlock_under_lock = True  # type: ignore[attr-defined]
-        return super().recover_view(request, *args, **kwargs)  # type: ignore[misc,no-any-return]
-
-    def _under_lock(self, request: HttpRequest, object_id: str, page: Page) -> HttpResponse:
-        """The answer of the outermost of these views; those inside it call Django's."""
-        if getattr(request, "_distlock_under_lock", False):
-            return page()
-        request._distlock_under_lock = True  # type: ignore[attr-defined]
-        try:
-            return self._change(request, object_id, page)
-        finally:
-            request._distlock_under_lock = False  # type: ignore[attr-defined]
+        return self._change(request, object_id, page)
 
     def _change(self, request: HttpRequest, object_id: str, page: Page) -> HttpResponse:
         settings = self.get_edit_config(request)
@@ -183,10 +153,10 @@ class EditLockAdmin(EditLockLists):
             with transactions_of_request():
                 self._open(request, object_id, settings)
                 return page()
-        if getattr(self, "save_as", False) and "_saveasnew" in request.POST:
+        if (getattr(self, "save_as", False) and "_saveasnew" in request.POST) or self._is_form_action(request):
             with transactions_of_request():
                 return page()
-        return self._form_action(request, page) or self._guarded_change(request, object_id, settings, page)
+        return self._guarded_change(request, object_id, settings, page)
 
     def _object(self, request: HttpRequest, object_id: str) -> Any:
         """The object, if the user may change it; else None, and Django's own page says so."""
@@ -333,7 +303,7 @@ class EditLockAdmin(EditLockLists):
             return response  # type: ignore[no-any-return]
         guard = SaveGuard(request, settings, [resource_of(obj)])
         try:
-            return guard.save(lambda save: self._delete(request, object_id, save, guard, obj, page))
+            return guard.save(lambda save: self._delete(request, object_id, save, obj, page))
         except SaveRefused as refused:
             refused.refusal.deletes = True
             return refusals.page(request, refused.refusal, [], template=self.edit_conflict_template)
@@ -341,26 +311,12 @@ class EditLockAdmin(EditLockLists):
     def _put_confirmation(self, request: HttpRequest, ready: ReadyForm, response: HttpResponse) -> None:
         pages.put_before_confirmation(response, rendered(request, ready))
 
-    def _delete(
-        self, request: HttpRequest, object_id: str, save: Save, guard: SaveGuard, obj: Any, page: Page
-    ) -> HttpResponse:
+    def _delete(self, request: HttpRequest, object_id: str, save: Save, obj: Any, page: Page) -> HttpResponse:
         _loaded(request)[id(self), unquote(object_id)] = obj
-        if guard.config.mode == "enforce":
-            self._refuse_held(guard, [obj])
         response: HttpResponse = page()
         if not rows_of(save.grant.resource).exists():
             save.deleted()
         return response
-
-    def _refuse_held(self, guard: SaveGuard, objects: Sequence[Model]) -> None:
-        """Raise SaveRefused if another user edits one of the objects, or one that would be deleted along."""
-        using = guard.resources[0].database
-        held = pages.held_by_others(pages.deleted_along(objects, using), guard.visitor.principal)
-        if held:
-            first = held[0][1]
-            who = first.owner.label if first.owner is not None else ""
-            texts = [pages.sentence(obj, row) for obj, row in held[:20]]
-            raise SaveRefused(Refusal(reason="held", who=who, others=texts, deletes=True))
 
 
 class _ReviewedForm:

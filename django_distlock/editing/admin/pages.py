@@ -6,10 +6,9 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from django.contrib.admin.utils import NestedObjects
-from django.utils.html import format_html_join
 
 from django_distlock.editing import store
-from django_distlock.editing.http.forms import FIELD
+from django_distlock.editing.http.refusals import Refusal
 from django_distlock.editing.resources import resource_of
 
 if TYPE_CHECKING:
@@ -50,16 +49,13 @@ def _without_autocomplete(tag: str) -> str:
     return tag if "autocomplete=" in tag else f'{tag} autocomplete="off"'
 
 
-def hidden_fields(texts: Iterable[str]) -> str:
-    """One hidden field for each row of a list."""
-    template = '<input type="hidden" name="{}" value="{}" autocomplete="off">'
-    return str(format_html_join("", template, ((FIELD, text) for text in texts)))
-
-
-def deleted_along(objects: Iterable[Model], using: str) -> list[Model]:
-    """The objects and what their deletion takes along."""
-    collector = NestedObjects(using=using)
-    collector.collect(list(objects))
+def deleted_along(objects: Any) -> list[Model]:
+    """The objects, a list or a queryset of one database, and what their deletion takes along."""
+    chosen = list(objects[:MOST_DELETED])
+    if not chosen:
+        return []
+    collector = NestedObjects(using=resource_of(chosen[0]).database)
+    collector.collect(chosen)
     found = [one for several in collector.model_objs.values() for one in several]
     return found[:MOST_DELETED]
 
@@ -72,16 +68,18 @@ def held_by_others(objects: Iterable[Model], principal: str) -> list[tuple[Model
     for start in range(0, len(resources), BATCH):
         found.update(store.read(resources[start : start + BATCH]))
     return [
-        (obj, row)
+        (obj, found[resource.digest])
         for resource, obj in by_resource.items()
-        if (row := found.get(resource.digest)) is not None
-        and row.held
-        and row.owner is not None
-        and row.owner.principal != principal
+        if resource.digest in found and is_of_another(found[resource.digest], principal)
     ]
+
+
+def is_of_another(row: EditLease, principal: str) -> bool:
+    """Does another user edit the object now?"""
+    return row.held and row.owner is not None and row.owner.principal != principal
 
 
 def sentence(obj: Any, row: EditLease) -> str:
     """An object and who edits it."""
-    who = row.owner.label if row.owner is not None else ""
-    return f"{obj._meta.verbose_name} “{obj}”: {who}"
+    refusal = Refusal(reason="held", who=row.owner.label if row.owner is not None else "")
+    return f"{obj._meta.verbose_name} “{obj}”: {refusal.text}"

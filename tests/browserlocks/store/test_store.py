@@ -12,7 +12,7 @@ from django_distlock import BackendUnavailable
 from django_distlock.browser import store
 from django_distlock.browser.records import BrowserLease, Head, LeaseLost, Waiting
 from django_distlock.models import BrowserTicket
-from tests.browserlocks.store.tabs import TTL, Tab, forget_everything, write
+from tests.browserlocks.store.tabs import TTL, Tab, counts, forget_everything, write
 from tests.conftest import eventually
 from tests.support.places import (
     READ_COMMITTED,
@@ -93,7 +93,7 @@ def test_the_life_of_a_name(dialect: str, name: str) -> None:
     found = bob.wait()
     assert (found.holder and found.holder.label, found.place, found.queued, found.crowded) == ("Ada", 0, True, False)
     assert store.heads(dialect, [name]) == {name: Head(ada.holder, bob.holder)}
-    assert store.counts(dialect, "user:bob") == (0, 1)
+    assert counts(dialect, "user:bob") == (0, 1)
     with transaction.atomic(using=dialect):
         assert ada.lock() is not None
         if dialect != "default":
@@ -152,12 +152,12 @@ def test_what_one_user_has_is_listed_and_counted(alias: str) -> None:
     for tab in (first, second, waiting):
         tab.ask()
     assert {row.name for row in store.held_by(alias, "user:ada")} == {"a", "b"}
-    assert store.counts(alias, "user:ada") == (2, 1)
+    assert counts(alias, "user:ada") == (2, 1)
     write(alias, "UPDATE django_distlock_weblease SET since = 1 WHERE name = 'c'")
     assert [row.label for row in store.held(alias, limit=1)] == ["Bob"]
     first.expire()
     waiting.miss()
-    assert store.counts(alias, "user:ada") == (1, 0)
+    assert counts(alias, "user:ada") == (1, 0)
     first.release()
     with connections[alias].cursor() as cursor:
         cursor.execute("SELECT principal, label, lease FROM django_distlock_weblease WHERE name = 'a'")
@@ -254,7 +254,7 @@ def test_a_ticket_is_for_one_name_and_lives_for_two_intervals(alias: str) -> Non
         assert (found.place, found.interval) == (place, 10 + place)
     ticket = BrowserTicket.rows.using(alias).get(lease=tab.lease)
     assert round((ticket.alive_until - ticket.arrived) / 1_000_000) == 23  # and a second
-    assert store.counts(alias, tab.principal) == (0, 1)
+    assert counts(alias, tab.principal) == (0, 1)
     assert store.names_of(alias, tab.principal, [tab.lease]) == {tab.lease: ("b", False)}
 
 
@@ -416,7 +416,7 @@ def test_in_the_transaction_of_a_caller(alias: str, name: str) -> None:
         assert bob.release()
         ada.take()
         assert not isinstance(ada.renew(), LeaseLost)
-        assert store.counts(alias, ada.principal) == (1, 0)
+        assert counts(alias, ada.principal) == (1, 0)
     assert store.read(alias, [name])[name].lease == ada.lease
 
 

@@ -15,6 +15,7 @@ from django_distlock.editing.signals import edit_broken, edit_taken_over
 from django_distlock.storage.dialect import contended
 from tests.editing.store.desks import TTL, Desk, expire, hearing, make_article, new_id
 from tests.support.places import READ_COMMITTED, Place, after_statement, at_the_side, isolate, statements_of
+from tests.support.zones import autumn
 
 on_servers = pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
 on_postgres = pytest.mark.parametrize("alias", ["postgres"], indirect=True)
@@ -45,7 +46,7 @@ def test_e1_e11_claims(resource: Resource) -> None:
 @on_postgres
 def test_labels_are_cut_and_cleaned_and_gone_from_a_free_object(resource: Resource) -> None:
     """Names are personal data."""
-    owner, lease = Owner(principal="user:1", tab=new_id(), label="A\0da\ud800" + "ä" * 300), new_id()
+    owner, lease = Owner(principal="user:1", label="A\0da\ud800" + "ä" * 300), new_id()
     label = store.claim(resource, owner, lease, TTL).owner.label
     assert (label[:5], len(label)) == ("Ada?ä", 255)
     store.release(resource, lease)
@@ -233,3 +234,19 @@ def test_sweeping_spares_what_a_form_may_come_back_to(resource: Resource) -> Non
     assert row_of(resource).changed_by == "a command"
     assert store.sweep(resource.database, 0) == 1
     assert store.read([resource]) == {}
+
+
+@pytest.mark.parametrize("alias", ["mariadb"], indirect=True)
+def test_daylight_saving(resource: Resource) -> None:
+    """One hour of the year occurs twice: a lock neither ends with it, nor is it kept for an hour."""
+    ada, bob = Desk("ada"), Desk("bob")
+    with autumn("mariadb") as clocks:
+        clocks.after()
+        ada.claim(resource)
+        clocks.over()
+        assert bob.claim(resource).holder.label == "Ada"
+        ada.release(resource)
+        clocks.before()
+        ada.claim(resource)
+        clocks.after()
+        assert row_of(resource).expires_in <= TTL
