@@ -41,8 +41,8 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 SENT = re.compile(r"(?<![\w-])([\w-]{8,64})\s*;\s*([0-9]{1,16})\s*(?:,|$)", re.ASCII)
 # Leases that one request may send: each costs a statement if it is not the right one.
 MOST_SENT = 10
-# Seconds for which a request waits for others under the same lease, and before it asks for the rows again.
-PATIENCE, PAUSE = 5.0, 0.05
+# Seconds for which a request waits for others under the same lease, and between its questions: ever more of them.
+PATIENCE, SHORTEST, LONGEST = 5.0, 0.02, 0.25
 Reason = Literal["missing", "lost", "busy"]
 LOCKED = 423
 # Seconds after which a client tries again if other requests have kept the rows busy.
@@ -160,7 +160,7 @@ def _enter(stack: ExitStack, request: Any, names: Callable[[], list[str]]) -> Re
     except NoValue:  # no visitor holds such a lock: this one has logged out since, for example
         return "lost"
     principal = visitor_of(request, settings.label_of).holder
-    nested, end = in_transaction(settings.database), clock.now() + PATIENCE
+    nested, end, pause = in_transaction(settings.database), clock.now() + PATIENCE, SHORTEST
     while True:
         try:
             with ExitStack() as attempt:
@@ -177,7 +177,8 @@ def _enter(stack: ExitStack, request: Any, names: Callable[[], list[str]]) -> Re
                 raise
             if clock.now() >= end or (nested and why == "refused"):  # that transaction has ended
                 return "busy"
-        time.sleep(PAUSE)
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST)
 
 
 def _lock(alias: str, name: str, sent: list[tuple[str, int]], principal: str) -> BrowserLease | None:
