@@ -187,8 +187,7 @@ class IdempotencyRecord(KeptModel):
     route = models.CharField(_("route"), max_length=255)
     phases = models.TextField()
     status = models.SmallIntegerField(_("status"), null=True)
-    facts = models.TextField(null=True)  # noqa: DJ001 - no response differs from an empty one
-    body = models.BinaryField(null=True)
+    answer = models.BinaryField(null=True)
     claimed_at = models.BigIntegerField()
     expires_at = models.BigIntegerField()
     lives_until = models.BigIntegerField()
@@ -208,79 +207,45 @@ class IdempotencyRecord(KeptModel):
         return f"{self.method} {self.route}"
 
 
-class EditLeaseRow(KeptModel):
-    """Who edits one object, and who wrote it last; written by ``editing/store`` only. Times are microseconds since 1970
-    by the clock of the database. A managed table, because ``flush`` also deletes the objects.
+class WebLease(KeptModel):
+    """Who edits an object, or holds a name that browsers lock (``model`` is "" then); who wrote the object last.
 
-    ``writes`` begins at the time at which the row is made: a row that was swept never counts the same numbers again.
+    Written by ``leases`` only; it decides alone. Times are microseconds since 1970 by the clock of the database. A
+    managed table, because ``flush`` also deletes the objects and users. ``fence`` and ``writes`` begin at the time at
+    which the row is made: a row that was swept never counts the same numbers again.
     """
 
     digest = AsciiField(primary_key=True, max_length=64)
     model = models.CharField(max_length=255)
-    object_pk = models.TextField()
+    name = models.TextField()
     lease = AsciiField(max_length=64)
-    principal = models.CharField(max_length=255)
-    tab = AsciiField(max_length=64)
+    principal = AsciiField(max_length=255)
     label = models.CharField(max_length=255)
     fence = models.BigIntegerField()
     writes = models.BigIntegerField()
     since = models.BigIntegerField()
-    seen = models.BigIntegerField()
     active_at = models.BigIntegerField()
     expires_at = models.BigIntegerField()
-    reserved = models.SmallIntegerField()
+    ends_at = models.BigIntegerField()
+    page_left = models.SmallIntegerField()
     previous = AsciiField(max_length=64)
     ended = AsciiField(max_length=16)
     changed_at = models.BigIntegerField()
     changed_by = models.CharField(max_length=255)
 
     class Meta:
-        db_table = "django_distlock_editlease"
+        db_table = "django_distlock_weblease"
         verbose_name = _("edit lock")
         verbose_name_plural = _("edit locks")
         default_permissions = ()
         permissions = (("takeover_editlease", _("Can take over what another user is editing")),)
         indexes = (
-            models.Index(fields=["expires_at"], name="distlock_editlease_ends"),
-            models.Index(fields=["principal", "expires_at"], name="distlock_editlease_whose"),
+            models.Index(fields=["expires_at"], name="distlock_weblease_ends"),
+            models.Index(fields=["principal", "expires_at"], name="distlock_weblease_whose"),
         )
 
     def __str__(self) -> str:
-        return f"{self.model} {self.object_pk}"
-
-
-class BrowserLockRow(KeptModel):
-    """The holder of one name that browsers lock; it decides alone. Written by ``browser/store`` only. Times are
-    microseconds since 1970 by the clock of the database. A managed table, because ``flush`` also deletes the users.
-
-    ``fence`` begins at the time at which the row is made: a row that was swept never counts the same numbers again.
-    ``holder`` is a hash of the lease and the principal.
-    """
-
-    digest = AsciiField(primary_key=True, max_length=64)
-    name = models.TextField()
-    lease = AsciiField(max_length=64)
-    holder = AsciiField(max_length=64)
-    principal = models.CharField(max_length=255)
-    label = models.CharField(max_length=255)
-    fence = models.BigIntegerField()
-    since = models.BigIntegerField()
-    expires_at = models.BigIntegerField()
-    ends_at = models.BigIntegerField()
-    previous = AsciiField(max_length=64)
-    ended = AsciiField(max_length=16)
-
-    class Meta:
-        db_table = "django_distlock_browserlock"
-        default_permissions = ()
-        indexes = (
-            models.Index(fields=["holder"], name="distlock_browserlock_holder"),
-            models.Index(fields=["principal"], name="distlock_browserlock_whose"),
-            models.Index(fields=["expires_at"], name="distlock_browserlock_ends"),
-        )
-
-    def __str__(self) -> str:
-        return self.name
+        return f"{self.model} {self.name}".strip()
 
 
 class BrowserTicket(KeptModel):
@@ -290,7 +255,7 @@ class BrowserTicket(KeptModel):
     holder = AsciiField(primary_key=True, max_length=64)
     digest = AsciiField(max_length=64)
     lease = AsciiField(max_length=64)
-    principal = models.CharField(max_length=255)
+    principal = AsciiField(max_length=255)
     arrived = models.BigIntegerField()
     alive_until = models.BigIntegerField()
 

@@ -20,7 +20,6 @@ if apps.is_installed("testproject.orders"):
     urlpatterns.insert(0, path("orders/", include("testproject.orders.urls")))
 if apps.is_installed("testproject.articles"):
     urlpatterns.insert(0, path("articles/", include("testproject.articles.urls")))
-    urlpatterns.insert(0, path("distlock/editing/", include("django_distlock.editing.urls")))
 if apps.is_installed("testproject.cart"):
     urlpatterns[:0] = [
         path("cart/", include("testproject.cart.urls")),

@@ -8,7 +8,7 @@ import os
 import secrets
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from asgiref.sync import sync_to_async
 from django.db import connections
@@ -40,100 +40,8 @@ logger = logging.getLogger("django_distlock.editing")
 RENEWALS_PER_TTL = 3
 
 
-class EditHold:
-    """The edit lock of one object, held by code. ``lease`` is the row as it was when it was claimed."""
-
-    def __init__(self, resource: Resource, owner: Owner, lease: EditLease | None, ttl: float, began: float) -> None:
-        self.resource = resource
-        self.owner = owner
-        self.lease = lease
-        self._ttl = ttl
-        self._until = began + ttl
-        self._lost: Lost | None = None
-        self._stop = threading.Event()
-        self._tenant = Tenant(store.alias_for(resource))
-        self._process = os.getpid()
-
-    @property
-    def fence(self) -> int | None:
-        """A number that rises with each new holder; None if the lock was not taken."""
-        return None if self.lease is None else self.lease.fence
-
-    @property
-    def held(self) -> bool:
-        """False once the lock is known to be lost, or could not be renewed for a whole TTL."""
-        return self.lease is not None and self._lost is None and clock.now() < self._until
-
-    def check(self) -> None:
-        """Raise LockLost if the lock is lost, for long jobs: call it before each step that writes."""
-        if self.lease is not None and not self.held:
-            raise LockLost(self._why())
-
-    def start(self) -> None:
-        """Renew the lease in a thread until :meth:`end`. RuntimeError if none can be started."""
-        if self.lease is None or in_test_case(store.alias_for(self.resource)):
-            return  # another connection does not see the rows of a TestCase
-        threading.Thread(target=self._renew, name="distlock-edit-renewal", daemon=True).start()
-
-    def _renew(self) -> None:
-        alias = store.alias_for(self.resource)
-        try:
-            self._tenant.enter()
-            while not self._stop.wait(self._ttl / RENEWALS_PER_TTL):
-                began = clock.now()
-                try:
-                    found = store.renew(self.resource, self._id, self._ttl, principal=self.owner.principal)
-                except BackendUnavailable:
-                    logger.warning("The edit lock of %s could not be renewed; the next attempt follows.", self._what)
-                    connections[alias].close()
-                    continue
-                if isinstance(found, Lost):
-                    self._lost = found
-                    logger.warning("The edit lock of %s is lost: %s", self._what, one_line(self._why()))
-                    return
-                self._until = began + self._ttl
-                connections[alias].close()  # a long job must not keep a second connection open
-        finally:
-            connections[alias].close()
-
-    def end(self, *, write: bool) -> None:
-        """Give the lock back. LockLost if it was lost meanwhile.
-
-        ``write`` counts a write, so that forms which were rendered before are refused.
-        """
-        self._stop.set()
-        if self._process != os.getpid():  # after a fork it is the parent's
-            return
-        wrote_by = self.owner.label if write else None
-        if self.lease is not None and store.release(
-            self.resource, self._id, principal=self.owner.principal, wrote_by=wrote_by
-        ):
-            return
-        if write:
-            store.count_write(self.resource, self.owner.label)
-        if self.lease is not None:
-            found = store.renew(self.resource, self._id, self._ttl, principal=self.owner.principal)
-            if isinstance(found, Lost):
-                self._lost = found
-                raise LockLost(self._why())
-
-    @property
-    def _id(self) -> str:
-        return "" if self.lease is None else self.lease.lease
-
-    @property
-    def _what(self) -> str:
-        return f"{self.resource.model} {self.resource.pk}"
-
-    def _why(self) -> str:
-        if self._lost is None:
-            return f"The edit lock of {self._what} could not be renewed in time."
-        by = f" by {self._lost.by}" if self._lost.by else ""
-        return f"The edit lock of {self._what} was lost ({self._lost.reason.replace('_', ' ')}{by})."
-
-
 class edit_lock:
-    """Hold the edit lock of an object for the block; ``with`` and ``async with``. Gives an :class:`EditHold`.
+    """Hold the edit lock of an object for the block; ``with`` and ``async with``. The value is this object.
 
     ``by`` is what others are shown while the block runs. The lease is renewed until the end, for as long as the block
     takes. EditConflict if another user is editing; with ``override`` the lock is taken from them, which is logged and
@@ -158,105 +66,152 @@ class edit_lock:
             raise ValueError("by must say who edits: others are shown it.")
         self._options = config()
         self._resource = obj if isinstance(obj, Resource) else resource_of(obj)
+        self._owner = Owner(principal=f"code:{secrets.token_hex(16)}", label=by)
         self._ttl: float = self._options.ttl if ttl is None else seconds("ttl", ttl, positive=True) or 0.0
-        self._by = by
         self._override = override
         self._reason = reason
         self._write = write
-        self._hold: EditHold | None = None
+        self._used = False
+        self._lease: EditLease | None = None  # None as well where the mode lets the block go on without the lock
+        self._until = 0.0  # by clock.now(): the lease is held at least until then
+        self._lost: Lost | None = None
+        self._stop = threading.Event()
+        self._process = os.getpid()
 
-    def __enter__(self) -> EditHold:
-        if self._hold is not None:
-            raise RuntimeError("This edit_lock() has been used: make another one.")
-        # in this thread, which for a task is not the one that has made the object
-        self._resource = replace(self._resource, schema=schema_of(self._resource.database))
-        if in_transaction(store.alias_for(self._resource)):
-            raise TransactionManagementError(
-                "edit_lock() must be outside atomic(): others would not see the lease before the end of the "
-                "transaction. Begin the transaction inside the block."
-            )
-        hold = self._taken()
-        try:
-            hold.start()
-        except BaseException:
-            hold.end(write=False)
-            raise
-        self._hold = hold
-        return hold
+    @property
+    def fence(self) -> int | None:
+        """A number that rises with each new holder; None if the lock was not taken."""
+        return None if self._lease is None else self._lease.fence
+
+    @property
+    def held(self) -> bool:
+        """False once the lock is known to be lost, or could not be renewed for a whole TTL."""
+        return self._lease is not None and self._lost is None and clock.now() < self._until
+
+    def check(self) -> None:
+        """Raise LockLost if the lock is lost, for long jobs: call it before each step that writes."""
+        if self._lease is not None and not self.held:
+            raise LockLost(self._why())
+
+    def __enter__(self) -> Self:
+        self._take()
+        self._keep()
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._hold is not None  # noqa: S101 - for the type checker
         try:
-            self._hold.end(write=self._write and error is None and self._options.mode != "off")
+            self._give_back(wrote=self._write and error is None and self._options.mode != "off")
         except (LockLost, BackendUnavailable):
             if error is None:
                 raise
             logger.exception("The edit lock was not given back after an error.")
 
-    async def __aenter__(self) -> EditHold:
-        entering = asyncio.ensure_future(sync_to_async(self.__enter__)())
+    async def __aenter__(self) -> Self:
         try:
-            return await asyncio.shield(entering)
-        except asyncio.CancelledError as cancelled:
-            try:
-                await uninterrupted(entering)
-            except Exception:  # it was not taken
-                logger.debug("The edit lock was not taken.", exc_info=True)
-            else:
-                await uninterrupted(sync_to_async(self.__exit__)(type(cancelled), cancelled, None))
+            await finished(sync_to_async(self._take)())
+        except asyncio.CancelledError as cancelled:  # it may have been taken all the same
+            await uninterrupted(sync_to_async(self.__exit__)(type(cancelled), cancelled, None))
             raise
+        self._keep()
+        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await finished(sync_to_async(self.__exit__)(kind, error, trace))
 
-    def _taken(self) -> EditHold:
-        owner = Owner(principal=f"code:{secrets.token_hex(16)}", tab=secrets.token_hex(16), label=self._by)
-        began = clock.now()
+    def _take(self) -> None:
+        if self._used:
+            raise RuntimeError("This edit_lock() has been used: make another one.")
+        self._used = True
+        # in this thread, which for a task is not the one that has made the object
+        self._resource = replace(self._resource, schema=schema_of(self._resource.database))
+        alias = store.alias_for(self._resource)
+        if in_transaction(alias):
+            raise TransactionManagementError(
+                "edit_lock() must be outside atomic(): others would not see the lease before the end of the "
+                "transaction. Begin the transaction inside the block."
+            )
         if self._options.mode == "off":
-            return EditHold(self._resource, owner, None, self._ttl, began)
-        found = store.claim(self._resource, owner, secrets.token_hex(16), self._ttl)
+            return
+        self._tenant = Tenant(alias)
+        # in the transaction of a TestCase: another connection, and so the thread that renews, does not see the lease
+        self._is_test = connections[alias].in_atomic_block
+        self._until = clock.now() + self._ttl
+        found = store.claim(self._resource, self._owner, secrets.token_hex(16), self._ttl)
         if not isinstance(found, EditLease) and self._override and not found.saving:
-            found = self._take_over(owner, found)
+            found = self._take_over(found)
         if isinstance(found, EditLease):
-            return EditHold(self._resource, owner, found, self._ttl, began)
-        conflict = EditConflict(
-            "saving" if found.saving else "held",
-            holder=found.holder.editor if found.holder is not None else None,
-            resource=self._resource,
-        )
+            self._lease = found
+            return
+        holder = found.holder.editor if found.holder is not None else None
+        conflict = EditConflict("saving" if found.saving else "held", holder=holder, resource=self._resource)
         if self._options.mode != "warn":
             raise conflict
-        logger.warning("%s goes on, although: %s", one_line(self._by), one_line(str(conflict)))
-        return EditHold(self._resource, owner, None, self._ttl, began)
+        logger.warning("%s goes on, although: %s", one_line(self._owner.label), one_line(str(conflict)))
 
-    def _take_over(self, owner: Owner, busy: Busy) -> EditLease | Busy:
-        found = store.takeover(self._resource, owner, secrets.token_hex(16), self._ttl, self._reason or self._by)
+    def _take_over(self, busy: Busy) -> EditLease | Busy:
+        reason = self._reason or self._owner.label
+        found = store.takeover(self._resource, self._owner, secrets.token_hex(16), self._ttl, reason)
         if isinstance(found, EditLease):
-            who = (
-                busy.holder.owner.label if busy.holder is not None and busy.holder.owner is not None else "another user"
-            )
-            logger.warning(
-                "%s took %s %s over from %s.",
-                one_line(self._by),
-                found.resource.model,
-                found.resource.pk,
-                one_line(who),
-            )
-            edit_overridden.send_robust(
-                sender=EditLease,
-                resource=self._resource,
-                owner=owner,
-                before=busy.holder,
-                lease=found,
-                reason=self._reason,
-            )
+            before = busy.holder.owner.label if busy.holder is not None and busy.holder.owner else "another user"
+            by = one_line(self._owner.label)
+            logger.warning("%s took %s over from %s.", by, self._what, one_line(before))
+            told = {"owner": self._owner, "before": busy.holder, "lease": found, "reason": self._reason}
+            edit_overridden.send_robust(sender=EditLease, resource=self._resource, **told)
         return found
 
+    def _keep(self) -> None:
+        """Renew the lease in a thread until the block ends."""
+        if self._lease is not None and not self._is_test:
+            threading.Thread(target=self._renew, args=[self._lease], name="distlock-edit-renewal", daemon=True).start()
 
-def in_test_case(alias: str) -> bool:
-    """Is the connection in the transaction of a TestCase, whose rows another connection does not see?"""
-    return any(getattr(block, "_from_testcase", False) for block in connections[alias].atomic_blocks)
+    def _renew(self, lease: EditLease) -> None:
+        alias = store.alias_for(self._resource)
+        try:
+            self._tenant.enter()
+            while not self._stop.wait(self._ttl / RENEWALS_PER_TTL):
+                began = clock.now()
+                try:
+                    found = store.renew(self._resource, lease.lease, self._ttl, principal=self._owner.principal)
+                except BackendUnavailable:
+                    logger.warning("The edit lock of %s could not be renewed; the next attempt follows.", self._what)
+                else:
+                    if isinstance(found, Lost):
+                        self._lost = found
+                        logger.warning("The edit lock of %s is lost: %s", self._what, one_line(self._why()))
+                        return
+                    self._until = began + self._ttl
+                connections[alias].close()  # a long job must not keep a second connection open
+        finally:
+            connections[alias].close()
+
+    def _give_back(self, *, wrote: bool) -> None:
+        """End the lease. ``wrote``: forms that were rendered before are refused. LockLost if it was lost meanwhile."""
+        self._stop.set()
+        if self._process != os.getpid():  # after a fork it is the parent's
+            return
+        lease, principal, label = self._lease, self._owner.principal, self._owner.label
+        if lease is not None and store.release(
+            self._resource, lease.lease, principal=principal, wrote_by=label if wrote else None
+        ):
+            return
+        if wrote:
+            store.count_write(self._resource, label)
+        if lease is not None:
+            found = store.renew(self._resource, lease.lease, self._ttl, principal=principal)
+            if isinstance(found, Lost):
+                self._lost = found
+                raise LockLost(self._why())
+
+    @property
+    def _what(self) -> str:
+        return f"{self._resource.model} {self._resource.pk}"
+
+    def _why(self) -> str:
+        if self._lost is None:
+            return f"The edit lock of {self._what} could not be renewed in time."
+        by = f" by {self._lost.by}" if self._lost.by else ""
+        return f"The edit lock of {self._what} was lost ({self._lost.reason.replace('_', ' ')}{by})."

@@ -18,7 +18,7 @@ from django_distlock.validation import refuse_order
 from . import store
 from .conf import EditingConfig, config, require_own
 from .grants import EditGrant
-from .http.forms import NO_TAB, bring_up_to_date, owner_of
+from .http.forms import bring_up_to_date, owner_of
 from .http.refusals import Refusal
 from .records import EditConflict
 from .resources import resource_of, rows_of
@@ -29,13 +29,13 @@ from .views import problem
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from .records import EditLease
+    from .records import EditLease, Resource
     from .saving import Save
 
 PRECONDITION_REQUIRED = 428
 # The id of a lease that the client holds, for an API beside a page with the script.
 LEASE_HEADER = "Distlock-Lease"
-_TAGS = re.compile(r'\s*(?P<weak>W/)?"(?P<tag>[^"]*)"\s*(?:,|$)')
+_TAG = re.compile(r'(W/)?"([^"]*)"')
 _WRITES = ("PUT", "PATCH", "DELETE")
 
 
@@ -83,8 +83,30 @@ class EditLockViewSetMixin:
         handler = getattr(self, name, None)
         if handler is None:
             return
-        writes = request.method in _WRITES and self._has_object() and self.get_edit_config().mode != "off"
-        setattr(self, name, functools.partial(self._saved if writes else self._plain, handler))
+        has_object = (self.lookup_url_kwarg or self.lookup_field) in self.kwargs  # type: ignore[attr-defined]
+        saves = request.method in _WRITES and has_object and self.get_edit_config().mode != "off"
+        setattr(self, name, functools.partial(self._saved if saves else self._plain, handler))
+
+    def get_object(self) -> Any:
+        """The object; while it is saved, the one that was locked."""
+        if self._edit_save is not None:
+            return self._edit_object
+        obj = super().get_object()  # type: ignore[misc]
+        if self.get_edit_config().mode != "off":
+            row = _row_of(resource_of(obj))
+            if row is not None and row.changed_at is not None:
+                # the first copy, with what it has prefetched, may be older than the last save that the row counts
+                obj = super().get_object()  # type: ignore[misc]
+            self._edit_object, self._edit_row = obj, row
+        return obj
+
+    def handle_exception(self, exc: Exception) -> Any:
+        """As the framework's; an EditConflict, also of ``edit_lock()`` in an action, is answered with its problem."""
+        if isinstance(exc, _Answered):
+            return exc.response
+        if isinstance(exc, EditConflict):
+            return problem(Refusal.of(exc))
+        return super().handle_exception(exc)  # type: ignore[misc]
 
     def finalize_response(self, request: Any, response: Any, *args: Any, **kwargs: Any) -> Any:
         """Add the ``ETag`` of the object that the answer is about."""
@@ -94,94 +116,69 @@ class EditLockViewSetMixin:
             response["ETag"] = f'"{self._version(obj, self._edit_row)}"'
         return response
 
-    def _has_object(self) -> bool:
-        lookup = self.lookup_url_kwarg or self.lookup_field  # type: ignore[attr-defined]
-        return lookup in self.kwargs  # type: ignore[attr-defined]
+    # saves
 
     def _plain(self, handler: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         with transactions_of_request():
             return handler(request, *args, **kwargs)
 
-    def get_object(self) -> Any:
-        """The object; while it is saved, the one that was locked."""
-        if self._edit_save is not None:
-            return self._edit_object
-        obj = super().get_object()  # type: ignore[misc]
-        if self.get_edit_config().mode != "off":
-            resource = resource_of(obj)
-            row = store.read([resource]).get(resource.digest)
-            if row is not None and row.changed_at is not None:
-                # the first copy, with what it has prefetched, may be older than the last save that the row counts
-                obj = super().get_object()  # type: ignore[misc]
-            self._edit_object, self._edit_row = obj, row
-        return obj
-
     def _saved(self, handler: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         settings = self.get_edit_config()
         obj = self.get_object()  # permissions of the object, and 404
         if self.edit_if_match_required and not request.headers.get("If-Match"):
-            return _answer(PRECONDITION_REQUIRED, "if_match", "This request needs If-Match.")
+            facts = {"code": "if_match", "detail": "This request needs If-Match.", "status": PRECONDITION_REQUIRED}
+            return Response(facts, status=PRECONDITION_REQUIRED)
         visitor = visitor_of(request, settings.label_of)
-        lease = request.headers.get(LEASE_HEADER, "")
         mode = "warn" if settings.mode == "warn" or self.may_ignore_lock(request, obj) else "enforce"
         grant = EditGrant(resources=(resource_of(obj),), principal=visitor.signer, mode=mode)
+        lease = request.headers.get(LEASE_HEADER, "")
         work = functools.partial(self._work, functools.partial(handler, request, *args, **kwargs), request, obj)
         try:
             with transactions_of_request(but=databases_of(grant)):
                 return run_save(
                     grant,
-                    owner_of(visitor, NO_TAB),
+                    owner_of(visitor),
                     lease if ID.fullmatch(lease) else "",
                     work,
-                    attempts=_attempts(request),
+                    attempts=1 if request.FILES else 2,  # the first one may have moved an uploaded file to its place
                 )
-        except _Answered as answered:
-            return answered.response
-        except EditConflict as conflict:
-            self._edit_object = None
-            return problem(Refusal.of(conflict))
         finally:
             self._edit_save = None
 
     def _work(self, handler: Any, request: Any, obj: Any, save: Save) -> Any:
         row = save.rows[save.grant.resource.digest]
-        if not self._matches(request.headers.get("If-Match"), save.object, row):
-            refusal = Refusal(reason="changed", who=row.changed_by)
-            raise _Answered(problem(refusal))
+        header = request.headers.get("If-Match", "")
+        if not self._matches(header, save.object, row):
+            by = "" if f'.{row.writes}"' in header else row.changed_by  # else it was code that knows no edit locks
+            raise EditConflict("changed", changed_by=by, resource=row.resource)
         bring_up_to_date(obj, save.object)
         self._edit_save = save
         try:
             response = handler()
+        except Error:
+            raise
         except Exception as error:
             # as without a transaction around it: the framework's answer, and nothing is written
-            raise _Answered(self._failed(error)) from error
+            response = self.handle_exception(error)
+            response.exception = True
+            raise _Answered(response) from error
         if response.status_code >= 400:
             raise _Answered(response)
-        if request.method == "DELETE" and not rows_of(save.grant.resource).exists():
+        # what was saved and what the database has may be spelled differently
+        self._edit_object = rows_of(row.resource).first()
+        if request.method == "DELETE" and self._edit_object is None:
             save.deleted()
-            self._edit_object = None
         else:
             save.wrote()
             save.keep()  # a client of an API stays where it is
-            # what was saved and what the database has may be spelled differently
-            self._edit_object = rows_of(save.grant.resource).first()
-            self._edit_row = store.read([save.grant.resource]).get(row.resource.digest)
+            self._edit_row = _row_of(row.resource)
         return response
 
-    def _failed(self, error: Exception) -> Any:
-        if isinstance(error, Error):
-            raise error
-        response = self.handle_exception(error)  # type: ignore[attr-defined]
-        response.exception = True
-        return response
-
-    def _matches(self, header: str | None, obj: Any, row: EditLease) -> bool:
+    def _matches(self, header: str, obj: Any, row: EditLease) -> bool:
         """Does If-Match name the version of the object? A weak tag never does (RFC 9110)."""
-        if not header:
+        if not header or header.strip() == "*":
             return True
-        found = list(_TAGS.finditer(header))
-        version = self._version(obj, row)
-        return header.strip() == "*" or any(not tag["weak"] and tag["tag"] == version for tag in found)
+        return ("", self._version(obj, row)) in _TAG.findall(header)
 
     def _version(self, obj: Any, row: EditLease | None) -> str:
         """The version, and the counter of the saves that change no column (many-to-many)."""
@@ -198,10 +195,5 @@ class _Answered(Exception):
         super().__init__()
 
 
-def _attempts(request: Any) -> int:
-    """An uploaded file may have been moved to its place by the first attempt."""
-    return 1 if request.FILES else 2
-
-
-def _answer(status: int, code: str, detail: str) -> Any:
-    return Response({"code": code, "detail": detail, "status": status}, status=status)
+def _row_of(resource: Resource) -> EditLease | None:
+    return store.read([resource]).get(resource.digest)

@@ -51,7 +51,6 @@ class EditGrant:
     inlines: tuple[Inline, ...] = ()
     version: str | None = None
     writes: tuple[int | None, ...] = ()
-    permission: str = ""
     until: float = 0.0
 
     def __post_init__(self) -> None:
@@ -85,7 +84,6 @@ def open_grant(
     principal: str,
     fields: Sequence[str] | None = None,
     inlines: Sequence[Inline] = (),
-    permission: str = "",
     options: EditingConfig | None = None,
     leases: dict[str, EditLease] | None = None,
 ) -> Opened | None:
@@ -114,7 +112,6 @@ def open_grant(
         inlines=tuple(inlines),
         version=version_of(obj, named, rows),
         writes=tuple(_writes(leases.get(resource.digest)) for resource in resources),
-        permission=permission,
         until=time.time() + options.form_ttl,
     )
     return Opened(grant=grant, obj=obj, leases=leases)
@@ -134,7 +131,6 @@ def sign(grant: EditGrant) -> str:
         "i": [[inline.model, inline.fk, inline.fields] for inline in grant.inlines],
         "v": grant.version,
         "w": grant.writes,
-        "o": grant.permission,
         "u": grant.until,
     }
     return signing.dumps(packed, salt=SALT, compress=True)
@@ -178,6 +174,5 @@ def _unpacked(packed: Any) -> EditGrant:
         ),
         version=packed["v"],
         writes=tuple(packed["w"]),
-        permission=packed["o"],
         until=packed["u"],
     )

@@ -13,7 +13,6 @@ from django_distlock.http.visitors import principal_of_user
 from . import store
 from .conf import config
 from .http.forms import FIELDS
-from .http.permissions import Gate
 from .records import Busy, Owner
 from .resources import resource_of
 
@@ -55,8 +54,7 @@ def being_edited(obj: Model, *, by: Any = "another user") -> Iterator[str]:
     principal = principal_of_user(by) if is_user else f"test:{by}"
     label = config().label_of(by) if is_user else str(by)
     resource, lease = resource_of(obj), secrets.token_hex(16)
-    Gate.forget()  # what was allowed in another test says nothing
-    found = store.claim(resource, Owner(principal=principal, tab=secrets.token_hex(8), label=label), lease, 3600)
+    found = store.claim(resource, Owner(principal=principal, label=label), lease, 3600)
     if isinstance(found, Busy):
         raise AssertionError(f"{resource.model} {resource.pk} is being edited already.")
     try:

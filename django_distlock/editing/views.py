@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.contrib import messages
-from django.contrib.auth.mixins import AccessMixin, LoginRequiredMixin
+from django.contrib.auth.mixins import AccessMixin
 from django.core.exceptions import ImproperlyConfigured, ObjectDoesNotExist, PermissionDenied
+from django.forms.formsets import BaseFormSet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.shortcuts import get_object_or_404
 from django.utils.translation import gettext as _
 from django.views.generic.base import View
+from django.views.generic.edit import DeletionMixin
 
 from django_distlock.http.transactions import outside_transactions, transactions_of_request
 from django_distlock.http.visitors import user_of
@@ -23,28 +25,17 @@ from django_distlock.validation import qualified_name, refuse_order, refuse_regi
 
 from . import store
 from .conf import EditingConfig, config, has_login, require_own
-from .http import refusals
-from .http.forms import Posted, ReadyForm, bring_up_to_date, editable_fields, leases_before, open_form, ready_forms
+from .http import beats, refusals
+from .http.forms import LockedForm, ReadyForm, bring_up_to_date, editable_fields, open_form, ready_forms
 from .http.guard import SaveGuard, SaveRefused
-from .http.permissions import (
-    ATTRIBUTE,
-    GONE,
-    NONE,
-    Access,
-    FunctionPage,
-    decided,
-    has_permission,
-    has_takeover,
-    may_take_over,
-)
-from .http.refusals import Group, Refusal
+from .http.refusals import Refusal
 from .http.rows import keep_rows, new_rows_text
+from .http.takeover import TAKEOVER, decided, has_permission, has_takeover, may_take_over
 from .resources import resource_of, rows_of
 from .versions import Inline
 
 if TYPE_CHECKING:
     from django.db.models import Model
-    from django.forms import BaseForm
 
     from .records import EditLease, Resource
     from .saving import Save
@@ -82,17 +73,12 @@ class EditLockMixin:
         require_own(initkwargs.get("edit_lock", cls.edit_lock))
         if not all(hasattr(kind, "fk") for kind in initkwargs.get("edit_lock_inlines", cls.edit_lock_inlines)):
             raise ImproperlyConfigured("edit_lock_inlines has the classes that inlineformset_factory() returns.")
-        view = super().as_view(**initkwargs)  # type: ignore[misc]
-        setattr(view, ATTRIBUTE, ViewPage(cls, initkwargs))
-        return outside_transactions(view)
+        return outside_transactions(super().as_view(**initkwargs))  # type: ignore[misc]
 
     # hooks
 
     def may_edit(self, request: HttpRequest, obj: Any) -> bool:
-        """May the visitor go on editing? Asked again while the form is open.
-
-        The permissions of Django's mixins and ``get_object()`` are asked as well; decorators are not.
-        """
+        """May the visitor edit the object? Asked at each request, also while the form is open."""
         return True
 
     def may_take_over(self, request: HttpRequest, obj: Any) -> bool:
@@ -123,13 +109,11 @@ class EditLockMixin:
         with transactions_of_request():
             settings = self.get_edit_config()
             obj = self._loaded()  # also in the mode "off": a FormView with an object relies on it
-            if settings.mode != "off":
-                opened = None
-                if _is_saved(obj):
-                    opened = open_form(request, [obj], settings, fields=self.get_edit_fields(), inlines=self._inlines())
-                if opened is not None:
-                    bring_up_to_date(obj, opened.obj)
-                    ready_forms(request)[opened.grant.resource] = ReadyForm(grant=opened.grant, config=settings)
+            if settings.mode != "off" and _is_saved(obj):
+                ready = open_form(request, obj, settings, fields=self.get_edit_fields(), inlines=self._inlines())
+                if ready is not None:
+                    bring_up_to_date(obj, ready.obj)
+                    ready_forms(request)[ready.grant.resource] = ready
             return super().get(request, *args, **kwargs)  # type: ignore[misc,no-any-return]
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
@@ -137,11 +121,27 @@ class EditLockMixin:
         return self._guarded(functools.partial(super().post, request, *args, **kwargs))  # type: ignore[misc]
 
     def setup(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
-        """As Django's; the method DELETE, if the view has it, deletes under the lock."""
+        """As Django's; the method DELETE, if the view has it, deletes under the lock.
+
+        A beat of the script comes here as well, and then passes ``dispatch()`` and all that asks for permissions there.
+        It must not reach a ``post()`` of the view's own, which would take it for a form.
+        """
         super().setup(request, *args, **kwargs)  # type: ignore[misc]
+        if beats.is_beat(request):
+            self.get = self.post = self._beat  # type: ignore[method-assign]
+            return
         handler = getattr(self, "delete", None)
         if handler is not None:
             self.delete = lambda *given, **named: self._guarded(functools.partial(handler, *given, **named))
+
+    def _beat(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        return beats.answer(request, self._editable, self.get_edit_config(), self.may_take_over)
+
+    def _editable(self) -> Any:
+        obj = self._loaded()
+        if not _is_saved(obj):
+            raise Http404
+        return obj
 
     def _guarded(self, handler: Callable[[], HttpResponseBase]) -> HttpResponseBase:
         if self._is_saving:  # post() has called delete()
@@ -160,25 +160,13 @@ class EditLockMixin:
             with transactions_of_request():
                 return handler()
         guard = SaveGuard(self.request, settings, [resource_of(obj)])
-        if guard.posted.choice in ("review", "overwrite"):
-            self._keep_rows(obj)
         try:
-            if guard.posted.choice == "review" and hasattr(self, "get_form"):
-                return self._reviewed(guard)
             return guard.save(
                 lambda save: self._saved(save, guard, obj, handler),
-                may_overwrite=lambda holder: may_take_over(self.request, settings, obj, holder, self),
+                may_overwrite=lambda holder: may_take_over(self.request, settings, obj, holder, self.may_take_over),
             )
         except SaveRefused as refused:
             return self.edit_refused(guard, refused.refusal, obj)
-
-    def _keep_rows(self, obj: Any) -> None:
-        """What was typed into rows that are gone becomes new rows."""
-        for kind in self.edit_lock_inlines:
-            params = {"instance": obj, "prefix": kind.get_default_prefix(), "data": self.request.POST.copy()}
-            if keep_rows(kind, params) and Posted.of(self.request).choice == "review":
-                messages.warning(self.request, new_rows_text(), fail_silently=True)
-            self.request.POST = params["data"]
 
     def form_valid(self, form: Any) -> HttpResponseBase:
         """As Django's. What it saves counts, whatever the view answers then."""
@@ -190,8 +178,10 @@ class EditLockMixin:
         obj = self.get_object()  # type: ignore[has-type]
         self.get_object = lambda queryset=None: obj  # type: ignore[method-assign,unused-ignore]
         self.object = obj
-        if _is_saved(obj) and not decided(self.may_edit(self.request, obj)):
-            raise PermissionDenied
+        if _is_saved(obj):
+            if not decided(self.may_edit(self.request, obj)):
+                raise PermissionDenied
+            LockedForm(resource=resource_of(obj), config=self.get_edit_config()).tell(self.request)
         return obj
 
     def _saved(
@@ -226,94 +216,50 @@ class EditLockMixin:
             raise Http404 from refused
         return refusals.page(self.request, Refusal(reason="deleted"), template=self.edit_conflict_template)
 
-    def _reviewed(self, guard: SaveGuard) -> HttpResponseBase:
-        """The form again, with what was typed and the version that the page of the conflict has shown."""
-        grant = guard.grant()
-        ready_forms(self.request)[guard.resources[0]] = ReadyForm(grant=grant, config=guard.config, posted=guard.posted)
-        form = self.get_form()  # type: ignore[attr-defined]
-        form.is_valid()
-        form.add_error(None, review_text())
-        return self.form_invalid(form)  # type: ignore[attr-defined,no-any-return]
-
-    # the page of the conflict
+    # a refused save
 
     def edit_refused(self, guard: SaveGuard, refusal: Refusal, obj: Any) -> HttpResponseBase:
-        """The answer to a refused save."""
-        opened = guard.prepare(refusal, [obj], fields=self.get_edit_fields(), inlines=self._inlines())
-        refusal.can_review = hasattr(self, "get_form")
-        refusal.can_overwrite = opened is not None and may_take_over(
-            self.request, guard.config, opened.obj, guard.other_holder(opened.leases), self
+        """The answer to a refused save: the form with what was typed, and what is saved now beside what differs."""
+        ready = guard.prepare(
+            refusal,
+            obj,
+            fields=self.get_edit_fields(),
+            inlines=self._inlines(),
+            may_overwrite=lambda holder: may_take_over(
+                self.request, guard.config, refusal.obj, holder, self.may_take_over
+            ),
         )
-        self.object = copy(opened.obj) if opened is not None else obj
-        groups = self.edit_comparison(opened.obj if opened is not None else None)
-        return refusals.page(self.request, refusal, groups, template=self.edit_conflict_template)
+        refusal.deletes = isinstance(self, DeletionMixin) or self.request.method == "DELETE"
+        if ready is None or refusal.deletes or not hasattr(self, "get_form"):
+            return refusals.page(self.request, refusal, template=self.edit_conflict_template)
+        self.object = copy(ready.obj)
+        self._keep_rows()
+        form = self.get_form()
+        refusals.add_conflict(form, refusal)
+        response: Any = self.form_invalid(form)  # type: ignore[attr-defined]
+        if refusal.replaces:
+            self._mark_rows(getattr(response, "context_data", None) or {})
+        response.status_code = refusals.CONFLICT
+        return response  # type: ignore[no-any-return]
 
-    def edit_comparison(self, current: Any) -> list[Group] | None:
-        """What the page shows beside each other: the form as it was sent, and as it would be for ``current``."""
-        if not hasattr(self, "get_form_kwargs"):
-            return None
-        kwargs = self.get_form_kwargs()
-        kind: type[BaseForm] = self.get_form_class()  # type: ignore[attr-defined]
-        mine = kind(**kwargs)
-        unbound = {name: value for name, value in kwargs.items() if name not in ("data", "files")}
-        if "instance" in unbound:
-            unbound["instance"] = current
-        theirs = kind(**unbound) if current is not None else None
-        return [Group(title="", rows=refusals.compare(mine, theirs)), *self._rows(current)]
-
-    def _rows(self, current: Any) -> Iterator[Group]:
-        """The rows of the inline formsets that differ."""
-        parent = copy(self.object if current is None else current)
+    def _keep_rows(self) -> None:
+        """What was typed into rows that are gone becomes new rows."""
         for kind in self.edit_lock_inlines:
-            formset = kind(self.request.POST, self.request.FILES, instance=parent)
-            if formset.management_form.is_valid():
-                yield from filter(None, (refusals.group_of_row(kind, form) for form in formset.forms))
+            params = {"instance": self.object, "prefix": kind.get_default_prefix(), "data": self.request.POST.copy()}
+            if keep_rows(kind, params):
+                messages.warning(self.request, new_rows_text(), fail_silently=True)
+            self.request.POST = params["data"]
 
-
-def review_text() -> str:
-    return _("Another user has saved this meanwhile. This is your text: if you save it, it replaces theirs.")
+    def _mark_rows(self, context: Mapping[str, Any]) -> None:
+        """Show what is saved now in the rows of the formsets that the view has put into its context."""
+        for formset in context.values():
+            if isinstance(formset, BaseFormSet) and type(formset) in self.edit_lock_inlines and formset.is_bound:
+                for form in formset.initial_forms:
+                    refusals.add_saved_values(form)
 
 
 def _is_saved(obj: Any) -> bool:
     return obj is not None and not obj._state.adding
-
-
-class ViewPage:
-    """A class-based view that a beat can ask."""
-
-    def __init__(self, kind: Any, initkwargs: Mapping[str, Any]) -> None:
-        self._kind = kind
-        self._initkwargs = initkwargs
-
-    def config(self, request: HttpRequest) -> EditingConfig:
-        options: EditingConfig = self._view(request).get_edit_config()
-        return options
-
-    def access(self, request: HttpRequest, resource: Resource) -> Access:
-        view = self._view(request)
-        if isinstance(view, LoginRequiredMixin) and not _is_logged_in(request):
-            return NONE
-        for test in (getattr(view, "has_permission", None), getattr(view, "test_func", None)):
-            if test is not None and not test():
-                return NONE
-        obj = view.get_object()
-        if resource_of(obj) != resource:
-            return GONE
-        return Access(decided(view.may_edit(request, obj)), obj=obj)
-
-    def may_take_over(self, request: HttpRequest, obj: Any) -> bool:
-        return decided(self._view(request).may_take_over(request, obj))
-
-    def _view(self, request: HttpRequest) -> Any:
-        view: View = self._kind(**self._initkwargs)
-        match: Any = request.resolver_match
-        view.setup(request, *match.args, **match.kwargs)
-        return view
-
-
-def _is_logged_in(request: HttpRequest) -> bool:
-    user = user_of(request)
-    return user is not None and bool(user.is_authenticated)
 
 
 def edit_locked(
@@ -345,9 +291,8 @@ def edit_locked(
 
     def decorate(view: F) -> F:
         refuse_registered(view)
-        locked = _LockedView(view, model, pk, settings_of, on_conflict, permission)
+        locked = _LockedView(view, model, pk, settings_of, on_conflict, permission, takeover)
         chosen = _async_wrapper(locked, view) if iscoroutinefunction(view) else _sync_wrapper(locked, view)
-        setattr(chosen, ATTRIBUTE, FunctionPage(model, permission, takeover, settings_of))
         return outside_transactions(chosen)  # type: ignore[no-any-return]
 
     return decorate
@@ -356,8 +301,8 @@ def edit_locked(
 def _sync_wrapper(locked: _LockedView, view: Any) -> Any:
     @functools.wraps(view)
     def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        if (refused := locked.refused(request, kwargs)) is not None:
-            return refused
+        if (done := locked.first(request, kwargs)) is not None:
+            return done
         if locked.is_unguarded(request, kwargs):
             with transactions_of_request():
                 locked.before(request, kwargs)
@@ -370,8 +315,8 @@ def _sync_wrapper(locked: _LockedView, view: Any) -> Any:
 def _async_wrapper(locked: _LockedView, view: Any) -> Any:
     @functools.wraps(view)
     async def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        if (refused := await sync_to_async(locked.refused)(request, kwargs)) is not None:
-            return refused
+        if (done := await sync_to_async(locked.first)(request, kwargs)) is not None:
+            return done
         if locked.is_unguarded(request, kwargs):
             await sync_to_async(locked.before)(request, kwargs)
             return await view(request, *args, **kwargs)
@@ -412,6 +357,7 @@ class _LockedView:
         settings_of: Callable[[], EditingConfig],
         on_conflict: Callable[..., HttpResponseBase] | None,
         permission: str | Callable[[HttpRequest, Any], bool] | None,
+        takeover: str | Callable[[HttpRequest, Any], bool] | None,
     ) -> None:
         self._name = qualified_name(view)
         self._model = model
@@ -419,8 +365,23 @@ class _LockedView:
         self._settings_of = settings_of
         self._on_conflict = on_conflict
         self._permission = permission
+        self._takeover = takeover
 
-    def refused(self, request: HttpRequest, kwargs: Mapping[str, Any]) -> HttpResponseBase | None:
+    def first(self, request: HttpRequest, kwargs: Mapping[str, Any]) -> HttpResponseBase | None:
+        """The answer to a visitor without the permission, or to a beat; None for a request of the view."""
+        refused = self._refused(request, kwargs)
+        if refused is not None or not beats.is_beat(request):
+            return refused
+        resource = self._resource(kwargs)
+        return beats.answer(request, functools.partial(_object_of, resource), self._settings_of(), self.may_take_over)
+
+    def may_take_over(self, request: HttpRequest, obj: Any) -> bool:
+        """By ``takeover=``: the name of a permission, or a callable."""
+        if callable(self._takeover):
+            return decided(self._takeover(request, obj))
+        return has_permission(request, self._takeover or TAKEOVER)
+
+    def _refused(self, request: HttpRequest, kwargs: Mapping[str, Any]) -> HttpResponseBase | None:
         """The answer to a visitor without the permission, before anything is locked or told: Django's own.
 
         An anonymous visitor is sent to the log-in; PermissionDenied for one that is logged in, or where there is none.
@@ -460,56 +421,61 @@ class _LockedView:
 
     def before(self, request: HttpRequest, kwargs: Mapping[str, Any]) -> None:
         """Read the counter of writes before the view reads the object and its many-to-many rows."""
-        if request.method not in SAFE_METHODS or self._settings_of().mode == "off":
-            return
+        settings = self._settings_of()
         with suppress(KeyError, ValueError, ObjectDoesNotExist):  # the view answers 404
             resource = resource_of(self._model, kwargs[self._pk])
-            leases_before(request)[resource] = store.read([resource])
+            leases = store.read([resource]) if settings.mode != "off" else None
+            LockedForm(resource=resource, config=settings, leases=leases).tell(request)
 
     def save(self, request: HttpRequest, view: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call the view in a save, or answer the refusal."""
         resource = self._resource(kwargs)
-        guard = SaveGuard(request, self._settings_of(), [resource])
+        settings = self._settings_of()
+        guard = SaveGuard(request, settings, [resource])
+        LockedForm(resource=resource, config=settings).tell(request)
 
         def work(save: Save) -> Any:
             request.edit_lock = save  # type: ignore[attr-defined]
+            if guard.posted.text:
+                ready_forms(request)[resource] = ReadyForm(grant=save.grant, config=guard.config, posted=guard.posted)
             response = view(request, *args, **kwargs)
             if 300 <= response.status_code < 400 and not save.written:
                 save.wrote()
             return response
 
-        page: Any = getattr(request.resolver_match and request.resolver_match.func, ATTRIBUTE, None)
-        may_overwrite = functools.partial(_may_overwrite, request, guard, resource, page)
+        def may_overwrite(holder: EditLease | None) -> bool:
+            return may_take_over(request, settings, rows_of(resource).first(), holder, self.may_take_over)
+
         try:
             return guard.save(work, may_overwrite=may_overwrite)
         except SaveRefused as refused:
             if refused.refusal.reason == "deleted" and not guard.posted.text:
                 raise Http404 from refused
-            return self._refuse(request, guard, refused.refusal, resource, may_overwrite, args, kwargs)
+            return self._refuse(request, guard, refused.refusal, may_overwrite, args, kwargs)
 
     def _refuse(
         self,
         request: HttpRequest,
         guard: SaveGuard,
         refusal: Refusal,
-        resource: Resource,
         may_overwrite: Callable[[EditLease | None], bool],
         args: Any,
         kwargs: Any,
     ) -> Any:
-        obj = rows_of(resource).first()
+        obj = rows_of(guard.resources[0]).first()
         if obj is not None:
-            opened = guard.prepare(refusal, [obj], fields=None)
-            refusal.can_overwrite = opened is not None and may_overwrite(guard.other_holder(opened.leases))
+            guard.prepare(refusal, obj, may_overwrite=may_overwrite)
         if self._on_conflict is not None:
             return self._on_conflict(request, refusal, *args, **kwargs)
         return answer(request, refusal)
 
 
-def _may_overwrite(
-    request: HttpRequest, guard: SaveGuard, resource: Resource, page: Any, holder: EditLease | None
-) -> bool:
-    return may_take_over(request, guard.config, rows_of(resource).first(), holder, page)
+def _object_of(resource: Resource) -> Any:
+    """The object. Http404 if it does not exist."""
+    obj = rows_of(resource).first()
+    if obj is None:
+        raise Http404
+    return obj
 
 
 def answer(request: HttpRequest, refusal: Refusal) -> HttpResponse:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from django.db import Error, OperationalError
-
-from django_distlock.schema import NOW
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 # What a statement waits for the lock of a row that another transaction inserts, in milliseconds.
-PATIENCE = 100
+PATIENCE = 50
 # Prefix of MariaDB, and of none else: a statement that meets a locked row fails at once.
 NOWAIT = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR "
 # With innodb_snapshot_isolation (on by default from MariaDB 11.6.2) a statement that meets a row newer than the
@@ -27,12 +24,6 @@ HAVE_SNAPSHOTS = {(10, 6): 18, (10, 11): 8, (11, 0): 6, (11, 1): 5, (11, 2): 4, 
 # a wait of many seconds.
 FIRST = {"40001", "40P01", 1020, 1213}
 LOCKED_NOW = {"55P03", 1205, 3572}
-
-
-@cache
-def filled(template: str, vendor: str) -> str:
-    """The statement with the clock of this database for ``{now}``."""
-    return template.replace("{now}", NOW[vendor])
 
 
 def nowait(connection: BaseDatabaseWrapper) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from datetime import UTC, datetime
 
@@ -15,6 +16,19 @@ def check_id(what: str, text: str) -> str:
     if not isinstance(text, str) or not ID.fullmatch(text):
         raise ValueError(f"{what} must be 8 to 64 letters, digits, hyphens or underscores.")
     return text
+
+
+def exact(principal: str) -> str:
+    """A principal as each database compares it: ASCII without a blank at the end, at most 255 characters.
+
+    Others become a digest, "user:Ä" for example: some databases take "ä" for "Ä", and "a " for "a".
+    """
+    plain = principal.isascii() and principal.isprintable() and not principal.endswith(" ")
+    if plain and len(principal) <= LONGEST_PRINCIPAL:
+        return principal
+    kind = principal.partition(":")[0]
+    digest = hashlib.sha256(principal.encode(errors="surrogatepass")).hexdigest()[:32]
+    return f"{kind if kind in ('user', 'browser', 'session', 'code') else 'digest'}:{digest}"
 
 
 def shown(label: str) -> str:

@@ -29,7 +29,7 @@ FLOORS = [
     {"data"},
     {""},
     {"checks", "middleware", "storage"},
-    {"http"},
+    {"http", "leases"},
     {"idempotency", "editing", "browser", "operations", "testing"},
     {"apps", "admin", "pytest_plugin", "templatetags", "management"},
 ]

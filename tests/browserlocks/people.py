@@ -10,7 +10,7 @@ from django.contrib.auth.models import User
 from django.contrib.sessions.models import Session
 from django.test import Client
 
-from django_distlock.models import BrowserLockRow, BrowserTicket
+from django_distlock.models import BrowserTicket, WebLease
 
 LEASES, CSRF = "/distlock/leases/", "/distlock/csrf/"
 RENEW, EVENTS = f"{LEASES}renew/", f"{LEASES}events/"
@@ -19,7 +19,7 @@ NAMES = ("ada", "bo")
 
 def remove_people(alias: str = "default") -> None:
     """With their locks and places, on any database."""
-    for table in (BrowserLockRow, BrowserTicket):
+    for table in (WebLease, BrowserTicket):
         table.rows.using(alias).all().delete()
     Session.objects.using(alias).all().delete()
     User.objects.using(alias).filter(username__in=NAMES).delete()
@@ -104,7 +104,7 @@ class Tab:
 
 def holder_of(name: str = "cart") -> str:
     """The id of the lease in the row, also if it has expired; "" for a free name."""
-    row = BrowserLockRow.rows.filter(name=name).first()
+    row = WebLease.rows.filter(name=name).first()
     return row.lease if row is not None else ""
 
 

@@ -9,7 +9,6 @@ import pytest
 from django.db import connections
 from django.urls import clear_url_caches
 
-from django_distlock.editing.http.permissions import Gate
 from testproject.articles.models import Article, Source
 from tests.editing.people import Person, make_person, remove_people
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def crew(databases: None, settings: Any) -> Iterator[None]:
-    Gate.forget()
     settings.ROOT_URLCONF = "tests.editing.site"
     settings.TEMPLATES = [{**settings.TEMPLATES[0], "DIRS": [Path(__file__).parent / "templates"]}]
     clear_url_caches()

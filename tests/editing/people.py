@@ -13,12 +13,14 @@ from django.contrib.sessions.models import Session
 from django.test import Client
 from django.test.html import parse_html
 
-from django_distlock.models import EditLeaseRow
+from django_distlock.models import WebLease
 from testproject.articles.models import Article, Source
 
-BEAT, RELEASE = "/distlock/editing/beat/", "/distlock/editing/release/"
 HIDDEN = re.compile(r'<input type="hidden" name="(distlock_edit\w*)" value="([^"]*)"')
-GRANT, LEASE, TAB, CHOICE = "distlock_edit", "distlock_edit_lease", "distlock_edit_tab", "distlock_edit_choice"
+GRANT, LEASE, CHOICE = "distlock_edit", "distlock_edit_lease", "distlock_edit_choice"
+
+# The pages that forms are from, by grant.
+PLACES: dict[str, str] = {}
 
 
 def make_person(name: str, **more: Any) -> User:
@@ -30,7 +32,7 @@ def make_person(name: str, **more: Any) -> User:
 def remove_people() -> None:
     LogEntry.objects.all().delete()
     Session.objects.all().delete()
-    EditLeaseRow.rows.all().delete()
+    WebLease.rows.all().delete()
     Article.objects.all().delete()
     User.objects.filter(username__in=["ada", "bo", "boss", "stranger"]).delete()
 
@@ -68,7 +70,7 @@ class Person:
     def __init__(self, user: User | None, **options: Any) -> None:
         self.user = user
         self.client = Client(**options)
-        self.tab = secrets.token_hex(16)
+        self.place = ""  # the page that was opened last
         if user is not None:
             self.client.force_login(user)
 
@@ -76,15 +78,17 @@ class Person:
         """The hidden fields of the page."""
         response = self.client.get(path)
         assert response.status_code == 200, response.status_code
-        return hidden(response)
+        found = hidden(response)
+        self.place = PLACES[found.get(GRANT, "")] = path
+        return found
 
     def hold(self, path: str) -> dict[str, str]:
         """The fields of an open form in which something was typed."""
         fields = self.open(path)
-        return {**fields, LEASE: self.claim(fields[GRANT]), TAB: self.tab}
+        return {**fields, LEASE: self.claim(fields[GRANT])}
 
     def give_back(self, fields: dict[str, str]) -> None:
-        self.release([fields[GRANT]], [fields[LEASE]])
+        self.ask("release", fields[GRANT], lease=fields[LEASE])
 
     def renew(self, fields: dict[str, str]) -> dict[str, Any]:
         return self.ask("renew", fields[GRANT], lease=fields[LEASE])
@@ -93,16 +97,17 @@ class Person:
         """Send the form with these hidden fields, or one that is opened now."""
         return self.client.post(path, sent(*sources, **(self.open(path) if fields is None else fields), **more))
 
-    def beat(self, *items: dict[str, Any], **more: Any) -> Any:
-        body = {"tab": self.tab, "items": list(items)}
-        return self.client.post(BEAT, body, content_type="application/json", **more)
+    def beat(self, path: str, body: Any, **more: Any) -> Any:
+        """The answer to a request of the script."""
+        headers = {"Distlock-Edit": "1", **more.pop("headers", {})}
+        return self.client.post(path, body, content_type="application/json", headers=headers, **more)
 
-    def ask(self, verb: str, grant: str, **more: Any) -> dict[str, Any]:
-        """The answer to one item."""
+    def ask(self, verb: str, grant: str, *, path: str = "", **more: Any) -> dict[str, Any]:
+        """What the script is told at the page that this grant is from."""
         lease = {} if verb == "watch" else {"lease": secrets.token_hex(16)}
-        response = self.beat({"verb": verb, "grant": grant, **lease, **more})
+        response = self.beat(path or PLACES.get(grant, self.place), {"verb": verb, "grant": grant, **lease, **more})
         assert response.status_code == 200, response.content
-        found: dict[str, Any] = response.json()["items"][0]
+        found: dict[str, Any] = response.json()
         return found
 
     def claim(self, grant: str) -> str:
@@ -111,9 +116,6 @@ class Person:
         answer = self.ask("claim", grant, lease=lease)
         assert answer["state"] == "held", answer
         return lease
-
-    def release(self, grants: list[str], leases: list[str]) -> Any:
-        return self.client.post(RELEASE, {"tab": self.tab, "grant": grants, "lease": leases})
 
     def patch(self, path: str, **headers: str) -> Any:
         return self.client.patch(path, {"body": "By the API."}, content_type="application/json", headers=headers)
@@ -147,8 +149,8 @@ def names() -> list[str]:
     return list(Source.objects.order_by("name").values_list("name", flat=True))
 
 
-def row(article: Article) -> EditLeaseRow | None:
-    return EditLeaseRow.rows.filter(object_pk=str(article.pk)).first()
+def row(article: Article) -> WebLease | None:
+    return WebLease.rows.filter(name=str(article.pk)).first()
 
 
 def is_held(article: Article) -> bool:

@@ -8,6 +8,8 @@ from asgiref.sync import sync_to_async
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.utils import quote, unquote
+from django.contrib.auth.decorators import permission_required
+from django.contrib.auth.mixins import PermissionRequiredMixin
 from django.contrib.auth.models import Group
 from django.contrib.messages.views import SuccessMessageMixin
 from django.db import transaction
@@ -23,7 +25,7 @@ from django.views.generic.edit import DeletionMixin
 from rest_framework import permissions, serializers, viewsets
 from rest_framework.authentication import SessionAuthentication
 
-from django_distlock.editing import EditLockAdmin, EditLockMixin, EditLockViewSetMixin, edit_locked
+from django_distlock.editing import EditLockAdmin, EditLockMixin, EditLockViewSetMixin, edit_lock, edit_locked
 from testproject.articles.models import Article, Source
 from testproject.urls import urlpatterns as of_the_scene
 from tests.data.app.models import Node
@@ -102,6 +104,21 @@ class ByQuery(Edit):
     def get_object(self, queryset: Any = None) -> Any:
         assert self.request.resolver_match.url_name == "query"
         return get_object_or_404(Article, pk=self.request.GET.get("id"))
+
+
+class Guarded(PermissionRequiredMixin, Edit):
+    """Its mixin asks in dispatch()."""
+
+    permission_required = CHANGE
+    raise_exception = True
+
+
+class Posting(Edit):
+    """Its own post() saves before the mixin is asked."""
+
+    def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        Article.objects.update(body="By a post() of its own.")
+        return super().post(request, *args, **kwargs)
 
 
 class Locking(Edit):
@@ -266,6 +283,10 @@ class Api(EditLockViewSetMixin, viewsets.ModelViewSet):
     authentication_classes = (SessionAuthentication,)
     permission_classes = (permissions.IsAuthenticated,)
 
+    def publish(self, request: Any, pk: int) -> HttpResponse:
+        with edit_lock(self.get_object(), by="the API"):
+            return HttpResponse("published")
+
 
 class StrictApi(Api):
     edit_if_match_required = True
@@ -414,8 +435,12 @@ one: dict[str, Any] = {"get": "retrieve", "put": "update", "patch": "partial_upd
 VIEWS: dict[str, Any] = {
     "edit": Edit.as_view(),
     "careless": Careless.as_view(),
+    "guarded": Guarded.as_view(),
+    "guarded-function": permission_required(CHANGE, raise_exception=True)(locked()),
     "cheerful": Cheerful.as_view(),
     "prepared": Prepared.as_view(),
+    "posting": Posting.as_view(),
+    "unlocked": act,
     "locking": Locking.as_view(),
     "quiet": answering(b"Saved."),
     "empty": answering(status=204),
@@ -450,6 +475,7 @@ VIEWS: dict[str, Any] = {
 urlpatterns = [
     *(path(f"{name}/<int:pk>/", view, name=name) for name, view in VIEWS.items()),
     path("query/", ByQuery.as_view(), name="query"),
+    path("api/<int:pk>/publish/", Api.as_view({"post": "publish"})),
     path("api/", Api.as_view({"get": "list", "post": "create"})),
     admin_site("family", (Article, Parents), (Source, Children), (Node, Nodes), (Group, admin.ModelAdmin)),
     admin_site("elsewhere", (Article, Elsewhere)),

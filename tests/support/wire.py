@@ -87,7 +87,7 @@ class Wire:
                 gate.wait(PATIENCE)
                 self.held -= 1
         response = get_response(request)
-        self.seen.append((getattr(getattr(request, "user", None), "username", ""), request.path))
+        self.seen.append((getattr(getattr(request, "user", None), "username", ""), path_of(request)))
         return HttpResponse(status=504) if answer_is_lost else self._dressed(response)
 
     def _dressed(self, response: HttpResponse) -> HttpResponse:
@@ -103,6 +103,12 @@ class Wire:
         while (user, path) not in self.seen:
             assert time.monotonic() < end, f"{user} has not asked for {path}"
             time.sleep(0.02)
+
+
+def path_of(request: HttpRequest) -> str:
+    """The path; with what the script of an edit lock asks there, if it is one of its requests."""
+    asked = request.headers.get("Distlock-Edit")
+    return f"{request.path} {asked}" if asked else request.path
 
 
 wire = Wire()

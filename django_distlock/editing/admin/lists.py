@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 from contextlib import suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.core import signing
 from django.utils.decorators import method_decorator
+from django.utils.html import format_html
 from django.utils.inspect import func_supports_parameter
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -17,12 +20,13 @@ from django.views.decorators.csrf import csrf_protect
 
 from django_distlock.editing import store
 from django_distlock.editing.conf import config
-from django_distlock.editing.grants import EditGrant, sign
+from django_distlock.editing.grants import EditGrant
 from django_distlock.editing.http import refusals
-from django_distlock.editing.http.forms import bring_up_to_date, editable_fields, grants_of_rows, open_rows
+from django_distlock.editing.http.forms import FIELD
 from django_distlock.editing.http.guard import SaveGuard, SaveRefused
-from django_distlock.editing.http.refusals import Group, Refusal
-from django_distlock.editing.records import EditConflict, Resource
+from django_distlock.editing.http.refusals import Refusal
+from django_distlock.editing.listing import editors
+from django_distlock.editing.records import EditConflict
 from django_distlock.editing.resources import database_of, label_of, pk_of, resource_of
 from django_distlock.editing.versions import version_of
 from django_distlock.http.transactions import transactions_of_request
@@ -37,9 +41,11 @@ if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
 
     from django_distlock.editing.conf import EditingConfig
+    from django_distlock.editing.records import EditLease, Resource
     from django_distlock.editing.saving import Save
 
 COLUMN = "being_edited_by"
+SALT = "django_distlock.editing.list"
 # The change form has a menu of actions since Django 6.1, with a field of its own.
 FORM: Any = getattr(getattr(admin, "ActionLocation", None), "CHANGE_FORM", "no such place")
 FORM_ACTION = "CHANGE_FORM-action"
@@ -62,54 +68,84 @@ class EditedFilter(admin.SimpleListFilter):
         choice = self.value()
         if choice not in ("yes", "me", "others", "no"):
             return queryset
-        settings = getattr(request, "_distlock_edit_config", None)
-        mine = visitor_of(request, settings.label_of).principal if settings is not None else ""
         held = held_of(queryset.model, database_of(queryset))
         if choice in ("me", "others"):
-            held = {pk: who for pk, who in held.items() if (who == mine) == (choice == "me")}
+            mine = visitor_of(request, config().label_of).principal
+            held = {pk: row for pk, row in held.items() if pages.is_of_another(row, mine) != (choice == "me")}
         return queryset.exclude(pk__in=list(held)) if choice == "no" else queryset.filter(pk__in=list(held))
 
 
-def held_of(model: type[Model], database: str) -> dict[Any, str]:
-    """The primary keys of the objects of a model that are edited now, each with the principal of its holder."""
+def held_of(model: type[Model], database: str) -> dict[Any, EditLease]:
+    """The leases of the objects of a model that are edited now, by primary key."""
     found = {}
-    for row in store.held(config().database or database, label_of(model), MOST_HELD):
+    for row in store.held(database, label_of(model), MOST_HELD):
         with suppress(ValueError):
-            found[pk_of(replace(row.resource, kind=model._meta.label_lower))] = row.owner.principal if row.owner else ""
+            found[pk_of(replace(row.resource, kind=model._meta.label_lower))] = row
     return found
 
 
-class _Rows:
-    """The rows of an editable list while they are saved, all of them locked."""
+@dataclass(kw_only=True)
+class ListSave:
+    """The save of an editable list, whose rows are all locked. ``shown`` has their versions in the list, by key."""
 
-    def __init__(self, save: Save, grants: dict[Resource, EditGrant]) -> None:
-        self._save = save
-        self._grants = grants
-        self.untouched: set[int] = set()  # ids of instances
-        self.written: list[Resource] = []
+    save: Save
+    mode: str
+    fields: Sequence[str]
+    shown: dict[str, str]
+    conflicts: list[EditConflict] = field(default_factory=list)
+    written: list[Resource] = field(default_factory=list)
 
-    def judge(self, form: Any) -> EditConflict | None:
-        """Judge a row that differs from the database. Return the conflict if its save would destroy another one.
 
-        A row that another user has saved since the list was shown differs too, although this user has not touched it:
-        what was sent is then what the list had shown, and the row is left as it is.
-        """
-        resource = resource_of(form.instance)
-        current, grant = self._save.objects.get(resource), self._grants.get(resource)
-        if current is None:
-            return EditConflict("deleted", resource=resource)
-        row = self._save.rows[resource.digest]
-        if grant is not None and grant.version != version_of(current, grant.fields):
-            if grant.version == version_of(form.instance, grant.fields):
-                bring_up_to_date(form.instance, current)
-                self.untouched.add(id(form.instance))
-                return None
-            self.written.append(resource)
-            return EditConflict("changed", resource=resource, obj=current, changed_by=row.changed_by)
-        self.written.append(resource)
-        if row.held and row.owner is not None and row.owner.principal != self._save.owner.principal:
-            return EditConflict("held", resource=resource, obj=current, holder=row.editor)
+class LockedRow:
+    """The form of a row of an editable list while it is saved.
+
+    Django compares what was sent with the database. So a row that only another user has changed differs, too, and would
+    be set back to what the list had shown: it counts as unchanged. A row that both have changed, or that another user
+    edits now, has an error, and the list is shown again with what was chosen.
+    """
+
+    of: ClassVar[ListSave]
+    instance: Any
+    errors: Any
+    add_error: Any
+
+    def has_changed(self) -> bool:
+        return super().has_changed() and not self._is_theirs()  # type: ignore[misc]
+
+    def full_clean(self) -> None:
+        super().full_clean()  # type: ignore[misc]
+        if self.instance.pk is None or not self.has_changed():
+            return
+        resource = resource_of(self.instance)
+        self.of.written.append(resource)
+        conflict = self._conflict(resource)
+        if conflict is None:
+            return
+        self.of.conflicts.append(conflict)
+        if self.of.mode == "enforce":
+            self.add_error(None, Refusal.of(conflict).text)
+            self.of.shown[resource.pk] = self._version(resource)  # saved again, it replaces theirs
+
+    def _is_theirs(self) -> bool:
+        if self.instance.pk is None:
+            return False
+        resource = resource_of(self.instance)
+        shown = self.of.shown.get(resource.pk)
+        if shown is None or shown == self._version(resource):
+            return False
+        _ = self.errors  # the instance has what was sent, once this is cleaned
+        return shown == version_of(self.instance, self.of.fields)
+
+    def _conflict(self, resource: Resource) -> EditConflict | None:
+        if self.of.shown.get(resource.pk) not in (None, self._version(resource)):
+            return EditConflict("changed", resource=resource)  # by whom is not known: perhaps by other code
+        row = self.of.save.rows[resource.digest]
+        if pages.is_of_another(row, self.of.save.owner.principal):
+            return EditConflict("held", resource=resource, holder=row.editor)
         return None
+
+    def _version(self, resource: Resource) -> str:
+        return version_of(self.of.save.objects[resource], self.of.fields)
 
 
 class EditLockLists:
@@ -119,6 +155,7 @@ class EditLockLists:
     edit_lock_harmless_actions: Collection[str]
     edit_conflict_template: str
     get_edit_config: Callable[[HttpRequest], EditingConfig]
+    list_editable: Sequence[str]
     model: type[Model]
     opts: Any
 
@@ -138,17 +175,16 @@ class EditLockLists:
         return [*shown, EditedFilter] if self._shows_column(request) and EditedFilter not in shown else shown
 
     def _shows_column(self, request: HttpRequest) -> bool:
-        settings = request._distlock_edit_config = self.get_edit_config(request)  # type: ignore[attr-defined]
-        return self.edit_lock_column and settings.mode != "off"
+        return self.edit_lock_column and self.get_edit_config(request).mode != "off"
 
     def get_changelist_instance(self, request: HttpRequest, **kwargs: Any) -> Any:
         """The list; each object knows who edits it, by one query for the page."""
         found: Any = super().get_changelist_instance(request, **kwargs)  # type: ignore[misc]
         if COLUMN in found.list_display:
-            objects = {resource_of(obj).digest: obj for obj in found.result_list}
-            for digest, row in store.read([resource_of(obj) for obj in objects.values()]).items():
-                if row.held and row.owner is not None:
-                    objects[digest]._distlock_editor = row.owner.label
+            edited = editors(list(found.result_list))
+            for obj in found.result_list:
+                if obj.pk in edited:
+                    obj._distlock_editor = edited[obj.pk].label
         return found
 
     # editable lists
@@ -157,117 +193,126 @@ class EditLockLists:
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None, **kwargs: Any
     ) -> HttpResponse:
-        """The list. The rows of an editable one carry a grant each, and are saved under their locks."""
+        """The list. The rows of an editable one are saved under their locks."""
         page = functools.partial(super().changelist_view, request, extra_context, **kwargs)  # type: ignore[misc]
         settings = self.get_edit_config(request)
-        if settings.mode == "off":
-            with transactions_of_request():
-                return page()  # type: ignore[no-any-return]
-        if request.method == "POST" and "_save" in request.POST and self._is_editable(request):
-            return self._guarded_list(request, settings, page)
-        try:
-            with transactions_of_request():
-                response: Any = page()
-        except SaveRefused as refused:
-            return refusals.page(request, refused.refusal, [], template=self.edit_conflict_template)
-        listed = getattr(response, "context_data", None) or {}
-        formset = getattr(listed.get("cl"), "formset", None)
-        if formset is not None and request.method == "GET":
-            response.add_post_render_callback(functools.partial(self._put_rows, request, settings, formset))
-        return response  # type: ignore[no-any-return]
-
-    def _is_editable(self, request: HttpRequest) -> bool:
-        return bool(self.list_editable) and self.has_change_permission(request)  # type: ignore[attr-defined]
-
-    def _put_rows(self, request: HttpRequest, settings: EditingConfig, formset: Any, response: HttpResponse) -> None:
-        shown = [form.instance for form in formset.forms if form.instance.pk is not None]
-        grants = open_rows(request, shown, settings, fields=editable_fields(formset.form) or ())
-        pages.put_into_form(response, "changelist-form", pages.hidden_fields(map(sign, grants)))
-
-    def _guarded_list(self, request: HttpRequest, settings: EditingConfig, page: Any) -> HttpResponse:
-        guard = SaveGuard(request, settings, [])
-        grants, bad = grants_of_rows(request, guard.visitor)
-        resources = self._posted_rows(request)
-        try:
-            if bad:
-                raise SaveRefused(Refusal(reason="grant"))
-            if not resources:
-                with transactions_of_request():
-                    return page()  # type: ignore[no-any-return]
-            guard.resources = tuple(resources)
-            # a row that another user edits matters only if this user has changed it: see _Rows, which judges
-            everything = EditGrant(
-                resources=guard.resources, principal=guard.visitor.signer, mode="off", permission="list"
-            )
-            return guard.save(lambda save: self._save_rows(request, _Rows(save, grants), save, page), grant=everything)
-        except SaveRefused as refused:
-            return self._list_refused(request, refused.refusal)
-
-    def _posted_rows(self, request: HttpRequest) -> list[Resource]:
-        """The objects of the rows that were sent, as far as the user may see them."""
-        name, database = self.model._meta.pk.name, database_of(self.get_queryset(request))  # type: ignore[attr-defined]
-        pks = [value for key, value in request.POST.items() if key.startswith("form-") and key.endswith(f"-{name}")]
-        found = []
-        for pk in pks:
-            with suppress(ValueError, TypeError):
-                found.append(resource_of(self.model, pk, database))
-        return list(dict.fromkeys(found))
-
-    def _save_rows(self, request: HttpRequest, rows: _Rows, save: Save, page: Any) -> HttpResponse:
-        request._distlock_rows = rows  # type: ignore[attr-defined]
-        try:
+        saves = request.method == "POST" and "_save" in request.POST and self.list_editable
+        if settings.mode != "off" and saves and self.has_change_permission(request):  # type: ignore[attr-defined]
+            return self._save_list(request, settings, page)
+        with transactions_of_request():
             response: HttpResponse = page()
-        finally:
-            request._distlock_rows = None  # type: ignore[attr-defined]
-        if rows.written:
-            store.wrote(rows.written, save.owner.label)
+        formset = _formset_of(response)
+        if settings.mode != "off" and formset is not None:
+            shown = (form.instance for form in formset.forms)
+            versions = {resource_of(obj).pk: version_of(obj, self.list_editable) for obj in shown}
+            self._put_versions(request, response, versions)
         return response
 
-    def save_form(self, request: HttpRequest, form: Any, change: bool, **kwargs: Any) -> Any:
-        if (rows := _rows(request)) is not None and (conflict := rows.judge(form)) is not None:
-            if self.get_edit_config(request).mode == "enforce" or conflict.reason == "deleted":
-                raise conflict
-            text = _("This was saved, although: %(why)s") % {"why": Refusal.of(conflict).text}
-            self.message_user(request, text, messages.WARNING)  # type: ignore[attr-defined]
-        return super().save_form(request, form, change, **kwargs)  # type: ignore[misc]
+    def _put_versions(self, request: HttpRequest, response: Any, versions: dict[str, str]) -> None:
+        principal = visitor_of(request, config().label_of).signer
+        value = signing.dumps([principal, versions], salt=SALT, compress=True)
+        markup = format_html('<input type="hidden" name="{}" value="{}" autocomplete="off">', FIELD, value)
+        response.add_post_render_callback(
+            functools.partial(pages.put_into_form, form_id="changelist-form", markup=markup)
+        )
 
-    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool, **kwargs: Any) -> None:
-        if not _is_untouched(request, obj):
-            super().save_model(request, obj, form, change, **kwargs)  # type: ignore[misc]
+    def _save_list(
+        self, request: HttpRequest, settings: EditingConfig, page: Callable[[], HttpResponse]
+    ) -> HttpResponse:
+        guard = SaveGuard(request, settings, self._posted_rows(request))
+        try:
+            shown = _shown_versions(request, guard.visitor.signer, settings)
+            if not guard.resources:
+                with transactions_of_request():
+                    return page()
+            # it only locks: a row that another user edits matters only if this user has changed it
+            grant = EditGrant(resources=guard.resources, principal=guard.visitor.signer, mode="off")
 
-    def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool, **kwargs: Any) -> None:
-        if not _is_untouched(request, form.instance):
-            super().save_related(request, form, formsets, change, **kwargs)  # type: ignore[misc]
+            def work(save: Save) -> HttpResponse:
+                of = ListSave(save=save, mode=settings.mode, fields=self.list_editable, shown=dict(shown))
+                return self._save_rows(request, of, page)
 
-    def log_change(self, request: HttpRequest, obj: Any, message: Any, **kwargs: Any) -> Any:
-        if _is_untouched(request, obj):
-            return None
-        return super().log_change(request, obj, message, **kwargs)  # type: ignore[misc]
+            return guard.save(work, grant=grant)
+        except SaveRefused as refused:
+            return refusals.page(request, refused.refusal, template=self.edit_conflict_template)
 
-    def _list_refused(self, request: HttpRequest, refusal: Refusal) -> HttpResponse:
-        if refusal.resource is not None:
-            refusal.others = [f"{self.opts.verbose_name} “{refusal.obj or refusal.resource.pk}”"]
-        groups = [Group(title="", rows=[row for row in refusals.typed(request) if "-" in row.label])]
-        return refusals.page(request, refusal, groups, template=self.edit_conflict_template)
+    def _posted_rows(self, request: HttpRequest) -> list[Resource]:
+        """The objects of the rows that were sent."""
+        name, database = self.model._meta.pk.name, database_of(self.get_queryset(request))  # type: ignore[attr-defined]
+        found = []
+        for key, value in request.POST.items():
+            if key.startswith("form-") and key.endswith(f"-{name}"):
+                with suppress(ValueError, TypeError):
+                    found.append(resource_of(self.model, value, database))
+        return list(dict.fromkeys(found))
 
-    # actions
+    def _save_rows(self, request: HttpRequest, of: ListSave, page: Callable[[], HttpResponse]) -> HttpResponse:
+        gone = [resource for resource in of.save.grant.resources if resource not in of.save.objects]
+        if gone:
+            raise EditConflict("deleted", resource=gone[0])
+        request._distlock_list = of  # type: ignore[attr-defined]
+        try:
+            response = page()
+        finally:
+            del request._distlock_list  # type: ignore[attr-defined]
+        if (formset := _formset_of(response)) is not None:
+            self._show_again(request, response, formset, of)
+        elif of.written:
+            store.wrote(of.written, of.save.owner.label)
+            for conflict in of.conflicts:
+                text = _("This was saved, although: %(why)s") % {"why": Refusal.of(conflict).text}
+                self.message_user(request, text, messages.WARNING)  # type: ignore[attr-defined]
+        return response
+
+    def _show_again(self, request: HttpRequest, response: Any, formset: Any, of: ListSave) -> None:
+        """The list with errors. Django pairs forms and objects by their place, which another save may have changed."""
+        listed = response.context_data["cl"]
+        by_key = {obj.pk: obj for obj in listed.result_list}
+        listed.result_list = [by_key.get(form.instance.pk, form.instance) for form in formset.forms]
+        self._put_versions(request, response, of.shown)
+        if of.conflicts:
+            response.status_code = refusals.CONFLICT
+
+    def get_changelist_formset(self, request: HttpRequest, **kwargs: Any) -> Any:
+        kind = super().get_changelist_formset(request, **kwargs)  # type: ignore[misc]
+        of = getattr(request, "_distlock_list", None)
+        if of is not None:
+            kind.form = type("LockedRow", (LockedRow, kind.form), {"of": of})
+        return kind
+
+    # deletions and actions
+
+    def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
+        """As Django's, which asks for both ways to delete. What another user edits is "protected": listed, and kept."""
+        found, counts, missing, protected = super().get_deleted_objects(objs, request)  # type: ignore[misc]
+        settings = self.get_edit_config(request)
+        if settings.mode == "enforce":
+            principal = visitor_of(request, settings.label_of).principal
+            held = pages.held_by_others(pages.deleted_along(objs), principal)
+            protected = [*protected, *(pages.sentence(obj, row) for obj, row in held[:MOST_NAMED])]
+        return found, counts, missing, protected
 
     def response_action(self, request: HttpRequest, queryset: QuerySet[Any], **kwargs: Any) -> Any:
         """Run the action, unless another user edits one of the chosen objects."""
-        if self.get_edit_config(request).mode == "enforce":
-            self._refuse_action(request, queryset, kwargs.get("action_location"))
+        chosen = {*request.POST.getlist("action"), *request.POST.getlist(FORM_ACTION)}  # a page has the menu twice
+        known = set(self._actions(request, kwargs.get("action_location")))
+        settings = self.get_edit_config(request)
+        if settings.mode == "enforce" and not chosen & known <= set(self.edit_lock_harmless_actions):
+            held = self._held(request, queryset, visitor_of(request, settings.label_of).principal)
+            if held:
+                text = _("Nothing was done: others are editing some of these objects.")
+                self.message_user(request, " ".join([text, *held]), messages.ERROR)  # type: ignore[attr-defined]
+                return None
         return super().response_action(request, queryset, **kwargs)  # type: ignore[misc]
 
-    def _form_action(self, request: HttpRequest, page: Callable[[], HttpResponse]) -> HttpResponse | None:
-        """The answer to an action of the change form. None if this POST runs none, and so is a save."""
-        sent = request.POST.keys()
-        if FORM_ACTION not in sent or sent & {"_save", "_continue", "_addanother"} or not self._actions(request, FORM):
-            return None
-        try:
-            with transactions_of_request():
-                return page()
-        except SaveRefused as refused:
-            return refusals.page(request, refused.refusal, [], template=self.edit_conflict_template)
+    def _held(self, request: HttpRequest, queryset: QuerySet[Any], principal: str) -> list[str]:
+        """The chosen objects that others edit, as texts."""
+        if request.POST.get("select_across", "").lower() in ("", "0", "false"):  # as Django reads it
+            queryset = queryset.filter(pk__in=request.POST.getlist(ACTION_CHECKBOX_NAME))
+        held = held_of(self.model, database_of(queryset))
+        others = [pk for pk, row in held.items() if pages.is_of_another(row, principal)]
+        found = queryset.filter(pk__in=others)[:MOST_NAMED] if others else []
+        return [pages.sentence(obj, held[obj.pk]) for obj in found]
 
     def _actions(self, request: HttpRequest, location: Any) -> Any:
         """The actions of a place, by name, as Django asks for them. ``location`` is None before Django 6.1."""
@@ -276,44 +321,27 @@ class EditLockLists:
             return get_actions(request, action_location=location)
         return {} if location is FORM else get_actions(request)
 
-    def _refuse_action(self, request: HttpRequest, queryset: QuerySet[Any], location: Any) -> None:
-        action = _action(request, location)
-        if action in self.edit_lock_harmless_actions or action not in self._actions(request, location):
-            return
-        chosen = queryset
-        if request.POST.get("select_across", "0") != "1":
-            chosen = queryset.filter(pk__in=request.POST.getlist(ACTION_CHECKBOX_NAME))
-        principal = visitor_of(request, self.get_edit_config(request).label_of).principal
-        if action == "delete_selected":
-            objects: Collection[Any] = pages.deleted_along(chosen[: pages.MOST_DELETED], database_of(queryset))
-        else:
-            others = [pk for pk, who in held_of(self.model, database_of(queryset)).items() if who != principal]
-            objects = list(chosen.filter(pk__in=others)[:MOST_NAMED]) if others else []
-        if held := pages.held_by_others(objects, principal):
-            first = held[0][1]
-            who = first.owner.label if first.owner is not None else ""
-            texts = [pages.sentence(obj, row) for obj, row in held[:MOST_NAMED]]
-            messages.error(request, _("Nothing was done: others are editing some of these objects."))
-            raise SaveRefused(Refusal(reason="held", who=who, others=texts, deletes=True))
+    def _is_form_action(self, request: HttpRequest) -> bool:
+        """Does this POST of a change form run an action? Else Django saves the form."""
+        sent = request.POST.keys()
+        saves = sent & {"_save", "_continue", "_addanother"}
+        return FORM_ACTION in sent and not saves and bool(self._actions(request, FORM))
 
 
-def _action(request: HttpRequest, location: Any) -> str:
-    """The name of the action that Django will run: a page may have the menu twice."""
-    if location is FORM:
-        return request.POST.get(FORM_ACTION, "")
-    chosen = request.POST.getlist("action") or [""]
+def _formset_of(response: Any) -> Any:
+    """The formset of an editable list that is about to be rendered."""
+    return getattr((getattr(response, "context_data", None) or {}).get("cl"), "formset", None)
+
+
+def _shown_versions(request: HttpRequest, principal: str, settings: EditingConfig) -> dict[str, str]:
+    """The versions of the rows in the list that was sent; none without the field, as in a test of a plain admin."""
+    text = request.POST.get(FIELD)
+    if not text:
+        return {}
     try:
-        return chosen[int(request.POST.get("index", 0))]
-    except ValueError:
-        return chosen[0]
-    except IndexError:
-        return chosen[-1]
-
-
-def _rows(request: HttpRequest) -> _Rows | None:
-    return getattr(request, "_distlock_rows", None)
-
-
-def _is_untouched(request: HttpRequest, obj: Any) -> bool:
-    rows = _rows(request)
-    return rows is not None and id(obj) in rows.untouched
+        signer, versions = signing.loads(text, salt=SALT, max_age=timedelta(seconds=settings.form_ttl))
+    except (signing.BadSignature, TypeError, ValueError) as error:
+        raise SaveRefused(Refusal(reason="grant")) from error
+    if signer != principal:
+        raise SaveRefused(Refusal(reason="grant"))
+    return dict(versions)

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django.contrib import messages
 from django.contrib.admin.options import TO_FIELD_VAR, ModelAdmin
 from django.contrib.admin.utils import unquote
-from django.urls import path
+from django.core.exceptions import PermissionDenied
+from django.http import Http404
 from django.utils.decorators import method_decorator
-from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
 from django.views.decorators.csrf import csrf_protect
 
 from django_distlock.editing.conf import EditingConfig, config
-from django_distlock.editing.http import refusals
-from django_distlock.editing.http.endpoints import beat_view, release_view
+from django_distlock.editing.http import beats, refusals
 from django_distlock.editing.http.forms import (
     Posted,
     ReadyForm,
@@ -26,33 +25,30 @@ from django_distlock.editing.http.forms import (
     editable_fields,
     open_form,
     ready_forms,
+    rendered,
 )
 from django_distlock.editing.http.guard import SaveGuard, SaveRefused
-from django_distlock.editing.http.permissions import has_takeover, may_take_over
 from django_distlock.editing.http.refusals import Refusal
-from django_distlock.editing.http.rendering import rendered
 from django_distlock.editing.http.rows import keep_rows, new_rows_text
+from django_distlock.editing.http.takeover import has_takeover, may_take_over
 from django_distlock.editing.resources import resource_of, rows_of
-from django_distlock.editing.views import SAFE_METHODS, review_text
+from django_distlock.editing.views import SAFE_METHODS
 from django_distlock.http.transactions import outside_transactions, transactions_of_request
 from django_distlock.http.visitors import user_of
 from django_distlock.validation import refuse_order
 
 from . import pages
-from .comparison import groups_of, inlines_of
+from .comparison import inlines_of
 from .lists import EditLockLists
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from django.db.models import Model
     from django.http import HttpRequest, HttpResponse
 
     from django_distlock.editing.saving import Save
 
 Page = Callable[[], "HttpResponse"]
-# Objects of inlines that are locked with their parent, because they have a page with an edit lock as well.
-MOST_CHILDREN = 50
 
 
 class EditLockAdmin(EditLockLists):
@@ -95,7 +91,7 @@ class EditLockAdmin(EditLockLists):
     # addresses
 
     def get_urls(self) -> list[Any]:
-        """The pages, which begin their transactions themselves, and the two addresses of the script."""
+        """The pages, which begin their transactions themselves."""
         opts = self.opts
         urls = super().get_urls()  # type: ignore[misc]
         for url in urls:
@@ -103,19 +99,7 @@ class EditLockAdmin(EditLockLists):
                 f"{opts.app_label}_{opts.model_name}_{page}" for page in ("change", "delete", "changelist", "revision")
             }:
                 outside_transactions(url.callback)
-                if not hasattr(url.callback, "model_admin"):  # a page of another admin class: a beat asks this admin
-                    url.callback.model_admin = self
-        name = f"{opts.app_label}_{opts.model_name}_edit"
-        return [
-            path("distlock-editing/beat/", beat_view, name=f"{name}_beat"),
-            path("distlock-editing/release/", release_view, name=f"{name}_release"),
-            *urls,
-        ]
-
-    @cached_property
-    def distlock_editing(self) -> pages.AdminPage:
-        """What a beat asks: see :mod:`django_distlock.editing.http.permissions`."""
-        return pages.AdminPage(self)
+        return urls  # type: ignore[no-any-return]
 
     # the change form
 
@@ -144,49 +128,24 @@ class EditLockAdmin(EditLockLists):
         return params
 
     @method_decorator(csrf_protect)
-    def changeform_view(
-        self,
-        request: HttpRequest,
-        object_id: str | None = None,
-        form_url: str = "",
-        extra_context: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> HttpResponse:
-        """The change form, whose POST is a save under the lock."""
-        view = super().changeform_view  # type: ignore[misc]
-        page: Page = functools.partial(view, request, object_id, form_url, extra_context, **kwargs)
-        return page() if object_id is None else self._under_lock(request, object_id, page)
-
-    @method_decorator(csrf_protect)
     def change_view(self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any) -> HttpResponse:
         """As Django's. The lock is around what another admin class adds here, such as the transaction of a revision."""
         page: Page = functools.partial(super().change_view, request, object_id, *args, **kwargs)  # type: ignore[misc]
-        return self._under_lock(request, object_id, page)
+        return self._change(request, object_id, page)
 
     @method_decorator(csrf_protect)
     def revision_view(self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any) -> HttpResponse:
         """The page of django-reversion that goes back to a version: it writes, and rolls back if it only shows."""
         page: Page = functools.partial(super().revision_view, request, object_id, *args, **kwargs)  # type: ignore[misc]
         request._distlock_reverts = True  # type: ignore[attr-defined]
-        return self._under_lock(request, object_id, page)
-
-    def recover_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        """The page of django-reversion that brings back what was deleted: nobody can hold what does not exist."""
-        request._distlock_under_lock = True  # type: ignore[attr-defined]
-        return super().recover_view(request, *args, **kwargs)  # type: ignore[misc,no-any-return]
-
-    def _under_lock(self, request: HttpRequest, object_id: str, page: Page) -> HttpResponse:
-        """The answer of the outermost of these views; those inside it call Django's."""
-        if getattr(request, "_distlock_under_lock", False):
-            return page()
-        request._distlock_under_lock = True  # type: ignore[attr-defined]
-        try:
-            return self._change(request, object_id, page)
-        finally:
-            request._distlock_under_lock = False  # type: ignore[attr-defined]
+        return self._change(request, object_id, page)
 
     def _change(self, request: HttpRequest, object_id: str, page: Page) -> HttpResponse:
         settings = self.get_edit_config(request)
+        if beats.is_beat(request):
+            return beats.answer(
+                request, functools.partial(self._editable, request, object_id), settings, self.may_take_over
+            )
         if settings.mode == "off":
             with transactions_of_request():
                 return page()
@@ -194,10 +153,10 @@ class EditLockAdmin(EditLockLists):
             with transactions_of_request():
                 self._open(request, object_id, settings)
                 return page()
-        if getattr(self, "save_as", False) and "_saveasnew" in request.POST:
+        if (getattr(self, "save_as", False) and "_saveasnew" in request.POST) or self._is_form_action(request):
             with transactions_of_request():
                 return page()
-        return self._form_action(request, page) or self._guarded_change(request, object_id, settings, page)
+        return self._guarded_change(request, object_id, settings, page)
 
     def _object(self, request: HttpRequest, object_id: str) -> Any:
         """The object, if the user may change it; else None, and Django's own page says so."""
@@ -207,14 +166,28 @@ class EditLockAdmin(EditLockLists):
         obj = self.get_object(request, unquote(object_id), to_field)
         return obj if obj is not None and self.has_change_permission(request, obj) else None  # type: ignore[attr-defined]
 
+    def _beat(self, request: HttpRequest, object_id: str, settings: EditingConfig) -> HttpResponse:
+        """The answer to the script of this page."""
+        return beats.answer(
+            request, functools.partial(self._editable, request, object_id), settings, self.may_take_over
+        )
+
+    def _editable(self, request: HttpRequest, object_id: str) -> Any:
+        """The object. Http404 or PermissionDenied if there is none that the user may change."""
+        obj = self._object(request, object_id)
+        if obj is not None:
+            return obj
+        if self.has_change_permission(request):  # type: ignore[attr-defined]
+            raise Http404
+        raise PermissionDenied
+
     def _open(self, request: HttpRequest, object_id: str, settings: EditingConfig) -> None:
         """Make the grant of the form, before the form and its inlines are read."""
         obj = self._object(request, object_id)
         if obj is None:
             return
         inlines = inlines_of(self, request, obj)
-        objects = [obj, *self._children(inlines, obj)]
-        opened = open_form(request, objects, settings, fields=self.get_edit_fields(request, obj), inlines=inlines)
+        opened = open_form(request, obj, settings, fields=self.get_edit_fields(request, obj), inlines=inlines)
         if opened is None:
             return
         if _reverts(request):  # the form shows another version, and what a page claims that is rolled back is lost
@@ -222,19 +195,7 @@ class EditLockAdmin(EditLockLists):
         else:
             bring_up_to_date(obj, opened.obj)
             _loaded(request)[id(self), unquote(object_id)] = obj
-        ready_forms(request)[opened.grant.resource] = ReadyForm(grant=opened.grant, config=settings)
-
-    def _children(self, inlines: Sequence[Any], obj: Any) -> list[Model]:
-        """The objects of inlines that have a page with an edit lock as well: their leases are taken along."""
-        found: list[Model] = []
-        registry = self.admin_site._registry  # type: ignore[attr-defined]
-        locked = {model._meta.label_lower for model, other in registry.items() if isinstance(other, EditLockAdmin)}
-        database = resource_of(obj).database
-        for inline in inlines:
-            if inline.model in locked:
-                rows = inline.rows(obj, database)[:MOST_CHILDREN]
-                found.extend(row for row in rows if resource_of(row).database == database)
-        return found[:MOST_CHILDREN]
+        ready_forms(request)[opened.grant.resource] = replace(opened, config=settings)
 
     def _guarded_change(
         self, request: HttpRequest, object_id: str, settings: EditingConfig, page: Page
@@ -252,7 +213,7 @@ class EditLockAdmin(EditLockLists):
                     return page()
             return guard.save(
                 lambda save: self._saved(request, object_id, save, guard, obj, page),
-                may_overwrite=lambda holder: may_take_over(request, settings, obj, holder, self.distlock_editing),
+                may_overwrite=lambda holder: may_take_over(request, settings, obj, holder, self.may_take_over),
             )
         except SaveRefused as refused:
             return self.edit_refused(request, guard, refused.refusal, obj)
@@ -292,15 +253,8 @@ class EditLockAdmin(EditLockLists):
     def edit_refused(self, request: HttpRequest, guard: SaveGuard, refusal: Refusal, obj: Any) -> HttpResponse:
         """The answer to a refused change."""
         inlines = inlines_of(self, request, obj)
-        objects = [obj, *self._children(inlines, obj)]
-        opened = guard.prepare(refusal, objects, fields=self.get_edit_fields(request, obj), inlines=inlines)
-        current = opened.obj if opened is not None else None
-        refusal.can_review = True
-        refusal.can_overwrite = opened is not None and may_take_over(
-            request, guard.config, current, guard.other_holder(opened.leases), self.distlock_editing
-        )
-        groups = groups_of(self, request, obj, current)
-        return refusals.page(request, refusal, groups, template=self.edit_conflict_template)
+        guard.prepare(refusal, obj, fields=self.get_edit_fields(request, obj), inlines=inlines)
+        return refusals.page(request, refusal, template=self.edit_conflict_template)
 
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
@@ -314,7 +268,7 @@ class EditLockAdmin(EditLockLists):
         return response  # type: ignore[no-any-return]
 
     def _put_field(self, request: HttpRequest, ready: ReadyForm, response: HttpResponse) -> None:
-        markup = rendered(request, ready, pages.addresses(self))
+        markup = rendered(request, ready)
         pages.put_into_form(response, f"{self.opts.model_name}_form", markup)
 
     # deletion
@@ -326,48 +280,37 @@ class EditLockAdmin(EditLockLists):
         """Ask, and delete under the lock, unless another user edits what would be deleted along."""
         page: Page = functools.partial(super().delete_view, request, object_id, extra_context, **kwargs)  # type: ignore[misc]
         settings = self.get_edit_config(request)
+        if beats.is_beat(request):  # Django would delete at a POST
+            return beats.answer(
+                request, functools.partial(self._editable, request, object_id), settings, self.may_take_over
+            )
         obj = self.get_object(request, unquote(object_id)) if settings.mode != "off" else None
         if obj is None or not self.has_delete_permission(request, obj):  # type: ignore[attr-defined]
             with transactions_of_request():
                 return page()
         if request.method in SAFE_METHODS:
             with transactions_of_request():
-                opened = open_form(request, [obj], settings)
+                opened = open_form(request, obj, settings)
                 response: Any = page()
             if opened is not None and hasattr(response, "add_post_render_callback"):
-                ready = ReadyForm(grant=opened.grant, config=settings)
-                response.add_post_render_callback(functools.partial(self._put_confirmation, request, ready))
+                response.add_post_render_callback(functools.partial(self._put_confirmation, request, opened))
             return response  # type: ignore[no-any-return]
         guard = SaveGuard(request, settings, [resource_of(obj)])
         try:
-            return guard.save(lambda save: self._delete(request, object_id, save, guard, obj, page))
+            return guard.save(lambda save: self._delete(request, object_id, save, obj, page))
         except SaveRefused as refused:
             refused.refusal.deletes = True
-            return refusals.page(request, refused.refusal, [], template=self.edit_conflict_template)
+            return refusals.page(request, refused.refusal, template=self.edit_conflict_template)
 
     def _put_confirmation(self, request: HttpRequest, ready: ReadyForm, response: HttpResponse) -> None:
-        pages.put_before_confirmation(response, rendered(request, ready, pages.addresses(self)))
+        pages.put_before_confirmation(response, rendered(request, ready))
 
-    def _delete(
-        self, request: HttpRequest, object_id: str, save: Save, guard: SaveGuard, obj: Any, page: Page
-    ) -> HttpResponse:
+    def _delete(self, request: HttpRequest, object_id: str, save: Save, obj: Any, page: Page) -> HttpResponse:
         _loaded(request)[id(self), unquote(object_id)] = obj
-        if guard.config.mode == "enforce":
-            self._refuse_held(guard, [obj])
         response: HttpResponse = page()
         if not rows_of(save.grant.resource).exists():
             save.deleted()
         return response
-
-    def _refuse_held(self, guard: SaveGuard, objects: Sequence[Model]) -> None:
-        """Raise SaveRefused if another user edits one of the objects, or one that would be deleted along."""
-        using = guard.resources[0].database
-        held = pages.held_by_others(pages.deleted_along(objects, using), guard.visitor.principal)
-        if held:
-            first = held[0][1]
-            who = first.owner.label if first.owner is not None else ""
-            texts = [pages.sentence(obj, row) for obj, row in held[:20]]
-            raise SaveRefused(Refusal(reason="held", who=who, others=texts, deletes=True))
 
 
 class _ReviewedForm:
@@ -378,7 +321,7 @@ class _ReviewedForm:
     def full_clean(self) -> None:
         super().full_clean()  # type: ignore[misc]
         if self.is_bound:
-            self.add_error(None, review_text())  # type: ignore[attr-defined]
+            self.add_error(None, "")  # type: ignore[attr-defined]
 
 
 def gone_rows_text() -> str:

@@ -1,69 +1,27 @@
-"""What the pages of the admin show and ask: markup inside their forms, permissions, and the objects of a deletion."""
+"""What the pages of the admin show: markup inside their forms, and the objects of a deletion."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any
 
-from django.apps import apps
 from django.contrib.admin.utils import NestedObjects
-from django.urls import reverse
-from django.utils.html import format_html_join
 
 from django_distlock.editing import store
-from django_distlock.editing.http.forms import FIELD
-from django_distlock.editing.http.permissions import ATTRIBUTE, GONE, NONE, Access, decided
-from django_distlock.editing.resources import pk_of, resource_of
+from django_distlock.editing.http.refusals import Refusal
+from django_distlock.editing.resources import resource_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from django.db.models import Model
-    from django.http import HttpRequest, HttpResponse
+    from django.http import HttpResponse
 
-    from django_distlock.editing.conf import EditingConfig
-    from django_distlock.editing.records import EditLease, Resource
+    from django_distlock.editing.records import EditLease
 
 # Of a deletion that takes more objects along, only the leases of the first ones are read.
 MOST_DELETED = 5000
 BATCH = 500
-
-
-class AdminPage:
-    """The pages of one ModelAdmin, which a beat can ask."""
-
-    def __init__(self, admin: Any) -> None:
-        self._admin = admin
-
-    def config(self, request: HttpRequest) -> EditingConfig:
-        options: EditingConfig = self._admin.get_edit_config(request)
-        return options
-
-    def access(self, request: HttpRequest, resource: Resource) -> Access:
-        admin = self._admin
-        if not admin.admin_site.has_permission(request) or not admin.has_change_permission(request):
-            return NONE
-        obj = admin.get_queryset(request).filter(pk=pk_of(resource)).first()
-        if obj is None or resource_of(obj) != resource:
-            return GONE
-        return Access(bool(admin.has_change_permission(request, obj)), obj=obj)
-
-    def of(self, kind: str) -> AdminPage | None:
-        """The pages of another model on this site, if its admin has edit locks."""
-        admin = self._admin.admin_site._registry.get(apps.get_model(kind))
-        return getattr(admin, ATTRIBUTE, None)
-
-    def may_take_over(self, request: HttpRequest, obj: Any) -> bool:
-        return decided(self._admin.may_take_over(request, obj))
-
-
-def addresses(admin: Any) -> dict[str, str]:
-    """Where the script of this admin's pages asks: beside its pages, so that the site needs no further address."""
-    opts = admin.opts
-    return {
-        name: reverse(f"admin:{opts.app_label}_{opts.model_name}_edit_{name}", current_app=admin.admin_site.name)
-        for name in ("beat", "release")
-    }
 
 
 def put_into_form(response: HttpResponse, form_id: str, markup: str) -> None:
@@ -91,16 +49,13 @@ def _without_autocomplete(tag: str) -> str:
     return tag if "autocomplete=" in tag else f'{tag} autocomplete="off"'
 
 
-def hidden_fields(texts: Iterable[str]) -> str:
-    """One hidden field for each row of a list."""
-    template = '<input type="hidden" name="{}" value="{}" autocomplete="off">'
-    return str(format_html_join("", template, ((FIELD, text) for text in texts)))
-
-
-def deleted_along(objects: Iterable[Model], using: str) -> list[Model]:
-    """The objects and what their deletion takes along."""
-    collector = NestedObjects(using=using)
-    collector.collect(list(objects))
+def deleted_along(objects: Any) -> list[Model]:
+    """The objects, a list or a queryset of one database, and what their deletion takes along."""
+    chosen = list(objects[:MOST_DELETED])
+    if not chosen:
+        return []
+    collector = NestedObjects(using=resource_of(chosen[0]).database)
+    collector.collect(chosen)
     found = [one for several in collector.model_objs.values() for one in several]
     return found[:MOST_DELETED]
 
@@ -113,16 +68,18 @@ def held_by_others(objects: Iterable[Model], principal: str) -> list[tuple[Model
     for start in range(0, len(resources), BATCH):
         found.update(store.read(resources[start : start + BATCH]))
     return [
-        (obj, row)
+        (obj, found[resource.digest])
         for resource, obj in by_resource.items()
-        if (row := found.get(resource.digest)) is not None
-        and row.held
-        and row.owner is not None
-        and row.owner.principal != principal
+        if resource.digest in found and is_of_another(found[resource.digest], principal)
     ]
+
+
+def is_of_another(row: EditLease, principal: str) -> bool:
+    """Does another user edit the object now?"""
+    return row.held and row.owner is not None and row.owner.principal != principal
 
 
 def sentence(obj: Any, row: EditLease) -> str:
     """An object and who edits it."""
-    who = row.owner.label if row.owner is not None else ""
-    return f"{obj._meta.verbose_name} “{obj}”: {who}"
+    refusal = Refusal(reason="held", who=row.owner.label if row.owner is not None else "")
+    return f"{obj._meta.verbose_name} “{obj}”: {refusal.text}"

@@ -1,19 +1,18 @@
-"""The hidden fields of a form: the signed grant, the id of the lease, the id of the tab; and what came back in them."""
+"""The hidden fields of a form: the signed grant, the id of the lease; and what came back in them."""
 
 from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from django.middleware.csrf import get_token
 from django.template.loader import render_to_string
-from django.urls import NoReverseMatch, reverse
 from django.utils.html import json_script
 
 from django_distlock.editing import store
-from django_distlock.editing.grants import EditGrant, GrantError, Opened, open_grant, read_grant, sign
+from django_distlock.editing.grants import EditGrant, GrantError, open_grant, read_grant, sign
 from django_distlock.editing.records import EditLease, Owner, Resource
 from django_distlock.editing.resources import resource_of
 from django_distlock.editing.versions import version_of
@@ -21,11 +20,10 @@ from django_distlock.http.visitors import visitor_of
 from django_distlock.middleware import language_of_texts
 from django_distlock.storage.values import ID
 
-from .permissions import may_take_over, permission_of
 from .texts import texts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from django.db.models import Model
     from django.forms import BaseForm
@@ -36,12 +34,10 @@ if TYPE_CHECKING:
     from django_distlock.editing.versions import Inline
     from django_distlock.http.visitors import Visitor
 
-FIELD, LEASE_FIELD, TAB_FIELD = "distlock_edit", "distlock_edit_lease", "distlock_edit_tab"
-# What a button of the conflict page asks for: "retry", "review" or "overwrite".
+FIELD, LEASE_FIELD = "distlock_edit", "distlock_edit_lease"
+# What the button "Take over and save mine" asks for: "overwrite".
 CHOICE_FIELD = "distlock_edit_choice"
-FIELDS = frozenset({FIELD, LEASE_FIELD, TAB_FIELD, CHOICE_FIELD})
-# The tab of a form whose script does not run: one for each principal.
-NO_TAB = "no-script"
+FIELDS = frozenset({FIELD, LEASE_FIELD, CHOICE_FIELD})
 PREFETCH_HEADERS = ("Sec-Purpose", "Purpose", "X-Purpose", "X-Moz")
 
 
@@ -51,18 +47,16 @@ class Posted:
 
     text: str
     lease: str
-    tab: str
     choice: str
 
     @classmethod
     def of(cls, request: HttpRequest) -> Posted:
         """Read the fields of a POST; empty texts if it has none."""
         form = request.POST
-        lease, tab = form.get(LEASE_FIELD, ""), form.get(TAB_FIELD, "")
+        lease = form.get(LEASE_FIELD, "")
         return cls(
             form.get(FIELD, ""),
             lease if ID.fullmatch(lease) else "",
-            tab if ID.fullmatch(tab) else NO_TAB,
             form.get(CHOICE_FIELD, ""),
         )
 
@@ -71,9 +65,9 @@ class Posted:
         return read_grant(self.text, visitor.signer) if self.text else None
 
 
-def owner_of(visitor: Visitor, tab: str) -> Owner:
-    """The visitor in one of its tabs."""
-    return Owner(principal=visitor.principal, tab=tab if ID.fullmatch(tab) else NO_TAB, label=visitor.label)
+def owner_of(visitor: Visitor) -> Owner:
+    """The visitor as the holder of a lease."""
+    return Owner(principal=visitor.principal, label=visitor.label)
 
 
 def editable_fields(form: BaseForm | type[BaseForm] | None) -> tuple[str, ...] | None:
@@ -88,28 +82,30 @@ def editable_fields(form: BaseForm | type[BaseForm] | None) -> tuple[str, ...] |
 
 def open_form(
     request: HttpRequest,
-    objects: Sequence[Model],
+    obj: Model,
     config: EditingConfig,
     *,
     fields: Sequence[str] | None = None,
     inlines: Sequence[Inline] = (),
     visitor: Visitor | None = None,
     leases: dict[str, EditLease] | None = None,
-) -> Opened | None:
-    """Read the first of ``objects`` as its form is to show it, and make the grant; None if it is deleted.
+) -> ReadyForm | None:
+    """Read the object as its form is to show it, and make the grant; None if it is deleted.
 
-    ``leases`` are the rows of the objects, if they were read before.
+    ``leases`` has the row of the object, if it was read before.
     """
     visitor = visitor or visitor_of(request, config.label_of)
-    return open_grant(
-        list(dict.fromkeys(resource_of(obj) for obj in objects)),  # a child may be in two inlines
+    opened = open_grant(
+        [resource_of(obj)],
         principal=visitor.signer,
         fields=fields,
         inlines=inlines,
-        permission=permission_of(request),
         options=config,
         leases=leases,
     )
+    if opened is None:
+        return None
+    return ReadyForm(grant=opened.grant, config=config, obj=opened.obj, leases=opened.leases)
 
 
 def open_rows(
@@ -128,7 +124,6 @@ def open_rows(
             fields=tuple(fields),
             version=version_of(obj, fields),
             writes=(rows[resource.digest].writes if resource.digest in rows else None,),
-            permission=permission_of(request),
             until=until,
         )
         for resource, obj in zip(resources, objects, strict=True)
@@ -144,26 +139,13 @@ def bring_up_to_date(obj: Model, current: Model) -> None:
     if obj is current or type(obj)._meta.concrete_model is not type(current)._meta.concrete_model:
         return
     deferred = obj.get_deferred_fields()
-    for field in obj._meta.concrete_fields:
-        if field.attname in deferred:
+    for column in obj._meta.concrete_fields:
+        if column.attname in deferred:
             continue
-        value = getattr(current, field.attname)
-        if getattr(obj, field.attname) != value:
-            obj._state.fields_cache.pop(field.name, None)  # the related object
-        setattr(obj, field.attname, value)
-
-
-@dataclass(slots=True, kw_only=True)
-class Field:
-    """The hidden fields of one form, and the banner of an object that was found held while the page was rendered."""
-
-    text: str
-    grant: EditGrant
-    lease: str = ""
-    tab: str = ""
-    holder: EditLease | None = None
-    own: bool = False
-    can_take_over: bool = False
+        value = getattr(current, column.attname)
+        if getattr(obj, column.attname) != value:
+            obj._state.fields_cache.pop(column.name, None)  # the related object
+        setattr(obj, column.attname, value)
 
 
 def is_prefetch(request: HttpRequest) -> bool:
@@ -171,77 +153,61 @@ def is_prefetch(request: HttpRequest) -> bool:
     return any("prefetch" in request.headers.get(name, "").lower() for name in PREFETCH_HEADERS)
 
 
-def field_of(request: HttpRequest, grant: EditGrant, config: EditingConfig, visitor: Visitor | None = None) -> Field:
-    """The field for a new grant. With ``WHEN = "open"`` this visit takes the lease."""
-    visitor = visitor or visitor_of(request, config.label_of)
-    field = Field(text=sign(grant), grant=grant)
-    if config.when == "open" and request.method == "GET" and not is_prefetch(request):
-        _claim(request, field, config, visitor)
-    return field
+def rendered(request: HttpRequest, ready: ReadyForm, endpoint: str = "") -> SafeString:
+    """The markup inside the form. The script asks at ``endpoint``, by default the address of this page.
 
-
-def field_again(request: HttpRequest, grant: EditGrant, posted: Posted) -> Field:
-    """The field of a form that is shown again with errors: it keeps the version that it was rendered with."""
-    return Field(text=posted.text, grant=grant, lease=posted.lease, tab="" if posted.tab == NO_TAB else posted.tab)
-
-
-def _claim(request: HttpRequest, field: Field, config: EditingConfig, visitor: Visitor) -> None:
-    """Take the lease for as long as a page without a script may stay open; the first beat shortens it."""
-    if holds_too_many(field.grant, visitor.principal, config):
-        return
-    lease = secrets.token_hex(16)
-    taken: list[Resource] = []
-    for resource in sorted(field.grant.resources, key=lambda resource: resource.digest):
-        found = store.claim(resource, owner_of(visitor, NO_TAB), lease, config.ttl_without_script)
-        if not isinstance(found, EditLease):
-            for each in taken:
-                store.release(each, lease)
-            field.holder, field.own = found.holder, found.own
-            field.can_take_over = not found.own and may_take_over(request, config, None, found.holder)
-            return
-        taken.append(resource)
-    field.lease = lease
-
-
-def holds_too_many(grant: EditGrant, principal: str, config: EditingConfig) -> bool:
-    """Would the objects of ``grant`` be more than one principal may hold?"""
-    if config.max_held is None:
-        return False
-    digests = [resource.digest for resource in grant.resources]
-    return store.held_by(principal, store.alias_for(grant.resource), digests) + len(digests) > config.max_held
-
-
-def html_of(
-    request: HttpRequest, field: Field, config: EditingConfig, own_addresses: dict[str, str] | None = None
-) -> SafeString:
-    """The markup inside the form. The script asks ``own_addresses``, by default those of the site."""
+    A form that is shown again has the fields that were posted. With ``WHEN = "open"`` this visit takes the lease.
+    """
+    posted = ready.posted if ready.posted is not None and ready.posted.text else None
+    lease, holder = posted.lease if posted is not None else "", None
+    if posted is None and ready.config.when == "open" and request.method == "GET" and not is_prefetch(request):
+        lease, holder = _claimed(request, ready)
     get_token(request)  # the script needs the cookie or the field
     # cache_page and the cache middleware must not store this page: it is for one visitor
     request._cache_update_cache = False  # type: ignore[attr-defined]
-    first = field.grant.resource
+    resource = ready.grant.resource
     number = secrets.token_hex(4)
     context = {
-        "field": field,
-        "names": {"grant": FIELD, "lease": LEASE_FIELD, "tab": TAB_FIELD},
-        "config": config,
-        "key": f"{first.database}.{first.digest[:32]}",
-        "version": field.grant.version,
+        "grant": posted.text if posted is not None else sign(ready.grant),
+        "lease": lease,
+        "names": {"grant": FIELD, "lease": LEASE_FIELD},
+        "config": ready.config,
+        "endpoint": endpoint or request.get_full_path(),
+        "key": f"{resource.database}.{resource.digest[:32]}",
+        "version": ready.grant.version,
         "texts_id": f"distlock-edit-texts-{number}",
         "texts": json_script(texts(), f"distlock-edit-texts-{number}"),
-        "label": field.holder.owner.label if field.holder is not None and field.holder.owner is not None else "",
+        "holder": holder,
+        "refused": ready.refused,
+        "choice": CHOICE_FIELD if ready.can_overwrite else "",
         "language": language_of_texts(),
-        **(own_addresses or addresses()),
     }
     text: SafeString = render_to_string("django_distlock/editing/field.html", context, request)
     return text
 
 
-def addresses() -> dict[str, str]:
-    """The addresses of the script; none if the site has not included ``django_distlock.editing.urls``."""
-    try:
-        return {name: reverse(f"distlock_editing:{name}") for name in ("beat", "release")}
-    except NoReverseMatch:
-        return {}
+def _claimed(request: HttpRequest, ready: ReadyForm) -> tuple[str, str]:
+    """Take the lease for as long as a page without a script may stay open; the first beat shortens it.
+
+    The id of the lease, or the label of the other user who holds it.
+    """
+    config, resource = ready.config, ready.grant.resource
+    visitor = visitor_of(request, config.label_of)
+    if holds_too_many(resource, visitor.principal, config):
+        return "", ""
+    lease = secrets.token_hex(16)
+    found = store.claim(resource, owner_of(visitor), lease, config.ttl_without_script)
+    if isinstance(found, EditLease):
+        return lease, ""
+    other = found.holder.owner if found.holder is not None and not found.own else None
+    return "", other.label if other is not None else ""
+
+
+def holds_too_many(resource: Resource, principal: str, config: EditingConfig) -> bool:
+    """Would the object be more than one principal may hold?"""
+    if config.max_held is None:
+        return False
+    return store.held_by(principal, store.alias_for(resource), [resource.digest]) >= config.max_held
 
 
 def grants_of_rows(request: HttpRequest, visitor: Visitor) -> tuple[dict[Resource, EditGrant], bool]:
@@ -268,21 +234,40 @@ def same_object(grant: EditGrant, resources: Sequence[Resource]) -> bool:
     return grant.resources[: len(resources)] == tuple(resources)
 
 
-def leases_before(request: HttpRequest) -> dict[Resource, dict[str, EditLease]]:
-    """The rows that were read before a function view has read its object, by this object."""
-    found: dict[Resource, dict[str, EditLease]] | None = getattr(request, "_distlock_edit_leases", None)
-    if found is None:
-        found = request._distlock_edit_leases = {}  # type: ignore[attr-defined]
-    return found
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockedForm:
+    """What the view of a form locks. ``leases`` has the row, if it was read before the view has read the object."""
+
+    resource: Resource
+    config: EditingConfig
+    leases: dict[str, EditLease] | None = None
+
+    @classmethod
+    def of(cls, request: HttpRequest) -> LockedForm | None:
+        """That of the view which answers the request."""
+        found: LockedForm | None = getattr(request, "_distlock_edit_locked", None)
+        return found
+
+    def tell(self, request: HttpRequest) -> None:
+        """Let the template tag know that the view has an edit lock."""
+        request._distlock_edit_locked = self  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyForm:
-    """The grant of a form that is about to be rendered. ``posted``: it is shown again, with errors."""
+    """The grant of a form that is about to be rendered, and its object, which has the values of the grant's version.
+
+    ``leases`` has the row of the object, by its digest. ``posted``: the form is shown again, with errors. ``refused``:
+    it is, because its save was; with ``can_overwrite`` the visitor may take over and save.
+    """
 
     grant: EditGrant
     config: EditingConfig
+    obj: Any = None
+    leases: Mapping[str, EditLease] = field(default_factory=dict)
     posted: Posted | None = None
+    refused: bool = False
+    can_overwrite: bool = False
 
 
 def ready_forms(request: HttpRequest) -> dict[Resource, ReadyForm]:

@@ -1,46 +1,14 @@
 /* Edit locks in the browser. The server decides what may be saved; this script shows it early and keeps what was typed.
 
-   One Client for each document sends one request per beat for all its forms. Each form has an Editor, the state machine,
-   and a FormView, the DOM. Rules E11 to E20 in the documentation say what each state means. */
+   Each form has a Client, its requests, an Editor, its state machine, and a FormView, its DOM. The requests go to the
+   address of the form itself. Rules E11 to E20 in the documentation say what each state means. */
 
-export const TEXTS = {
-  busy: "{who} is editing this, and has been for {since}. You can read it; it opens here when {who} has finished.",
-  busy_idle: "{who} is editing this, and has been for {since}, but has typed nothing for {idle}.",
-  own_tab: "You are editing this in another tab.",
-  saving: "{who} is saving this. One moment.",
-  edit_here: "Edit here",
-  take_over: "Take over",
-  take_over_reason: "Reason for the takeover",
-  cancel: "Cancel",
-  free: "You can edit this now.",
-  changed: "{who} has saved this meanwhile. Load the new version before you edit.",
-  changed_typing: "{who} has saved this meanwhile. When you save, you will see both versions.",
-  reload: "Load the new version",
-  taken_over: "{who} has taken over. What you typed is still here and is not saved.",
-  other_tab: "You continue in another tab. What you typed here is still here and is not saved.",
-  broken: "An administrator has ended your edit lock. What you typed is still here and is not saved.",
-  expired: "Your edit lock has ended and {who} is editing. What you typed is still here and is not saved.",
-  deleted: "This was deleted meanwhile. What you typed is still here: copy what you need.",
-  permission: "You may no longer edit this. What you typed is still here: copy what you need.",
-  logged_out: "You are logged out. What you typed is still here. Log in in another tab, then go on here.",
-  session_ends: "Your session ends in {left}. Save now, or log in again in another tab.",
-  idle_warning: "Are you still editing? In {left} this is given back to others. Press any key to go on.",
-  idle: "This was given back to others, because nothing was typed for a while. Go on typing to edit again.",
-  offline: "No connection. Go on typing; the save will check whether somebody else has edited this.",
-  error: "The edit lock does not answer. The save will check whether somebody else has edited this.",
-  unasked: "The edit lock does not work on this page: others are not told that you edit. The save will check whether somebody else has edited this.",
-  kept: "You had typed something here that was not saved.",
-  kept_older: "You had typed something here that was not saved, against an older version.",
-  put_back: "Put my text back",
-  discard: "Discard it",
-  somebody: "Somebody else",
-  seconds: "{n} seconds",
-  minutes: "{n} minutes",
-  hours: "{n} hours",
-};
 const GRACE = 30; // seconds of warning before an idle form is given back; WCAG 2.2.1 asks for 20
 const SESSION_WARNING = 120;
+const SESSION_BEAT = 60; // seconds between two questions about the end of the session
 const PATIENCE = 15; // seconds that a request may take
+const ANSWER = 6; // seconds after which a submitted form that is still here has been answered by no page
+const LOSSES = ["taken_over", "other_tab", "broken", "expired", "deleted", "permission"];
 const UNSAFE = /^(csrfmiddlewaretoken|distlock_edit.*|idempotency.*|_.*)$/;
 
 const randomId = () =>
@@ -63,68 +31,44 @@ export const safely = (storage) => {
   };
 };
 
-/* The identity of a browser tab. "Duplicate" and window.open copy sessionStorage, so the id counts only with a Web Lock
-   on it, or, where there are none (http on a LAN), if no other document answers to it within 150 ms. */
-export class Tab {
-  constructor({ storage, locks, channel, wait }) {
-    Object.assign(this, { storage, locks, channel, wait });
-    this.id = null;
-    this.copied = false; // the sessionStorage of another tab: its leases are not this tab's
-    this.drop = null;
-    this.ready = this.take();
+/* "Duplicate" and window.open copy sessionStorage: a lease in it is this tab's only if no other document has the Web Lock
+   on its id. Without Web Locks (http on a LAN) it counts as this tab's. */
+export class Mark {
+  constructor({ locks, wait }) {
+    Object.assign(this, { locks, wait, id: null, drop: () => {} });
   }
 
-  async take() {
-    const stored = this.storage.get("distlock.tab");
-    if (stored && (await this.prove(stored))) return (this.id = stored);
-    this.copied = Boolean(stored);
-    const id = randomId();
-    this.storage.set("distlock.tab", id);
-    await this.prove(id);
-    return (this.id = id);
+  async take(id) {
+    if (id === this.id) return true;
+    this.leave();
+    this.id = id;
+    return !id || !this.locks || this.prove(id);
   }
 
-  async prove(id) {
-    if (!this.locks) return this.listen(id);
+  prove(id) {
     const abort = new AbortController();
     // at a reload the old document may still be leaving; a browser that stands still must not count as half a second
     let left = 5;
     const tick = () => (left -= 1) ? (stop = this.wait(tick, 100)) : abort.abort();
     let stop = this.wait(tick, 100);
-    const cancel = () => stop();
     return new Promise((resolve) => {
-      this.locks
-        .request(`distlock-tab-${id}`, { signal: abort.signal }, () => {
-          cancel();
-          resolve(true);
-          return new Promise((release) => (this.drop = release));
-        })
-        .catch(() => resolve(false));
-    });
-  }
-
-  listen(id) {
-    if (!this.channel) return true;
-    const me = randomId();
-    return new Promise((resolve) => {
-      this.channel.onmessage = ({ data }) => {
-        if (data.me === me) return;
-        if (data.ask && data.ask === (this.id ?? id) && this.id) this.channel.postMessage({ taken: this.id, me });
-        if (data.taken === id && !this.id) resolve(false);
+      const granted = () => {
+        stop();
+        resolve(this.id === id);
+        return this.id === id ? new Promise((release) => (this.drop = release)) : null;
       };
-      this.channel.postMessage({ ask: id, me });
-      this.wait(() => resolve(true), 150);
+      this.locks.request(`distlock-edit-${id}`, { signal: abort.signal }, granted).catch(() => {
+        if (this.id === id) this.id = null;
+        resolve(false);
+      });
     });
   }
 
-  hide() {
-    this.drop?.(); // a held Web Lock keeps the page out of the back/forward cache
-    this.drop = null;
-  }
-
-  show() {
-    this.copied = false;
-    if (!this.drop && this.locks) this.ready = this.take();
+  /* A held Web Lock keeps the page out of the back/forward cache. */
+  leave() {
+    this.drop();
+    this.drop = () => {};
+    this.id = null;
   }
 }
 
@@ -137,7 +81,7 @@ export class Editor {
     this.asked = null; // the verb that waits for an answer, so that a lost reply is asked again with the same id
     this.expires = 0;
     this.typed = now(); // the time of the latest input
-    this.dirty = false;
+    this.dirty = options.refused; // a refused save: the form has what was typed
     this.submitted = false;
     this.stale = false; // somebody saved since this page was rendered
     this.warned = null;
@@ -148,11 +92,6 @@ export class Editor {
 
   get stored() {
     return `distlock.edit.${this.options.key}`;
-  }
-
-  begin(copied) {
-    const previous = this.options.lease || (copied ? null : this.storage.get(this.stored));
-    if (previous) this.ask("adopt", previous);
   }
 
   ask(verb, previous = null) {
@@ -182,6 +121,7 @@ export class Editor {
     else if (reply.state === "free") return this.open(changed);
     else if (reply.state === "lost" && reply.reason === "released") return this.again();
     else if (reply.state === "lost") this.lose(reply.reason, reply);
+    else if (reply.state === "ended") this.end();
     else this.fail(reply);
     return false;
   }
@@ -257,7 +197,7 @@ export class Editor {
       return;
     }
     const actions = reason === "other_tab" ? ["edit_here"] : reply.changed ? ["reload"] : [];
-    this.said = ["lost", reason in TEXTS ? reason : "expired", { who: reply.by }];
+    this.said = ["lost", LOSSES.includes(reason) ? reason : "expired", { who: reply.by }];
     this.view.banner(...this.said, actions);
   }
 
@@ -342,6 +282,7 @@ export class Editor {
   }
 
   end() {
+    if (this.state === "ended") return;
     if (this.dirty) this.view.keep();
     this.asked = null;
     this.to("ended");
@@ -367,22 +308,24 @@ export class Editor {
   }
 }
 
-/* The requests of one document. */
+/* The requests of one form. */
 export class Client {
-  constructor({ tab, fetch, now, wait, endpoint, release, csrf, beat }) {
-    Object.assign(this, { tab, fetch, now, wait, endpoint, release, csrf, beat });
-    this.editors = [];
+  constructor({ editor, mark, fetch, now, wait, endpoint, csrf, beat }) {
+    Object.assign(this, { editor, mark, fetch, now, wait, endpoint, csrf, beat });
     this.sending = null;
     this.again = false;
     this.cancel = () => {};
     this.last = now();
+    this.asked = -Infinity; // when the end of the session was asked for
     this.warned = false;
   }
 
-  async start(editors) {
-    this.editors = editors;
-    await this.tab.ready;
-    for (const editor of editors) editor.begin(this.tab.copied);
+  async start() {
+    const { editor } = this;
+    const kept = editor.storage.get(editor.stored);
+    const previous = editor.options.lease || (kept && (await this.mark.take(kept)) ? kept : null);
+    if (previous) editor.ask("adopt", previous);
+    else if (editor.dirty) editor.ask("claim");
     await this.send();
     this.second();
   }
@@ -397,8 +340,7 @@ export class Client {
     const late = this.now() - this.last > this.beat * 2000;
     this.last = this.now();
     if (late) this.send();
-    const idle = this.editors.filter((editor) => editor.tick());
-    if (idle.length) this.give(idle.map((editor) => [editor.options.grant, editor.give()]), false);
+    if (this.editor.tick()) this.give(this.editor.give());
     this.wait(() => this.second(), 1000);
   }
 
@@ -419,25 +361,23 @@ export class Client {
   }
 
   async exchange() {
-    await this.tab.ready;
-    const editors = [...this.editors];
-    const items = editors.map((editor) => editor.item());
+    const { editor } = this;
+    const item = editor.item();
     const sent = this.now();
+    const session = sent - this.asked >= SESSION_BEAT * 1000;
     let reply;
     try {
-      reply = await this.post({ tab: this.tab.id, items });
+      reply = await this.post({ ...item, session });
     } catch {
-      editors.forEach((editor) => editor.unreachable());
-      return;
+      reply = { state: "error", reason: "database" };
     }
-    if (reply.status === 401) return editors.forEach((editor) => editor.state !== "ended" && editor.end());
-    if (!reply.body?.items) return editors.forEach((editor) => editor.unreachable());
-    this.beat = reply.body.beat || this.beat;
-    if (reply.body.csrf) this.csrf.set(reply.body.csrf);
-    editors.forEach((editor, index) => {
-      if (editor.answered(items[index], reply.body.items[index], sent)) this.again = true;
-    });
-    this.session(reply.body.session_ends_in);
+    if (reply.beat) this.beat = reply.beat;
+    if (session && reply.beat) {
+      this.asked = sent;
+      this.session(reply.session_ends_in);
+    }
+    if (editor.answered(item, reply, sent)) this.again = true;
+    this.mark.take(editor.lease);
   }
 
   async post(body) {
@@ -451,64 +391,70 @@ export class Client {
     }
   }
 
-  async exchanged(body, signal) {
-    const ask = () =>
-      this.fetch(this.endpoint, {
-        method: "POST",
-        credentials: "same-origin",
-        signal,
-        headers: { "Content-Type": "application/json", "X-CSRFToken": this.csrf.get() },
-        body: JSON.stringify(body),
-      });
-    let reply = await ask();
-    if (reply.status === 403 && (await this.refresh(signal))) reply = await ask();
-    const type = reply.headers.get("Content-Type") || "";
-    return { status: reply.status, body: type.includes("json") ? await reply.json() : null };
+  request(verb, more) {
+    const headers = { "Distlock-Edit": verb, "Content-Type": "application/json", "X-CSRFToken": this.csrf.get() };
+    return this.fetch(this.endpoint, { credentials: "same-origin", redirect: "manual", headers, ...more });
   }
 
-  /* A log-in in another tab has rotated the CSRF token. */
+  /* The answer, or what the answer of somebody else says: the view's own log-in page, its 403, an error. */
+  async exchanged(body, signal) {
+    const ask = () => this.request(body.verb, { method: "POST", signal, body: JSON.stringify(body) });
+    let reply = await ask();
+    if (reply.status === 403) {
+      const refused = await this.refresh(signal);
+      if (refused) return refused;
+      reply = await ask();
+    }
+    if (reply.type === "opaqueredirect" || reply.status === 401) return { state: "ended" };
+    const found = await this.json(reply);
+    if (found?.state) return found;
+    return { state: "error", reason: reply.status >= 500 ? "database" : "view" };
+  }
+
+  async json(reply) {
+    return (reply.headers.get("Content-Type") || "").includes("json") ? reply.json() : null;
+  }
+
+  /* A log-in in another tab has rotated the CSRF token. A page that is refused, too, may no longer be edited. */
   async refresh(signal) {
-    const reply = await this.fetch(this.endpoint, { credentials: "same-origin", signal });
-    if (!reply.ok) return false;
-    const { csrf } = await reply.json();
-    this.csrf.set(csrf);
-    return Boolean(csrf);
+    const reply = await this.request("token", { signal });
+    if (reply.type === "opaqueredirect") return { state: "ended" };
+    if (reply.status === 403) return { state: "lost", reason: "permission" };
+    const found = await this.json(reply);
+    if (!found?.csrf) return { state: "error", reason: "view" };
+    this.csrf.set(found.csrf);
+    return null;
   }
 
   session(left) {
-    const near = typeof left === "number" && left < SESSION_WARNING;
-    if (near && !this.warned)
-      for (const editor of this.editors) editor.view.banner("warning", "session_ends", { left }, []);
+    const near = typeof left === "number" && left < SESSION_WARNING + SESSION_BEAT;
+    if (near && !this.warned) this.editor.view.banner("warning", "session_ends", { left }, []);
     this.warned = near;
   }
 
-  give(leases, reserve) {
-    const kept = leases.filter(([, lease]) => lease);
-    if (!kept.length) return;
-    const body = new URLSearchParams([["tab", this.tab.id], ...(reserve ? [["reserve", "1"]] : [])]);
-    for (const [grant, lease] of kept) {
-      body.append("grant", grant);
-      body.append("lease", lease);
-    }
-    const headers = { "X-CSRFToken": this.csrf.get() };
-    this.fetch(this.release, { method: "POST", credentials: "same-origin", keepalive: true, headers, body }).catch(() => {});
+  /* Give a lease back; with `reserve` it is kept for the next page of this tab for some seconds. */
+  give(lease, reserve = false) {
+    if (!lease) return;
+    const body = JSON.stringify({ verb: "release", grant: this.editor.options.grant, lease, reserve });
+    this.request("release", { method: "POST", keepalive: true, body }).catch(() => {});
   }
 
-  /* The page goes. A lease is kept for this tab for some seconds; a form that was submitted hands its lease over. */
+  /* The form is on its way. If the page is still here then, as after a download, it is no hand-over. */
+  sent() {
+    this.editor.submitted = true;
+    this.wait(() => (this.editor.submitted = false), ANSWER * 1000);
+  }
+
+  /* The page goes. A form that was submitted hands its lease over. */
   hide() {
-    this.give(
-      this.editors.filter((e) => e.state === "held" && !e.submitted).map((e) => [e.options.grant, e.lease]),
-      true,
-    );
-    this.tab.hide();
+    const { editor } = this;
+    if (editor.state === "held" && !editor.submitted) this.give(editor.lease, true);
+    this.mark.leave();
   }
 
   show() {
-    this.tab.show();
-    for (const editor of this.editors) {
-      editor.submitted = false;
-      if (editor.state === "held") editor.ask("adopt", editor.lease);
-    }
+    this.editor.submitted = false;
+    if (this.editor.state === "held") this.editor.ask("adopt", this.editor.lease);
     return this.send();
   }
 }
@@ -530,6 +476,8 @@ export class FormView {
   constructor(root, texts, storage) {
     Object.assign(this, { root, texts, storage });
     this.form = root.closest("form");
+    // browsers put text that was typed before into a new page, and the save would pass
+    this.form.autocomplete = "off";
     // the state, and the offer of unsaved text, which stays while the state changes
     [this.box, this.offered] = [1, 2].map(() => {
       const box = document.createElement("div");
@@ -538,6 +486,7 @@ export class FormView {
       return box;
     });
     this.form.prepend(this.box, this.offered);
+    this.served = this.form.querySelector("[data-distlock-served]"); // what the page said before the script did
     this.shut = false;
     this.shown = "";
     this.act = () => {};
@@ -597,6 +546,7 @@ export class FormView {
   }
 
   clear(box = this.box) {
+    if (box === this.box) this.served?.remove();
     if (box === this.box) this.shown = "";
     box.replaceChildren();
     box.className = "distlock-banner";
@@ -608,6 +558,7 @@ export class FormView {
     const shown = JSON.stringify([look, kind, facts.who, actions]);
     if (shown === this.shown) return true;
     this.shown = shown;
+    this.served?.remove();
     this.fill(this.box, look, message, actions);
     return true;
   }
@@ -720,51 +671,42 @@ export class FormView {
   }
 }
 
-const texts = (root) => {
-  const given = document.getElementById(root.dataset.texts || "");
-  return { ...TEXTS, ...(given ? JSON.parse(given.textContent) : {}) };
-};
+const options = ({ grant, key, idle, mode, lease, refused }) =>
+  ({ grant, key, idle: Number(idle) || 900, mode, lease, refused: refused !== undefined });
 
-const options = ({ grant, key, idle, mode, lease }) => ({ grant, key, idle: Number(idle) || 900, mode, lease });
-
-/* The forms of the page that use one endpoint share one client. */
-export const start = (roots) => {
+export const start = (root) => {
   const storage = safely(() => window.sessionStorage);
   const wait = (call, delay) => {
     const timer = window.setTimeout(call, delay);
     return () => window.clearTimeout(timer);
   };
   const now = () => Date.now();
-  const channel = "BroadcastChannel" in window ? new BroadcastChannel("distlock-tabs") : null;
-  const tab = new Tab({ storage, locks: navigator.locks, channel, wait });
-  const [first] = roots;
   const every = (name) => document.querySelectorAll(`input[name="${name}"]`);
   const csrf = {
     get: () => every("csrfmiddlewaretoken")[0]?.value || "",
     set: (token) => every("csrfmiddlewaretoken").forEach((field) => (field.value = token)),
   };
-  const { endpoint, release, beat } = first.dataset;
+  const view = new FormView(root, JSON.parse(document.getElementById(root.dataset.texts).textContent), storage);
+  const editor = new Editor(view, options(root.dataset), storage, now);
   const client = new Client({
-    tab, now, wait, endpoint, release, csrf, beat: Number(beat) || 20,
+    editor, now, wait, csrf, mark: new Mark({ locks: navigator.locks, wait }),
+    endpoint: root.dataset.endpoint, beat: Number(root.dataset.beat) || 20,
     fetch: (...request) => window.fetch(...request),
   });
-  const editors = roots.map((root) => join(client, root, storage, now));
-  tab.ready.then((id) => editors.forEach((editor) => editor.view.set("distlock_edit_tab", id)));
   const soon = () => client.send();
+  join(client, editor, view, root);
   addEventListener("pagehide", () => client.hide());
   addEventListener("pageshow", (event) => event.persisted && client.show());
   addEventListener("online", soon);
   addEventListener("focus", soon);
   document.addEventListener("visibilitychange", () => document.visibilityState === "visible" && soon());
-  client.start(editors);
+  client.start();
   return client;
 };
 
-const join = (client, root, storage, now) => {
-  const view = new FormView(root, texts(root), storage);
-  const editor = new Editor(view, options(root.dataset), storage, now);
+const join = (client, editor, view, root) => {
   view.act = (action, detail) => {
-    if (action === "reload") location.reload();
+    if (action === "reload") location.assign(root.dataset.endpoint); // no second POST of a refused form
     else if (action === "put_back") view.putBack();
     else if (action === "discard") view.drop();
     else if (editor.act(action, detail)) client.send();
@@ -777,22 +719,20 @@ const join = (client, root, storage, now) => {
   view.form.addEventListener("keydown", () => editor.warned && editor.input());
   view.form.addEventListener("click", (event) => {
     if (!event.target.closest("[data-distlock-cancel]") || event.ctrlKey || event.metaKey || event.shiftKey) return;
-    client.give([[editor.options.grant, editor.leave()]], false);
+    client.give(editor.leave());
   });
   view.form.addEventListener("submit", (event) => {
     if (event.defaultPrevented) return;
-    editor.submitted = true;
+    client.sent();
     view.keep(true);
   });
   addEventListener("pagehide", () => editor.dirty && !editor.submitted && view.keep());
   view.offer();
-  return editor;
 };
 
 if (typeof document !== "undefined") {
   const run = () => {
-    const roots = [...document.querySelectorAll("form [data-distlock-edit]")];
-    if (roots.length) start(roots);
+    document.querySelectorAll("form [data-distlock-edit]").forEach(start);
   };
   if (document.readyState === "loading") addEventListener("DOMContentLoaded", run);
   else run();

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from django.db import connections
 
 from django_distlock.browser import store
-from django_distlock.browser.records import BrowserLease, digest_of, holder_of
+from django_distlock.browser.records import BrowserLease, digest_of
+from django_distlock.leases.records import holder_of
+from django_distlock.models import BrowserTicket
 
 if TYPE_CHECKING:
     from django_distlock.browser.records import LeaseLost, Waiting
@@ -28,8 +30,14 @@ def write(alias: str, text: str, *parameters: Any) -> None:
 
 
 def forget_everything(alias: str) -> None:
-    write(alias, "DELETE FROM django_distlock_browserlock")
+    write(alias, "DELETE FROM django_distlock_weblease")
     write(alias, "DELETE FROM django_distlock_browserticket")
+
+
+def counts(alias: str, principal: str) -> tuple[int, int]:
+    """How many leases and live waiting places the principal has."""
+    alive = BrowserTicket.rows.using(alias).filter(principal=principal, alive_until__gt=1)
+    return len(store.held_by(alias, principal)), alive.count()
 
 
 @dataclass
@@ -75,8 +83,8 @@ class Tab:
     def renew(self, ttl: float = TTL) -> BrowserLease | LeaseLost:
         return store.renew(self.alias, [self.held], principal=self.principal, ttl=ttl)[self.lease]
 
-    def release(self) -> bool:
-        return store.release(self.alias, self.lease, principal=self.principal)
+    def release(self, name: str | None = None) -> bool:
+        return store.release(self.alias, self.lease, principal=self.principal, name=name)
 
     def leave(self) -> None:
         store.leave(self.alias, self.lease, principal=self.principal)
@@ -86,7 +94,7 @@ class Tab:
 
     def expire(self) -> None:
         """The lease of the name runs out, whoever has it."""
-        text = "UPDATE django_distlock_browserlock SET expires_at = 1 WHERE digest = %s"
+        text = "UPDATE django_distlock_weblease SET expires_at = 1 WHERE digest = %s"
         write(self.alias, text, digest_of(self.name))
 
     def miss(self) -> None:

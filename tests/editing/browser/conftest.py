@@ -16,8 +16,7 @@ from django.db import connections
 from django.test import override_settings
 from pytest_django.live_server_helper import LiveServer
 
-from django_distlock.editing.http import actions
-from django_distlock.editing.http.permissions import Gate
+from django_distlock.editing.http import beats
 from django_distlock.editing.saving import Save
 from testproject.articles.models import Article
 from testproject.articles.people import person as user_of
@@ -114,9 +113,8 @@ def bo(people: list[Person], times: None) -> Iterator[Person]:
 @pytest.fixture
 def times(databases: None, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     settings.DISTLOCK_EDITING = dict(TIMES)
-    monkeypatch.setattr(actions, "RESERVED", RESERVED)
+    monkeypatch.setattr(beats, "RESERVED", RESERVED)
     monkeypatch.setitem(Save.wrote.__kwdefaults__, "reserve", RESERVED)
-    Gate.forget()
     yield
     wire.clear()
 

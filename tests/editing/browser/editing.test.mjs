@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Client, Editor, Tab, safely } from "../../../django_distlock/static/django_distlock/editing.js";
+import { Client, Editor, Mark, safely } from "../../../django_distlock/static/django_distlock/editing.js";
 
 const settle = async () => {
   for (let turn = 0; turn < 40; turn += 1) await Promise.resolve();
@@ -68,29 +68,31 @@ const json = (body, status = 200) => ({
   json: async () => body,
 });
 
-/* A document with one form. `answer` replies to one item, or throws for a cut network. */
-const page = async (answer, extra = {}) => {
+/* A document with one form. `answer` replies to one request, or throws for a cut network. */
+const page = async (answer, { stored, locks, ...extra } = {}) => {
   const clock = new Clock();
   const requests = [];
-  const store = memory();
+  const store = memory(new Map(stored ? [["distlock.edit.K", stored]] : []));
   const storage = safely(() => store);
-  const tab = new Tab({ storage, wait: clock.wait });
   const view = new View();
   const script = { answer };
-  const fetch = async (url, init = {}) => {
-    const body = init.body instanceof URLSearchParams ? Object.fromEntries(init.body) : init.body ? JSON.parse(init.body) : null;
-    const item = body?.items?.[0];
-    requests.push({ url, body, item, signal: init.signal, headers: init.headers, method: init.method ?? "GET" });
-    const made = await script.answer(item, requests.at(-1));
-    return made.status === undefined ? json({ items: [made], beat: 20, ...extra }) : made;
+  const fetch = async (url, { method = "GET", body, headers, signal, redirect }) => {
+    assert.deepEqual([url, redirect], ["/page/?id=5", "manual"]);
+    requests.push({ item: body ? JSON.parse(body) : null, signal, headers, method });
+    const made = await script.answer(requests.at(-1).item, requests.at(-1));
+    return made.status === undefined ? json({ beat: 20, ...extra, ...made }) : made;
   };
   let token = "old";
   const csrf = { get: () => token, set: (value) => (token = value) };
-  const client = new Client({ tab, fetch, now: clock.now, wait: clock.wait, endpoint: "/beat", release: "/release", csrf, beat: 20 });
   const editor = new Editor(view, { grant: "G", key: "K", idle: 900, mode: "enforce" }, storage, clock.now);
-  await client.start([editor]);
-  const verbs = () => requests.filter((each) => each.item).map((each) => each.item.verb);
-  const releases = () => requests.filter((each) => each.url === "/release");
+  const mark = new Mark({ locks, wait: clock.wait });
+  const client = new Client({ editor, mark, fetch, now: clock.now, wait: clock.wait, endpoint: "/page/?id=5", csrf, beat: 20 });
+  const started = client.start();
+  await clock.pass(1);
+  await started;
+  const asked = () => requests.filter((each) => each.item).map((each) => each.item);
+  const verbs = () => asked().map((each) => each.verb).filter((verb) => verb !== "release");
+  const releases = () => asked().filter((each) => each.verb === "release");
   /* Somebody types there. */
   const type = async (seconds = 1) => {
     const claims = editor.input();
@@ -103,7 +105,7 @@ const page = async (answer, extra = {}) => {
     script.answer = answer;
     await clock.pass(seconds);
   };
-  return { clock, view, editor, client, requests, verbs, releases, script, csrf, type, serve };
+  return { clock, view, editor, client, mark, requests, verbs, releases, script, csrf, type, serve };
 };
 
 /* Somebody types there, and has the lock. */
@@ -113,7 +115,7 @@ const typing = async () => {
   return made;
 };
 
-const held = (item) => ({ state: "held", lease: item.lease, fence: 1, expires_in: 60, changed: null });
+const held = (item) => ({ state: "held", lease: item.lease, expires_in: 60, changed: null });
 const saved = (by) => () => ({ state: "free", changed: by && { by, at: 1 } });
 const free = (item) => (item.verb === "watch" ? saved(null)() : held(item));
 const lost = (reason) => () => ({ state: "lost", reason, by: "Bo", changed: null });
@@ -203,8 +205,8 @@ test("e12: the page that goes reserves its lease; a form that was submitted hand
     const { editor, client, releases } = await typing();
     editor.submitted = submitted;
     client.hide();
-    const expected = { tab: client.tab.id, reserve: "1", grant: "G", lease: editor.lease };
-    assert.deepEqual(releases().map((each) => each.body), submitted ? [] : [expected]);
+    const expected = { verb: "release", grant: "G", lease: editor.lease, reserve: true };
+    assert.deepEqual(releases(), submitted ? [] : [expected]);
   }
 });
 
@@ -229,15 +231,35 @@ test("e14: after a sleep it asks before it believes", async () => {
   assert.ok(requests.length > before);
 });
 
+const refused = { status: 403, headers: new Map(), ok: false };
+
 test("e16: a rotated CSRF token is fetched once and used in the form too", async () => {
   const { csrf, script, client, requests } = await page(free);
   script.answer = (item, request) => {
-    if (request.method === "GET") return json({ csrf: "new", logged_in: true });
-    return request.headers["X-CSRFToken"] === "new" ? free(item) : { status: 403, headers: new Map(), ok: false };
+    if (request.method === "GET") return json({ csrf: "new" });
+    return request.headers["X-CSRFToken"] === "new" ? free(item) : refused;
   };
   await client.send();
   assert.equal(csrf.get(), "new");
   assert.deepEqual(requests.slice(-3).map((each) => each.method), ["POST", "GET", "POST"]);
+});
+
+test("e3, e16: what the view itself answers: its log-in page, 403, an error, something else", async () => {
+  const redirected = { type: "opaqueredirect", status: 0, headers: new Map() };
+  const error = (status) => ({ status, headers: new Map() });
+  for (const [reply, kind, shut] of [
+    [redirected, "logged_out", true],
+    [json({ reason: "logged_out" }, 401), "logged_out", true],
+    [refused, "permission", true],
+    [error(404), undefined, false],
+    [error(500), undefined, false],
+  ]) {
+    const { view, serve, editor } = await typing();
+    await serve(() => reply);
+    assert.deepEqual([view.last?.kind, view.shut], [kind, shut]);
+    if (kind === "logged_out") await serve(free, 41); // after a log-in in another tab it goes on
+    if (kind === "logged_out") assert.equal(editor.state, "held");
+  }
 });
 
 test("e16: the end of the session is announced once", async () => {
@@ -283,24 +305,42 @@ test("e13: requests of one document do not overlap", async () => {
   assert.equal(most, 1);
 });
 
-test("e11: a browser that stands still while it asks for its own id does not count as a copy", async () => {
+/* The Web Locks of a browser in which another document has the lock on these ids. */
+const locking = (...taken) => ({
+  request: (name, { signal }, callback) =>
+    new Promise((resolve, refuse) => {
+      signal.addEventListener("abort", () => refuse(new Error("abort")));
+      if (!taken.includes(name)) resolve(callback());
+    }),
+});
+
+test("e11: a lease in sessionStorage is adopted unless another tab has it, of which this one is a copy", async () => {
+  for (const [locks, verb] of [[undefined, "adopt"], [locking(), "adopt"], [locking("distlock-edit-mine"), "watch"]]) {
+    const { verbs } = await page(busy({ own: true }), { stored: "mine", locks });
+    assert.equal(verbs()[0], verb);
+  }
+});
+
+test("e11: a browser that stands still while it asks for the mark does not count as a copy", async () => {
   const clock = new Clock();
   let grant;
-  const locks = {
-    request: (name, { signal }, callback) =>
-      new Promise((resolve, refuse) => {
-        signal.addEventListener("abort", () => refuse(new Error("abort")));
-        grant = () => resolve(callback());
-      }),
-  };
-  const shared = memory(new Map([["distlock.tab", "mine"]]));
-  const tab = new Tab({ storage: safely(() => shared), locks, wait: clock.wait });
+  const locks = { request: (name, options, callback) => new Promise((resolve) => (grant = () => resolve(callback()))) };
+  const taken = new Mark({ locks, wait: clock.wait }).take("mine");
   await clock.pass(0);
   clock.sleep(2); // now its timers are due, and come before the lock
   await clock.pass(0);
   grant();
-  await tab.ready;
-  assert.deepEqual([tab.id, tab.copied], ["mine", false]);
+  assert.equal(await taken, true);
+});
+
+test("a form that was submitted and is still here, as after a download, gives its lease back when it goes", async () => {
+  const { clock, client, releases } = await typing();
+  client.sent();
+  client.hide();
+  assert.equal(releases().length, 0);
+  await clock.pass(7);
+  client.hide();
+  assert.equal(releases().length, 1);
 });
 
 test("forbidden storage is no error", () => {

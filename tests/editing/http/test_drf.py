@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from django.test import Client
 
 from django_distlock.editing import store
+from testproject.articles.models import Article
 from tests.editing.people import LEASE, Person, body, is_held, refused, row, sent
-
-if TYPE_CHECKING:
-    from testproject.articles.models import Article
 
 JSON = "application/json"
 
@@ -36,6 +32,9 @@ def test_a_write_and_its_tag(ada: Person, bo: Person, article: Article, name: st
     assert done["ETag"] == tag(ada, path) != before
     assert row(article).changed_by == "Ada"
     refused(bo.save(form, fields))
+    before = tag(ada, path)
+    Article.objects.update(body="By a script.")
+    assert ada.patch(path, **{"If-Match": before}).json()["holder"] is None, "the last one to save here was not Ada"
     before = tag(ada, path)
     same = {"title": article.title, "body": body()}
     assert bo.save(form, **same).status_code == 302  # no column differs: many-to-many rows and files are seen so
@@ -71,6 +70,8 @@ def test_held_is_423_and_strangers_learn_nothing(ada: Person, bo: Person, articl
         assert known.status_code in (401, 403)
     assert body() == "On Saturday."
     assert ada.patch(path).status_code == 200
+    action = bo.client.post(f"{path}publish/")  # an action that uses edit_lock()
+    assert (action.status_code, action.json()["holder"]) == (423, "Ada")
     made = bo.client.post("/api/", sent(), content_type=JSON)
     assert made.status_code == 201
     assert "ETag" not in made

@@ -16,7 +16,7 @@ from django_distlock.editing.grants import open_grant
 from django_distlock.editing.records import EditLease, Owner
 from django_distlock.editing.resources import resource_of
 from django_distlock.editing.saving import run_save
-from django_distlock.models import EditLeaseRow
+from django_distlock.models import WebLease
 from testproject.articles.models import Article
 from tests.conftest import eventually
 
@@ -35,7 +35,7 @@ TTL = 600.0
 def emptied(alias: str) -> Iterator[str]:
     """The database, without articles and locks."""
     for last in (False, True):
-        for rows in (Article.objects, EditLeaseRow.rows):
+        for rows in (Article.objects, WebLease.rows):
             rows.using(alias).all().delete()
         if not last:
             yield alias
@@ -60,7 +60,7 @@ def text_of(article: Article) -> str:
 
 def expire(resource: Resource) -> None:
     """The lease of an object runs out."""
-    EditLeaseRow.rows.using(resource.database).filter(digest=resource.digest).update(expires_at=1)
+    WebLease.rows.using(resource.database).filter(digest=resource.digest).update(expires_at=1)
 
 
 WAITING = {
@@ -116,7 +116,7 @@ class Desk:
 
     @property
     def owner(self) -> Owner:
-        return Owner(principal=f"user:{self.person}", tab=self.tab, label=self.person.title())
+        return Owner(principal=f"user:{self.person}", label=self.person.title())
 
     def open(self, article: Article) -> None:
         """Render the form."""

@@ -129,8 +129,13 @@ def test_it_is_renewed_for_as_long_as_the_block_takes(article: Article, resource
         lease.check()
 
     with importing(article, ttl=2.0) as lease:
-        first = store.read([resource])[resource.digest].seen
-        eventually(lambda: store.read([resource])[resource.digest].seen > first, "it is not renewed")
+        ends = [store.read([resource])[resource.digest].expires_in]
+
+        def renewed() -> bool:
+            ends.append(store.read([resource])[resource.digest].expires_in)
+            return ends[-1] > ends[-2]
+
+        eventually(renewed, "it is not renewed")
         expire(resource)  # as after a pause of the process
         eventually(lambda: held_by(article) == "nightly import", "it is not renewed after it has expired")
         assert isinstance(bob.claim(resource), Busy)

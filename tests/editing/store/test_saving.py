@@ -17,7 +17,7 @@ from django_distlock.editing.resources import resource_of
 from django_distlock.editing.saving import saving
 from django_distlock.editing.signals import edit_refused
 from django_distlock.editing.versions import Inline
-from django_distlock.models import EditLeaseRow
+from django_distlock.models import WebLease
 from testproject.articles.models import Source
 from tests.data.app.models import Restaurant
 from tests.editing.store.desks import Desk, hearing, make_article, text_of, until_somebody_waits, write_behind
@@ -256,7 +256,7 @@ def test_e9_a_beat_while_the_save_waits_for_its_lock(place: Place, article: Arti
             store.lock([resource])
             begun.set()
             until_somebody_waits(place.alias)
-            EditLeaseRow.rows.using(place.alias).update(seen=1)
+            WebLease.rows.using(place.alias).update(active_at=1)
 
     thread = threading.Thread(target=at_the_side, args=(place, hold))
     thread.start()

@@ -1,0 +1,265 @@
+"""Take, renew, release and lock the row of an object or a name. It decides alone, in the UPDATE itself.
+
+Each verb is safe to repeat: clients choose the ids of their leases. No statement waits for the lock of a row but
+those of :func:`lock`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.db import connections
+
+from django_distlock.storage import dialect
+from django_distlock.storage.statements import PAUSES, RELEASE_PAUSES, attempt, marks, nap, query, text_for
+from django_distlock.storage.values import exact, micros, moment, shown
+
+from .records import Key, Row
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from .records import Claim, May
+
+TABLE = "django_distlock_weblease"
+COLUMNS = (
+    "digest, model, name, lease, principal, label, fence, writes, since, active_at, expires_at, ends_at, page_left, "
+    "previous, ended, changed_at, changed_by"
+)
+READ = """
+digest, model, name, lease, principal, label, fence, writes, since, changed_at, {now} - since, {now} - active_at,
+expires_at - {now}, expires_at >= ends_at, page_left, previous, ended, changed_by
+"""
+MOMENTS, SPANS = (8, 9), (10, 11, 12)
+ONE = f"SELECT digest FROM {TABLE} WHERE digest = %(digest)s"  # noqa: S608
+FREE = "(lease = '' OR expires_at <= {now})"
+HELD = "lease <> '' AND expires_at > {now}"
+MINE = "(lease = %(lease)s AND lease <> '' AND (%(principal)s = '' OR principal = %(principal)s))"
+LIVE = f"({MINE} AND expires_at > {{now}})"
+# Which row a caller may have: a free one or one's own, also from another tab; the same lease, or the one that the tab
+# had before; any.
+MAY: dict[May, str] = {
+    "own": f"({FREE} OR principal = %(principal)s)",
+    "same": f"({FREE} OR (principal = %(principal)s AND lease IN (%(lease)s, %(former)s)))",
+    "any": "1 = 1",
+}
+# MySQL assigns from left to right: what is compared comes last. An end by the clock and an end of the longest hold
+# differ in what the former holder is told.
+HOLD = f"""
+previous = CASE WHEN lease IN ('', %(lease)s) THEN previous ELSE lease END,
+ended = CASE WHEN lease IN ('', %(lease)s) THEN ended WHEN expires_at > {{now}} THEN %(reason)s
+    WHEN expires_at >= ends_at THEN 'max_hold' ELSE 'expired' END,
+fence = CASE WHEN {LIVE} THEN fence ELSE fence + 1 END,
+since = CASE WHEN {HELD} AND principal = %(principal)s THEN since ELSE {{now}} END,
+active_at = {{now}} - %(idle)s, page_left = 0,
+ends_at = CASE WHEN {LIVE} THEN ends_at ELSE {{now}} + %(hold)s END,
+expires_at = CASE WHEN {LIVE} AND ends_at < {{now}} + %(ttl)s THEN ends_at
+    WHEN {LIVE} THEN {{now}} + %(ttl)s ELSE {{now}} + %(first)s END,
+principal = %(principal)s, label = %(label)s, lease = %(lease)s
+"""
+RENEW = """
+expires_at = CASE WHEN ends_at < {now} + %(ttl)s THEN ends_at ELSE {now} + %(ttl)s END,
+active_at = {now} - %(idle)s, page_left = 0
+"""
+# The page has gone: its tab has some seconds to come back and adopt the lease.
+RESERVE = """
+expires_at = CASE WHEN expires_at < {now} + %(ttl)s THEN expires_at ELSE {now} + %(ttl)s END, page_left = 1
+"""
+# The names of people stay with an expired lease, and go with one that was given back.
+DROP = """
+previous = lease, ended = %(reason)s, principal = '', label = '', page_left = 0, expires_at = {now}, lease = ''
+"""
+COUNT = "writes = writes + 1, changed_at = {now}, changed_by = %(label)s"
+# Fences and writes begin at the clock: a row that was swept and made again never has the same numbers.
+NEW = "%(digest)s, %(model)s, %(name)s, '', '', '', {now}, {now}, {now}, {now}, {now}, {now}, 0, '', '', 0, ''"
+
+
+def take(alias: str, key: Key, claim: Claim, may: May, *, reason: str, former: str = "") -> Row | None:
+    """The row after the attempt: the caller has it if it :meth:`Row.is_of` its lease, and is held.
+
+    ``reason`` is what a holder that loses the row is told. Else another one has it; if the caller
+    :meth:`Row.may_take` it, or for None, another transaction keeps it busy.
+    """
+    parameters = claim.parameters(key, reason=reason, former=former)
+    row = None
+    for pause in (0.0, *PAUSES):
+        nap(pause)
+        row = update(alias, HOLD, MAY[may], parameters) or read_one(alias, key.digest)
+        if row is None:
+            insert(alias, key)
+        elif (row.held and row.is_of(claim.principal, claim.lease)) or not row.may_take(claim, may, former):
+            return row
+        # between two statements another claim may have come or gone
+    return row
+
+
+def renew(
+    alias: str, digest: str, lease: str, principal: str, ttl: float, *, idle: float = 0.0, fence: int | None = None
+) -> tuple[Row | None, bool]:
+    """Prolong a lease by ``ttl`` seconds, never past its longest hold. Returns the row, and if it was prolonged.
+
+    With its ``fence`` only a lease that has not run out, else also one that has, until another claim takes the row; but
+    not after its page was left. While another transaction has locked the row, it is returned as it is.
+    """
+    condition = f"{MINE} AND page_left = 0" if fence is None else f"{LIVE} AND fence = %(fence)s"
+    parameters = {**_names(digest, lease, principal), "ttl": micros(ttl), "idle": micros(idle), "fence": fence}
+    row = update(alias, RENEW, condition, parameters)
+    if row is not None and row.is_of(principal, lease):  # MySQL reads it by a second statement
+        return row, True
+    return read_one(alias, digest), False
+
+
+def release(
+    alias: str, digest: str, lease: str, principal: str, *, reserve: float = 0.0, wrote_by: str | None = None
+) -> bool:
+    """Free the row, or keep it for at most ``reserve`` seconds, for the next page of the same tab alone.
+
+    ``wrote_by`` counts a write by this label in the same statement. False if it is not the caller's, which changes
+    nothing, or if another transaction keeps it for more than a second: then the lease is left to expire.
+    """
+    parameters = {**_names(digest, lease, principal), "ttl": micros(reserve), "reason": "released"}
+    assignments = RESERVE if reserve else DROP
+    if wrote_by is not None:
+        assignments, parameters["label"] = f"{COUNT}, {assignments}", shown(wrote_by)
+    return bool(change(alias, assignments, MINE, parameters, lambda row: row.is_of(principal, lease)))
+
+
+def count_write(alias: str, digest: str, label: str) -> bool:
+    """Count a write outside a save. False if there is no row, or a save keeps it for more than a second."""
+    return bool(change(alias, COUNT, "1 = 1", {"digest": digest, "label": shown(label)}, lambda row: True))
+
+
+def read(alias: str, digests: Iterable[str]) -> dict[str, Row]:
+    """The rows by digest, without a lock. What was never locked, or not for long, has none."""
+    keys = list(digests)
+    if not keys:
+        return {}
+    rows = query(alias, f"SELECT {READ} FROM {TABLE} WHERE digest IN ({marks(keys)})", keys)  # noqa: S608
+    return {row[0]: decode(row) for row in rows}
+
+
+def read_one(alias: str, digest: str) -> Row | None:
+    return read(alias, [digest]).get(digest)
+
+
+def update(alias: str, assignments: str, condition: str, parameters: dict[str, Any]) -> Row | None:
+    """The row ``digest`` after an UPDATE; None if the condition does not hold, or another transaction has locked it."""
+    found = update_and_read(alias, assignments, condition, parameters, READ)
+    return None if found is None else decode(found)
+
+
+def update_and_read(
+    alias: str, assignments: str, condition: str, parameters: dict[str, Any], columns: str
+) -> tuple[Any, ...] | None:
+    """:func:`update` that returns these columns: in the same statement where the database can, else by a second one."""
+    connection = connections[alias]
+    if connection.vendor == "postgresql":
+        found = f"{ONE} AND {condition} FOR UPDATE SKIP LOCKED"
+        text = f"UPDATE {TABLE} SET {assignments} WHERE digest = ({found})"  # noqa: S608
+    else:
+        text = f"UPDATE {TABLE} SET {assignments} WHERE digest = %(digest)s AND {condition}"  # noqa: S608
+    if dialect.returns_updated(connection):
+        text += f" RETURNING {columns}"
+    rows = attempt(alias, text, parameters, ONE)
+    if isinstance(rows, int) and rows:
+        rows = query(alias, f"SELECT {columns} FROM {TABLE} WHERE digest = %(digest)s", parameters)  # noqa: S608
+    return tuple(rows[0]) if isinstance(rows, list) and rows else None
+
+
+def change(
+    alias: str, assignments: str, condition: str, parameters: dict[str, Any], holds: Callable[[Row], bool]
+) -> bool | None:
+    """Update the row, and ask again for a second while it is locked. ``holds`` is the condition on a row as it is read.
+
+    False if the condition does not hold; None if another transaction keeps the row.
+    """
+    for pause in (0.0, *RELEASE_PAUSES):
+        nap(pause)
+        if update(alias, assignments, condition, parameters) is not None:
+            return True
+        row = read_one(alias, parameters["digest"])
+        if row is None or not holds(row):
+            return False
+    return None
+
+
+def insert(alias: str, key: Key) -> None:
+    """Make the row, free, unless there is one, or another transaction is making it."""
+    connection = connections[alias]
+    attempt(alias, dialect.insert(connection, TABLE, COLUMNS, NEW), key._asdict(), ONE)
+
+
+def lock(alias: str, keys: Sequence[Key]) -> dict[str, Row]:
+    """Lock the rows until the end of the transaction, in the order of their digests; make those that are missing.
+
+    One statement where the database returns the rows of an INSERT, else two. Errors of the database are not translated:
+    those of contention call for another attempt.
+    """
+    ordered = sorted(keys)
+    connection = connections[alias]
+    parameters = {f"{part}{n}": value for n, key in enumerate(ordered) for part, value in key._asdict().items()}
+    rows = ", ".join(f"({NEW.replace(')s', f'{n})s')})" for n in range(len(ordered)))
+    text = f"INSERT INTO {TABLE} ({COLUMNS}) VALUES {rows} "  # noqa: S608
+    if connection.vendor == "mysql":
+        text += "ON DUPLICATE KEY UPDATE digest = VALUES(digest)"
+    else:
+        text += "ON CONFLICT (digest) DO UPDATE SET digest = excluded.digest"
+    returning = connection.features.can_return_rows_from_bulk_insert
+    with connection.cursor() as cursor:
+        cursor.execute(text_for(alias, f"{text} RETURNING {READ}" if returning else text), parameters)
+        if not returning:
+            digests = [key.digest for key in ordered]
+            select = f"SELECT {READ} FROM {TABLE} WHERE digest IN ({marks(digests)}) ORDER BY digest"  # noqa: S608
+            ending = " FOR UPDATE" if connection.features.has_select_for_update else ""
+            cursor.execute(text_for(alias, select) + ending, digests)
+        return {row[0]: decode(row) for row in cursor.fetchall()}
+
+
+def wrote(alias: str, keys: Iterable[Key], label: str, *, claim: Claim | None = None, deleted: bool = False) -> None:
+    """Count a write of rows that are locked. With ``claim`` they become, or stay, its lease.
+
+    ``deleted`` ends the leases, because the objects are gone.
+    """
+    names = {f"digest{number}": digest for number, digest in enumerate(sorted(key.digest for key in keys))}
+    parameters: dict[str, Any] = {"label": shown(label), "reason": "deleted"}
+    assignments = COUNT
+    if deleted:
+        assignments = f"{COUNT}, {DROP}"
+    elif claim is not None:
+        assignments = f"{COUNT}, {HOLD}"
+        parameters = claim.parameters(Key("", "", ""), reason="saved")
+    text = f"UPDATE {TABLE} SET {assignments} WHERE digest IN ({marks(names)})"  # noqa: S608
+    with connections[alias].cursor() as cursor:
+        cursor.execute(text_for(alias, text), {**parameters, **names})
+
+
+def lock_current(alias: str, digest: str, lease: str, principal: str, fence: int) -> Row | None:
+    """Lock the row until the end of the caller's transaction, if the lease is current now; None if it is not.
+
+    While it is locked nobody else gets it, even if the lease runs out. Errors of the database are not translated: one
+    of contention says that another request of the same lease has the row. On SQLite an UPDATE locks.
+    """
+    connection = connections[alias]
+    condition = f"digest = %(digest)s AND fence = %(fence)s AND {LIVE}"
+    if connection.features.has_select_for_update:
+        text = f"{dialect.present(connection)}SELECT {READ} FROM {TABLE} WHERE {condition} FOR UPDATE NOWAIT"  # noqa: S608
+    else:
+        text = f"UPDATE {TABLE} SET digest = digest WHERE {condition} RETURNING {READ}"  # noqa: S608
+    with connection.cursor() as cursor:
+        cursor.execute(text_for(alias, text), {**_names(digest, lease, principal), "fence": fence})
+        rows = cursor.fetchall()
+    return decode(rows[0]) if rows else None
+
+
+def decode(values: Sequence[Any]) -> Row:
+    """The row in the values of :data:`READ`."""
+    found: list[Any] = list(values)
+    for place in SPANS:
+        found[place] /= 1_000_000
+    for place in MOMENTS:
+        found[place] = moment(found[place]) if found[place] else None
+    return Row(*found)
+
+
+def _names(digest: str, lease: str, principal: str) -> dict[str, Any]:
+    return {"digest": digest, "lease": lease, "principal": exact(principal)}
