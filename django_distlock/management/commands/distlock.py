@@ -31,11 +31,11 @@ SUBCOMMANDS: dict[str, type[Subcommand]] = {
 }
 
 if find_spec("django_distlock.editing") is not None:  # a folder that may be deleted
-    from django_distlock.editing.command import Edits
+    from django_distlock.editing.listing import Edits
 
     SUBCOMMANDS["edits"] = Edits
 if find_spec("django_distlock.browser") is not None:
-    from django_distlock.browser.command import BrowserLocks
+    from django_distlock.browser.listing import BrowserLocks
 
     SUBCOMMANDS["browser"] = BrowserLocks
 
