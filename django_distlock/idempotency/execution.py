@@ -214,7 +214,8 @@ def ask(attempt: KeyedRequest, *, last: bool) -> MakeResponse | Literal["wait"] 
         record = _record_of(attempt, last=last)
         found = None if record is None else _settle(attempt, record, last=last)
     except TooManyKeys as error:
-        logger.warning("%s has %d idempotency keys that live: no more are taken.", *_quota_of(attempt))
+        whose, quota = attempt.claim.principal, attempt.claim.quota
+        logger.warning("%s has %d idempotency keys that live: no more are taken.", whose, quota)
         return partial(responses.too_many_keys, attempt, error.seconds)
     except LockNotAcquired as error:
         cause = error.__cause__
@@ -233,10 +234,6 @@ def ask(attempt: KeyedRequest, *, last: bool) -> MakeResponse | Literal["wait"] 
     if found is None:
         _run(attempt)
     return found
-
-
-def _quota_of(attempt: KeyedRequest) -> tuple[str, int | None]:
-    return attempt.claim.principal, attempt.claim.quota
 
 
 def _record_of(attempt: KeyedRequest, *, last: bool) -> Record | None:
