@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from django.conf import global_settings, settings
+from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.utils.module_loading import import_string
@@ -39,11 +39,6 @@ class AliasConfig:
     warn_hold_seconds: float | None = None
     # no repr: they may contain passwords
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-
-
-def has_failure_view() -> bool:
-    """Has the site a page in place of Django's for requests that the CSRF check refuses?"""
-    return bool(settings.CSRF_FAILURE_VIEW != global_settings.CSRF_FAILURE_VIEW)
 
 
 def configured() -> Mapping[str, Mapping[str, Any]]:

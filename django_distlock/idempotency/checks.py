@@ -59,7 +59,7 @@ def _check_order(below: list[str]) -> list[CheckMessage]:
     ]
 
 
-def _check_cache(config: conf.Config) -> Iterator[CheckMessage]:
+def _check_cache(config: conf.Options) -> Iterator[CheckMessage]:
     if config.storage != "cache":
         return
     try:
@@ -89,7 +89,7 @@ def _check_encryption() -> list[CheckMessage]:
     return []
 
 
-def _check_aliases(config: conf.Config) -> Iterator[CheckMessage]:
+def _check_aliases(config: conf.Options) -> Iterator[CheckMessage]:
     """Every database that holds keys exists and gets the table."""
     try:
         _ = get_resolver().url_patterns  # imports the views, whose decorators register their aliases
@@ -111,7 +111,9 @@ def _check_aliases(config: conf.Config) -> Iterator[CheckMessage]:
                 hint='Keep them in another database, or set DISTLOCK_IDEMPOTENCY["STORAGE"] = "cache".',
                 id="distlock.E035",
             )
-    others = [alias for alias in conf.atomic_requests() if alias not in atomic]
+    others = [
+        alias for alias, entry in connections.settings.items() if entry["ATOMIC_REQUESTS"] and alias not in atomic
+    ]
     if atomic and others:
         yield Warning(
             f"@idempotent(atomic=True) covers {', '.join(sorted(atomic))}, and ATOMIC_REQUESTS is on for "

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from django.db import connections
 
-from django_distlock import LockNotAcquired
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.background import Background, CallTimeout, NotStarted
 from django_distlock.concurrency.flow import run
@@ -147,8 +146,6 @@ class Sweeper:
             if tenant is not None:
                 tenant.enter()
             deleted = storage.purge(batch=BATCH)
-        except LockNotAcquired:
-            logger.info("The table of idempotency keys is busy: old keys are deleted later.")
         except Exception:
             logger.exception("Old idempotency keys could not be deleted; the next sweep tries again.")
         finally:

@@ -18,10 +18,9 @@ from django.test.utils import CaptureQueriesContext
 from django_distlock.idempotency.storage.database import DatabaseStorage
 from django_distlock.idempotency.upkeep import sweeper
 from tests.conftest import eventually
-from tests.engines.statements import counted
 from tests.idempotency import MIDDLEWARE
 from tests.idempotency.test_storages import claim_of
-from tests.idempotency.world import Sender, Stage, change, on_servers, sql
+from tests.idempotency.world import Sender, Stage, change, sql
 from tests.support.profiled import profiled
 
 if TYPE_CHECKING:
@@ -62,17 +61,6 @@ def test_a_first_post_and_a_replay(site: Stage, settings: Any, shape: str) -> No
                 assert Sender(f"first{more}").post(shape).status_code == 201
             assert len(found) <= 2 + more, found
         change(settings, MAX_KEYS=50)
-
-
-@on_servers
-def test_a_first_post_as_the_server_counts_it(site: Stage) -> None:
-    for number in range(3):
-        Sender(f"warm{number}").post("atomic")
-    with counted({"postgres": "postgres", "mariadb": "mysql"}[site.alias]) as found:
-        for number in range(10):
-            assert Sender(f"first{number}").post("atomic").status_code == 201
-    mine = {text: calls for text, calls in found.items() if "distlock_idempotency" in text}
-    assert sum(mine.values()) == 10 * 2, mine
 
 
 def calls(send: Callable[[], Any]) -> int:

@@ -139,11 +139,6 @@ def hidden_fields(html: str) -> dict[str, Any]:
     return found
 
 
-def refresh_of(page: Any) -> str:
-    """The address that a waiting page loads next."""
-    return str(page["Refresh"].partition("url=")[2])
-
-
 def by_task(shape: str, key: str, data: Any = None, **headers: str) -> Any:
     """The answer under ASGI."""
     known = {"Authorization": "Bearer a", "Idempotency-Key": key} | headers

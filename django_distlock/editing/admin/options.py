@@ -32,13 +32,13 @@ from django_distlock.editing.http.refusals import Refusal
 from django_distlock.editing.http.rows import keep_rows, new_rows_text
 from django_distlock.editing.http.takeover import has_takeover, may_take_over
 from django_distlock.editing.resources import resource_of, rows_of
-from django_distlock.editing.views import SAFE_METHODS, review_text
+from django_distlock.editing.views import SAFE_METHODS
 from django_distlock.http.transactions import outside_transactions, transactions_of_request
 from django_distlock.http.visitors import user_of
 from django_distlock.validation import refuse_order
 
 from . import pages
-from .comparison import groups_of, inlines_of
+from .comparison import inlines_of
 from .lists import EditLockLists
 
 if TYPE_CHECKING:
@@ -253,14 +253,8 @@ class EditLockAdmin(EditLockLists):
     def edit_refused(self, request: HttpRequest, guard: SaveGuard, refusal: Refusal, obj: Any) -> HttpResponse:
         """The answer to a refused change."""
         inlines = inlines_of(self, request, obj)
-        opened = guard.prepare(refusal, obj, fields=self.get_edit_fields(request, obj), inlines=inlines)
-        current = opened.obj if opened is not None else None
-        refusal.can_review = True
-        refusal.can_overwrite = opened is not None and may_take_over(
-            request, guard.config, current, guard.other_holder(opened.leases), self.may_take_over
-        )
-        groups = groups_of(self, request, obj, current)
-        return refusals.page(request, refusal, groups, template=self.edit_conflict_template)
+        guard.prepare(refusal, obj, fields=self.get_edit_fields(request, obj), inlines=inlines)
+        return refusals.page(request, refusal, template=self.edit_conflict_template)
 
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
@@ -306,7 +300,7 @@ class EditLockAdmin(EditLockLists):
             return guard.save(lambda save: self._delete(request, object_id, save, obj, page))
         except SaveRefused as refused:
             refused.refusal.deletes = True
-            return refusals.page(request, refused.refusal, [], template=self.edit_conflict_template)
+            return refusals.page(request, refused.refusal, template=self.edit_conflict_template)
 
     def _put_confirmation(self, request: HttpRequest, ready: ReadyForm, response: HttpResponse) -> None:
         pages.put_before_confirmation(response, rendered(request, ready))
@@ -327,7 +321,7 @@ class _ReviewedForm:
     def full_clean(self) -> None:
         super().full_clean()  # type: ignore[misc]
         if self.is_bound:
-            self.add_error(None, review_text())  # type: ignore[attr-defined]
+            self.add_error(None, "")  # type: ignore[attr-defined]
 
 
 def gone_rows_text() -> str:

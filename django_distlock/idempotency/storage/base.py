@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from django_distlock.idempotency.records import CLAIMED, COMPLETED, FAILED, UNKNOWN
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Sequence
 
     from django_distlock.idempotency.records import KeyClaim, Record, StoredResponse
 
 # The states of a request that has no answer yet.
-OPEN = frozenset({CLAIMED, FAILED, UNKNOWN})
+OPEN = (CLAIMED, FAILED, UNKNOWN)
 
 
 class TooManyKeys(Exception):
@@ -60,7 +60,7 @@ class Storage(ABC):
     def change(
         self,
         held: KeyClaim | Record,
-        states: Collection[str],
+        states: Sequence[str],
         *,
         ttl: float,
         expires: float | None = None,
@@ -74,7 +74,7 @@ class Storage(ABC):
         """
 
     @abstractmethod
-    def remove(self, held: KeyClaim, states: Collection[str]) -> bool:
+    def remove(self, held: KeyClaim, states: Sequence[str]) -> bool:
         """Delete the record of ``held`` if it is in one of ``states``."""
 
     def close(self) -> None:  # noqa: B027 - a storage may have nothing to close
@@ -91,7 +91,7 @@ class Storage(ABC):
         phases = {} if kept else {"phases": "{}"}
         return self.change(
             record,
-            {record.state},
+            (record.state,),
             ended=True,
             ttl=claim.ttl,
             expires=claim.claim_ttl,
@@ -104,7 +104,7 @@ class Storage(ABC):
 
     def hold(self, record: Record, ttl: float) -> bool:
         """Set the state "unknown" for an expired claim, unless the record has changed since it was read."""
-        return self.change(record, {CLAIMED}, ended=True, ttl=ttl, expires=ttl, state=UNKNOWN)
+        return self.change(record, (CLAIMED,), ended=True, ttl=ttl, expires=ttl, state=UNKNOWN)
 
     def complete(self, claim: KeyClaim, answer: StoredResponse) -> bool:
         """Store the answer, for ``claim.ttl`` seconds from now."""
@@ -112,7 +112,7 @@ class Storage(ABC):
 
     def add_body(self, claim: KeyClaim, answer: StoredResponse) -> bool:
         """Store the body of an answer that was rendered after :meth:`complete`."""
-        return self.change(claim, {COMPLETED}, ttl=claim.ttl, answer=answer)
+        return self.change(claim, (COMPLETED,), ttl=claim.ttl, answer=answer)
 
     def release(self, claim: KeyClaim, *, failed: bool = False) -> bool:
         """Free the key. ``failed``: keep the finished phases for the next attempt."""

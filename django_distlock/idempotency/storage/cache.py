@@ -28,7 +28,7 @@ from .base import Storage
 from .encoding import record_of, stored
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Sequence
 
 PREFIX = "django_distlock:idempotency:"
 # Attempts to add or to read: a cache that hides its errors never succeeds in either.
@@ -61,12 +61,12 @@ class CacheStorage(Storage):
         return replace(found, expired=True) if now == found else now
 
     def renew(self, claim: KeyClaim) -> bool:
-        if self._entry(claim, {CLAIMED}) is None:
+        if self._entry(claim, (CLAIMED,)) is None:
             return False
         self._call("touch", _key(claim.scope), _whole(claim.ttl))
         if not self._extend(claim):
             return False
-        if self._entry(claim, {CLAIMED}) is None:  # it has ended meanwhile: whoever comes next need not wait for it
+        if self._entry(claim, (CLAIMED,)) is None:  # it has ended meanwhile: whoever comes next need not wait for it
             self._call("delete", _alive(claim.owner))
             return False
         return True
@@ -74,7 +74,7 @@ class CacheStorage(Storage):
     def change(
         self,
         held: KeyClaim | Record,
-        states: Collection[str],
+        states: Sequence[str],
         *,
         ttl: float,
         expires: float | None = None,
@@ -87,7 +87,7 @@ class CacheStorage(Storage):
             return self._replace(held, states, ttl, values)
         return self._keep(held) and self._write(held, states, ttl, values)
 
-    def remove(self, held: KeyClaim, states: Collection[str]) -> bool:
+    def remove(self, held: KeyClaim, states: Sequence[str]) -> bool:
         if not self._keep(held) or self._entry(held, states) is None:
             return False
         return bool(self._call("delete", _key(held.scope)))
@@ -119,7 +119,7 @@ class CacheStorage(Storage):
             return bool(self._call("get", key) == claim.owner)
         return bool(self._call("add", key, claim.owner, seconds))
 
-    def _replace(self, record: Record, states: Collection[str], ttl: float, values: dict[str, Any]) -> bool:
+    def _replace(self, record: Record, states: Sequence[str], ttl: float, values: dict[str, Any]) -> bool:
         """Change a record whose claim has ended, unless its owner renews it or another request is first."""
         key = _alive(record.owner)
         if not self._call("add", key, "", TAKING_OVER):
@@ -129,7 +129,7 @@ class CacheStorage(Storage):
         finally:
             self._call("delete", key)
 
-    def _write(self, held: KeyClaim | Record, states: Collection[str], ttl: float, values: dict[str, Any]) -> bool:
+    def _write(self, held: KeyClaim | Record, states: Sequence[str], ttl: float, values: dict[str, Any]) -> bool:
         """Change a record that nobody else can change meanwhile."""
         found = self._entry(held, states)
         if found is None:
@@ -137,7 +137,7 @@ class CacheStorage(Storage):
         self._call("set", _key(held.scope), _joined({**found, **stored(held.scope, values)}), _whole(ttl))
         return True
 
-    def _entry(self, held: KeyClaim | Record, states: Collection[str]) -> dict[str, Any] | None:
+    def _entry(self, held: KeyClaim | Record, states: Sequence[str]) -> dict[str, Any] | None:
         """What is stored for a claim, unless it has another owner by now or is in none of ``states``."""
         found = _split(self._call("get", _key(held.scope)))
         return found if found and found["owner"] == held.owner and found["state"] in states else None

@@ -10,15 +10,15 @@ from django.db import Error, connections
 
 from django_distlock import BackendUnavailable, LockNotAcquired
 from django_distlock.idempotency.records import CLAIMED, FAILED, KeyClaim, Record
-from django_distlock.schema import NOW
 from django_distlock.storage.dialect import contended, insert, nowait, present
+from django_distlock.storage.statements import delete, marks, text_for
 from django_distlock.storage.values import micros
 
 from .base import Storage, TooManyKeys
 from .encoding import record_of, stored
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -108,7 +108,7 @@ class DatabaseStorage(Storage):
         if connection.vendor != "mysql" or connection.mysql_is_mariadb or not connection.in_atomic_block:
             return
         if (connection.isolation_level or "").startswith("read"):
-            self._query(f"SELECT 1 FROM {TABLE} WHERE scope = %s FOR SHARE NOWAIT", scope)  # noqa: S608
+            self._query(f"SELECT 1 FROM {TABLE} WHERE scope = %s FOR UPDATE NOWAIT", scope)  # noqa: S608
 
     def _committed_record(self, claim: KeyClaim) -> Record:
         """The committed record, while another transaction has the key; it may be a copy that is being answered.
@@ -155,7 +155,7 @@ class DatabaseStorage(Storage):
     def change(
         self,
         held: KeyClaim | Record,
-        states: Collection[str],
+        states: Sequence[str],
         *,
         ttl: float,
         expires: float | None = None,
@@ -169,11 +169,11 @@ class DatabaseStorage(Storage):
             assignments.append("expires_at = {now} + %s")
             parameters.append(micros(expires))
         free = " AND (expires_at <= {now} OR state = 'failed')" if ended else ""
-        text = f"UPDATE {TABLE} SET {', '.join(assignments)} WHERE {MINE} AND state IN ({_marks(states)}){free}"  # noqa: S608
+        text = f"UPDATE {TABLE} SET {', '.join(assignments)} WHERE {MINE} AND state IN ({marks(states)}){free}"  # noqa: S608
         return self._change(text, *parameters, held.scope, held.owner, *states) > 0
 
-    def remove(self, held: KeyClaim, states: Collection[str]) -> bool:
-        text = f"DELETE FROM {TABLE} WHERE {MINE} AND state IN ({_marks(states)})"  # noqa: S608
+    def remove(self, held: KeyClaim, states: Sequence[str]) -> bool:
+        text = f"DELETE FROM {TABLE} WHERE {MINE} AND state IN ({marks(states)})"  # noqa: S608
         return self._change(text, held.scope, held.owner, *states) > 0
 
     def close(self) -> None:
@@ -181,7 +181,7 @@ class DatabaseStorage(Storage):
 
     def free(self, scopes: Sequence[str]) -> int:
         """Delete keys without an answer, except those of running requests. Returns their number."""
-        text = f"DELETE FROM {TABLE} WHERE scope IN ({_marks(scopes)}) AND state <> 'completed' AND NOT {RUNNING}"  # noqa: S608
+        text = f"DELETE FROM {TABLE} WHERE scope IN ({marks(scopes)}) AND state <> 'completed' AND NOT {RUNNING}"  # noqa: S608
         return self._change(text, *scopes) if scopes else 0
 
     def forget(self, principal: str) -> int:
@@ -190,17 +190,12 @@ class DatabaseStorage(Storage):
 
     def purge(self, older_than: float = 0, batch: int = 1000) -> int:
         """Delete at most ``batch`` records that expired ``older_than`` seconds ago or earlier. Returns their number."""
-        over = f"lives_until <= {{now}} - %s AND NOT {RUNNING}"
-        text = f"SELECT scope FROM {TABLE} WHERE {over} ORDER BY lives_until LIMIT %s"  # noqa: S608
-        scopes = [scope for (scope,) in self._query(text, micros(older_than), batch)]
-        if not scopes:
-            return 0
-        text = f"DELETE FROM {TABLE} WHERE scope IN ({_marks(scopes)}) AND {over}"  # noqa: S608
-        return self._change(text, *scopes, micros(older_than))
+        over = f"lives_until <= {{now}} - %(older_than)s AND NOT {RUNNING}"
+        return delete(self.alias, TABLE, "scope", over, {"older_than": micros(older_than)}, batch)
 
     def _query(self, text: str, *parameters: Any) -> list[Any]:
         with self._cursor() as cursor:
-            cursor.execute(self._sql(text), parameters)
+            cursor.execute(text_for(self.alias, text), parameters)
             return list(cursor.fetchall())
 
     def _change(self, text: str, *parameters: Any) -> int:
@@ -210,11 +205,8 @@ class DatabaseStorage(Storage):
     def _write(self, text: str, *parameters: Any) -> int:
         """The number of rows that a statement has changed."""
         with self._cursor() as cursor:
-            cursor.execute(self._sql(text), parameters)
+            cursor.execute(text_for(self.alias, text), parameters)
             return int(cursor.rowcount)
-
-    def _sql(self, text: str) -> str:
-        return text.replace("{now}", NOW[self.connection.vendor])
 
     @contextmanager
     def _cursor(self) -> Iterator[Any]:
@@ -237,10 +229,6 @@ def _row(claim: KeyClaim) -> list[Any]:
     """The parameters of VALUES."""
     texts = [claim.scope, claim.owner, claim.fingerprint, claim.principal[:255], claim.method[:10], claim.route[:255]]
     return [*texts, micros(claim.claim_ttl), micros(claim.ttl)]
-
-
-def _marks(values: Collection[str]) -> str:
-    return ", ".join(["%s"] * len(values))
 
 
 def _in_flight_record(claim: KeyClaim) -> Record:
