@@ -263,6 +263,7 @@ class ReadyForm:
     obj: Any = None
     leases: Mapping[str, EditLease] = field(default_factory=dict)
     posted: Posted | None = None
+    can_overwrite: bool = False
 
 
 def ready_forms(request: HttpRequest) -> dict[Resource, ReadyForm]:

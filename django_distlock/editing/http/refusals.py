@@ -110,6 +110,22 @@ class Refusal:
         return texts[self.reason]
 
 
+def add_conflict(form: Any, refusal: Refusal) -> None:
+    """Say why the save of a bound form was refused, and what is saved now in each field that differs."""
+    form.add_error(None, refusal.text)
+    if refusal.reason in ("changed", "grant"):
+        add_saved_values(form)
+
+
+def add_saved_values(form: Any) -> None:
+    """What is saved now in each field that differs."""
+    form.is_valid()
+    for name in form.changed_data:
+        if name != DELETION_FIELD_NAME and not is_secret(name) and not isinstance(form.fields[name], forms.FileField):
+            shown = _shown(form.fields[name], form[name].initial)
+            form.add_error(name, _("Saved now: %(value)s") % {"value": shown})
+
+
 def compare(mine: BaseForm, theirs: BaseForm | None) -> list[FieldRow]:
     """A row for each visible field of a bound form, beside the same form unbound, which has what the database has."""
     mine.is_valid()
