@@ -9,7 +9,7 @@ import pytest
 from django import forms
 from django.contrib.messages import get_messages
 from django.core.files.uploadedfile import SimpleUploadedFile
-from django.db import OperationalError, connection, connections
+from django.db import OperationalError, connection
 from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
@@ -208,25 +208,6 @@ def test_e10_the_mode_off_costs_no_statement(ada: Person, article: Article, sett
         assert ada.client.post(f"/delete/{article.pk}/").status_code == 302
     assert not [query for query in queries if "weblease" in query["sql"]]
     assert not Article.objects.exists()
-
-
-@pytest.mark.usefixtures("atomic_requests")
-@pytest.mark.parametrize("kind", ["edit", "function", "api"])
-def test_locks_in_another_database(
-    ada: Person, bo: Person, article: Article, settings: Any, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    settings.DISTLOCK_EDITING = {"DATABASE": "postgres"}
-    monkeypatch.setitem(connections.settings["postgres"], "ATOMIC_REQUESTS", True)
-    path = f"/{kind}/{article.pk}/"
-    try:
-        held = ada.hold(f"/edit/{article.pk}/")
-        for person, status in ((bo, 423 if kind == "api" else 409), (ada, 200 if kind == "api" else 302)):
-            done = person.patch(path) if kind == "api" else person.save(path)
-            assert done.status_code == status
-        assert ada.renew(held)["state"] == "held"
-        assert store.held("default") == []
-    finally:
-        WebLease.rows.using("postgres").all().delete()
 
 
 @pytest.mark.parametrize("way", ["view", "new", "deleted"])
