@@ -214,25 +214,6 @@ def test_a_ticket_is_for_one_name_and_lives_for_two_intervals(alias: str) -> Non
     assert store.names_of(alias, tab.principal, [tab.lease]) == {tab.lease: ("b", False)}
 
 
-def test_the_heads_of_many_queues_cost_one_statement(alias: str) -> None:
-    names = [f"name{number}" for number in range(4)]
-    holders = [Tab(alias, each, "holder") for each in names[:3]]
-    waiting = [Tab(alias, each, f"person{number}") for each in names[:2] for number in range(2)]
-    for tab in (*holders, *waiting):
-        tab.ask()
-    holders[0].release()
-    waiting[2].miss()
-    found: list[dict[str, Head]] = []
-    assert len(statements_of(alias, lambda: found.append(store.heads(alias, names)))) == 1
-    assert found[0] == {
-        names[0]: Head("", waiting[0].holder, holders[0].lease, "released"),
-        names[1]: Head(holders[1].holder, waiting[3].holder),
-        names[2]: Head(holders[2].holder, None),
-        names[3]: Head("", None),
-    }
-    assert store.heads(alias, []) == {}
-
-
 def test_dead_tickets_are_cleared_away_while_the_name_is_held(alias: str, two: Two) -> None:
     for _ in range(60):
         tab = Tab(alias, two[0].name, "many")
@@ -382,7 +363,9 @@ def test_what_it_costs(alias: str, name: str) -> None:
     assert cost(ada.release) <= one + 2
     assert (cost(ada.take), cost(lambda: bob.wait(queue=False))) == (one, 2)
     other.take()
+    assert cost(lambda: store.heads(alias, [ada.name, other.name, "none"])) == 1
     assert cost(lambda: other.release(name=other.name)) <= one + 1
+    assert store.heads(alias, [other.name])[other.name] == Head("", None, other.lease, "released")
     with transaction.atomic(using=alias):
         assert cost(ada.lock) == 1
 
