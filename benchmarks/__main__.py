@@ -28,29 +28,11 @@ class Scale:
     rounds: int  # of slices of 25 pairs
     contended_rounds: int
     seconds: float  # of each slice of a contended entry
-    growth_rounds: int
-    elsewhere: tuple[int, ...]  # locks held by other processes
-    here: tuple[int, ...] = (1, 100, 900)  # and by the process that measures, below its limit of 1,000
-    tasks: int = 1_000
-    idle_seconds: float = 3.0
     all_entries: bool = True  # also those that no budget names
-    signup_rounds: int = 15
-    signup_seconds: float = 0.5
 
 
-FULL = Scale(rounds=200, contended_rounds=5, seconds=1.5, growth_rounds=80, elsewhere=(1, 100, 1_000, 10_000))
-QUICK = Scale(
-    rounds=40,
-    contended_rounds=11,
-    seconds=0.2,
-    growth_rounds=20,
-    elsewhere=(1, 100, 1_000),
-    idle_seconds=2.0,
-    all_entries=False,
-    signup_rounds=5,
-    signup_seconds=0.3,
-)
-QUICK_PARTS = ("uncontended", "contended")  # the ratios that say how we stand
+FULL = Scale(rounds=200, contended_rounds=5, seconds=1.5)
+QUICK = Scale(rounds=40, contended_rounds=11, seconds=0.2, all_entries=False)
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -58,7 +40,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Locks side by side, as ratios of a run.")
     parser.add_argument("--group", action="append", choices=GROUPS, help="only this engine (may be given again)")
     parser.add_argument("--part", action="append", choices=PARTS, help="only this part (may be given again)")
-    parser.add_argument("--quick", action="store_true", help=f"in two minutes: {', '.join(QUICK_PARTS)}")
+    parser.add_argument("--quick", action="store_true", help="what budgets name, in two minutes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to FILE")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="write a plot to FILE")
     return parser.parse_args(argv)
@@ -91,85 +73,7 @@ def part_contended(results: Results, group: str, scale: Scale) -> str:
     return report.contended(group, results.contended[group])
 
 
-def part_tasks(results: Results, group: str, scale: Scale) -> str:
-    """Measure and show what many tasks of one process get."""
-    from benchmarks import report, tasks
-
-    results.tasks[group] = tasks.measure(group, scale.tasks, scale.seconds)
-    return report.tasks([results.tasks[group]])
-
-
-def part_growth(results: Results, group: str, scale: Scale) -> str:
-    """Measure and show how cost grows with what else is held."""
-    from benchmarks import growth, report
-    from benchmarks.servers import SERVERS
-
-    elsewhere = tuple(count for count in scale.elsewhere if count <= SERVERS[group].elsewhere)
-    results.growth[group] = growth.measure(group, scale.growth_rounds, elsewhere, scale.here)
-    return report.growth(group, results.growth[group])
-
-
-def part_idle(results: Results, group: str, scale: Scale) -> str:
-    """Measure and show what waiting costs the server."""
-    from benchmarks import idle, report
-
-    results.idle[group] = idle.measure(group, scale.idle_seconds)
-    return report.idle(group, results.idle[group])
-
-
-def part_giving_up(results: Results, group: str, scale: Scale) -> str:
-    """Measure and show how exactly a wait ends."""
-    from benchmarks import giving_up, report
-
-    results.giving_up[group] = giving_up.measure(group)
-    return report.giving_up(group, results.giving_up[group])
-
-
-def part_idempotency(results: Results, group: str, scale: Scale) -> str:
-    """Measure and show what a key costs a whole request."""
-    from benchmarks import idempotency, report
-
-    results.idempotency[group] = idempotency.measure(group, scale.rounds)
-    return report.idempotency(group, results.idempotency[group])
-
-
-def part_editing(results: Results, group: str, scale: Scale) -> str:
-    """Measure and show what an edit lock costs the server."""
-    from benchmarks import editing, report
-
-    results.editing[group] = editing.measure(group, scale.rounds)
-    return report.editing(group, results.editing[group])
-
-
-def part_browser(results: Results, group: str, scale: Scale) -> str:
-    """Measure and show what a request of distlock.js costs the server."""
-    from benchmarks import browser, report
-
-    results.browser[group] = browser.measure(group, scale.rounds)
-    return report.browser(group, results.browser[group])
-
-
-def part_signups(results: Results, group: str, scale: Scale) -> str:
-    """Measure and show the whole job: sign-ups through real servers."""
-    from benchmarks import report
-    from benchmarks.signups import measure
-
-    results.signups[group] = measure.measure(group, scale.signup_rounds, scale.signup_seconds)
-    return report.signups(group, results.signups[group])
-
-
-PARTS = {
-    "uncontended": part_uncontended,
-    "contended": part_contended,
-    "tasks": part_tasks,
-    "growth": part_growth,
-    "idle": part_idle,
-    "giving-up": part_giving_up,
-    "idempotency": part_idempotency,
-    "editing": part_editing,
-    "browser": part_browser,
-    "signups": part_signups,
-}
+PARTS = {"uncontended": part_uncontended, "contended": part_contended}
 
 
 def measured(results: Results, group: str, part: str, scale: Scale) -> str:
@@ -191,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
     from benchmarks.servers import SERVERS
 
     groups = options.group or GROUPS
-    parts = options.part or (QUICK_PARTS if options.quick else PARTS)
+    parts = options.part or PARTS
     results = Results(environment({group: SERVERS[group].version() for group in groups}))
     print(report.heading(results), flush=True)
     for group in groups:

@@ -9,11 +9,10 @@ import os
 import tempfile
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import django
 
-from benchmarks.children import answer
 from benchmarks.entries import find
 from benchmarks.failures import reason
 
@@ -173,3 +172,11 @@ class Crew:
         if errors := [answer for answer in answers if isinstance(answer, str) and answer]:
             raise RuntimeError(errors[0])
         return answers
+
+
+def answer(pipe: Connection, deadline: float) -> Any:
+    """Return what a process sent, None if it ended or sent nothing by that monotonic time."""
+    try:
+        return pipe.recv() if pipe.poll(max(0.0, deadline - time.monotonic())) else None
+    except EOFError:
+        return None

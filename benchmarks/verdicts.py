@@ -17,7 +17,6 @@ REUSED = f"{OURS}, one Lock reused"
 IN_ATOMIC = f"{OURS} in atomic()"
 WHOLE = f"{OURS}, whole atomic()"
 DJANGO = "bare Django, whole atomic()"
-PER_EMAIL = "advisory-per-email"
 ASYNC = f"{OURS}, asyncio"
 
 
@@ -90,13 +89,6 @@ def worst_over(group: str, entry: str, other: str) -> Callable[[Results], Spread
     )
 
 
-def growth_of(group: str, where: str) -> Callable[[Results], float]:
-    """The ratio to the bare driver with the most locks held, over the one with the fewest."""
-    return lambda results: max(
-        (row.held, row.against_fewest) for row in results.growth[group] if row.where == where and not row.error
-    )[1]
-
-
 def rate(group: str) -> Callable[[Results], Spread]:
     """Our hand-offs per second."""
     return lambda results: spread(results.contention(group, OURS).rates)
@@ -110,46 +102,6 @@ def fair(group: str, entry: str = OURS) -> Callable[[Results], float]:
 def worst(group: str) -> Callable[[Results], Spread]:
     """Our worst wait in milliseconds."""
     return lambda results: spread(results.contention(group, OURS).worsts_ms)
-
-
-def idle(group: str) -> Callable[[Results], float]:
-    """Requests per second that one of our waiters sends while nothing happens."""
-    return lambda results: results.waiting(group, OURS).per_second / results.waiting(group, OURS).waiters
-
-
-def served(group: str) -> Callable[[Results], float]:
-    """The part of the tasks that got the lock."""
-    return lambda results: results.crowd(group).served / results.crowd(group).tasks
-
-
-def request(group: str, way: str) -> Callable[[Results], float]:
-    """A whole request over the same one without the middleware."""
-    return lambda results: next(row.ratio for row in results.idempotency[group] if row.way == way)
-
-
-def beat(group: str, way: str) -> Callable[[Results], float]:
-    """A request of the script of edit locks over an empty view."""
-    return lambda results: next(row.ratio for row in results.editing[group] if row.way == way)
-
-
-def lock_request(group: str, way: str) -> Callable[[Results], float]:
-    """A request of distlock.js over an empty view."""
-    return lambda results: next(row.ratio for row in results.browser[group] if row.way == way)
-
-
-def more_statements(group: str) -> Callable[[Results], float]:
-    """What a save under an edit lock adds."""
-
-    def found(results: Results) -> float:
-        counts = {row.way.rpartition(" ")[2]: row.median_us for row in results.editing[group]}
-        return counts["locked"] - counts["unlocked"]
-
-    return found
-
-
-def signups_over(group: str, other: str) -> Callable[[Results], Spread]:
-    """Sign-ups per second with our lock of one address, over those of another way."""
-    return lambda results: paired(results.signed_up(group, PER_EMAIL).rates, results.signed_up(group, other).rates)
 
 
 def judge(budget: Budget, results: Results) -> Verdict | None:

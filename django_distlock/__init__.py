@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from django_distlock.data.retrying import retrying
     from django_distlock.data.rows.lock import row_lock
     from django_distlock.data.tables.lock import table_lock
     from django_distlock.locks.leader import Leader, Term
@@ -51,6 +52,7 @@ __all__ = [
     "held_locks",
     "lock_all",
     "locked",
+    "retrying",
     "row_lock",
     "semaphore",
     "table_lock",
@@ -75,6 +77,7 @@ _HOMES = {
     "held_locks": "manager.introspection",
     "lock_all": "locks.lockset",
     "locked": "locks.locked",
+    "retrying": "data.retrying",
     "row_lock": "data.rows.lock",
     "semaphore": "locks.lockset",
     "table_lock": "data.tables.lock",

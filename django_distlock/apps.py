@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from django.apps import AppConfig, apps
+from django.apps import AppConfig
 from django.core.checks import Tags, register
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
@@ -16,7 +16,7 @@ from django.db.models.signals import post_migrate
 from django.utils.module_loading import import_string
 from django.utils.translation import gettext_lazy as _
 
-from .conf import has_failure_view, history_days
+from .conf import history_days
 from .manager import open_transactions  # noqa: F401 - notes the connections that are opened before the first lock
 
 if TYPE_CHECKING:
@@ -31,8 +31,7 @@ CHECKS = (
     ("checks.settings.check_isolation", "distlock", False),
     ("checks.routes.check_routes", "distlock", False),
     ("checks.servers.check_routers", "distlock", False),
-    ("checks.servers.check_shared_servers", "distlock", True),
-    ("checks.servers.check_timeouts", "distlock", True),
+    ("checks.servers.check_deployment", "distlock", True),
     ("checks.servers.check_sessions", Tags.database, False),
     ("checks.servers.check_fences", Tags.database, False),
 )
@@ -50,22 +49,16 @@ class DistlockConfig(AppConfig):
         checks = [*CHECKS]
         if find_spec(f"{self.name}.idempotency") is not None:  # a folder that may be deleted
             checks.append(("idempotency.checks.check_idempotency", "distlock", False))
-            if apps.is_installed("django.contrib.auth"):
-                from django.contrib.auth.signals import user_logged_in
-
-                user_logged_in.connect(_logged_in)
             self.pruners = {**self.pruners, "idempotency": f"{self.name}.idempotency.storage.pruner"}
         if find_spec(f"{self.name}.editing") is not None:
             checks.append(("editing.checks.check_editing", "distlock", False))
-            checks.append(("editing.http.template_checks.check_templates", "distlock", False))
             self.pruners = {**self.pruners, "edits": f"{self.name}.editing.listing.pruner"}
         if find_spec(f"{self.name}.browser") is not None:
             checks.append(("browser.checks.check_browser", "distlock", False))
-            checks.append(("browser.checks.check_table", Tags.database, False))
             self.pruners = {**self.pruners, "browser": f"{self.name}.browser.listing.pruner"}
         for path, tag, deploy in checks:
             register(partial(_check, f"{self.name}.{path}"), tag, deploy=deploy)
-        post_migrate.connect(_restore_triggers, sender=self)
+        post_migrate.connect(_reconcile_triggers, sender=self)
         setting_changed.connect(_history_changed)
         with suppress(ImproperlyConfigured):  # reported by a check
             if history_days() is not None:
@@ -80,19 +73,10 @@ def _check(path: str, **kwargs: Any) -> list[CheckMessage]:
     return messages
 
 
-def _logged_in(**kwargs: Any) -> None:
-    """Note what the page of a refused form needs; Django's own page needs nothing."""
-    if not has_failure_view():
-        return
-    from .idempotency import csrf
-
-    csrf.remember(**kwargs)
-
-
-def _restore_triggers(**kwargs: Any) -> None:
+def _reconcile_triggers(**kwargs: Any) -> None:
     from .data.fencing import triggers
 
-    triggers.restore(**kwargs)
+    triggers.reconcile(**kwargs)
 
 
 def _history_changed(*, setting: str = "DISTLOCK_HISTORY_DAYS", **kwargs: Any) -> None:

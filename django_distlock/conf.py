@@ -6,15 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from django.conf import global_settings, settings
+from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.utils.module_loading import import_string
 
 from .validation import count, seconds
 
-KEYS = ("BACKEND", "TIMEOUT", "TTL", "MAX_HOLD", "MAX_HELD", "WARN_HOLD_SECONDS", "OPTIONS")
+KEYS = ("BACKEND", "NAMESPACE", "TIMEOUT", "TTL", "MAX_HOLD", "MAX_HELD", "WARN_HOLD_SECONDS", "OPTIONS")
 MIN_SITE_KEY_LENGTH = 32
+MAX_NAMESPACE_LENGTH = 100
 
 DEFAULT_BACKENDS = {
     "postgresql": "django_distlock.backends.postgres.AdvisoryBackend",
@@ -29,6 +30,8 @@ class AliasConfig:
 
     alias: str
     backend: str
+    # a function is asked at each acquire
+    namespace: str | Callable[[], str] = ""
     timeout: float | None = 10.0
     ttl: float = 30.0
     max_hold: float | None = None
@@ -36,11 +39,6 @@ class AliasConfig:
     warn_hold_seconds: float | None = None
     # no repr: they may contain passwords
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-
-
-def has_failure_view() -> bool:
-    """Has the site a page in place of Django's for requests that the CSRF check refuses?"""
-    return bool(settings.CSRF_FAILURE_VIEW != global_settings.CSRF_FAILURE_VIEW)
 
 
 def configured() -> Mapping[str, Mapping[str, Any]]:
@@ -83,6 +81,7 @@ def read_alias(alias: str) -> AliasConfig:
         return AliasConfig(
             alias=alias,
             backend=backend,
+            namespace=_namespace(entry.get("NAMESPACE", "")),
             timeout=seconds("TIMEOUT", entry.get("TIMEOUT", 10.0), none=True),
             ttl=seconds("TTL", entry.get("TTL", 30.0), positive=True) or 30.0,
             max_hold=seconds("MAX_HOLD", entry.get("MAX_HOLD"), none=True, positive=True),
@@ -92,6 +91,27 @@ def read_alias(alias: str) -> AliasConfig:
         )
     except (TypeError, ValueError) as error:
         raise ImproperlyConfigured(f"DISTLOCK[{alias!r}]: {error}") from error
+
+
+def _namespace(value: object) -> str | Callable[[], str]:
+    """A text as it is, or a function given itself or by its dotted path. A text has no dot, so that the two differ."""
+    if isinstance(value, str) and "." not in value:
+        return checked_namespace(value)
+    found = function("NAMESPACE", value, that="without arguments that returns a str")
+    if found is None:
+        raise TypeError('NAMESPACE must be a str, or a callable that returns one; "" is none, not None.')
+    return found
+
+
+def checked_namespace(value: object) -> str:
+    """Return ``value`` if it is a namespace: printable and at most 100 characters; "" is none."""
+    if not isinstance(value, str):
+        raise TypeError(f"NAMESPACE must be a str, not {type(value).__name__}.")
+    if not value.isprintable() or len(value) > MAX_NAMESPACE_LENGTH:
+        raise ValueError(
+            f"NAMESPACE must have at most {MAX_NAMESPACE_LENGTH} characters, all printable, not {value[:120]!r}."
+        )
+    return value
 
 
 def history_days() -> float | None:

@@ -15,20 +15,22 @@ from functools import cached_property
 
 MAX_NAME_LENGTH = 512
 MAX_TEXT_LENGTH = 60
-_PERSON = b"django-distlock"
+_PERSON, _SALT = b"django-distlock", b"namespace"
 _NOT_SLUG = re.compile(r"[^a-z0-9]+")
 
 
 class LockKey:
     """One lock of one site: ``alias`` and ``name`` as in the code, and the forms that engines take.
 
-    Equal keys have equal ``digest`` (32 bytes).
+    ``full_name`` is what lists show: the name behind its namespace. Equal keys have equal ``digest`` (32 bytes).
     """
 
-    def __init__(self, alias: str, name: str, digest: bytes) -> None:
+    def __init__(self, alias: str, name: str, digest: bytes, namespace: str = "") -> None:
         self.alias = alias
         self.name = name
         self.digest = digest
+        self.namespace = namespace
+        self.full_name = full_name(namespace, name)
 
     def __repr__(self) -> str:
         return f"LockKey({self.alias!r}, {self.name!r})"
@@ -51,7 +53,7 @@ class LockKey:
         MySQL compares names without case, so base64 would lose bits.
         """
         tail = base64.b32encode(self.digest[:20]).decode("ascii").lower()
-        slug = _NOT_SLUG.sub("-", self.name.lower()).strip("-")[: MAX_TEXT_LENGTH - len(tail) - 1].rstrip("-")
+        slug = _NOT_SLUG.sub("-", self.full_name.lower()).strip("-")[: MAX_TEXT_LENGTH - len(tail) - 1].rstrip("-")
         return f"{slug}-{tail}" if slug else tail
 
     @cached_property
@@ -85,21 +87,28 @@ def validate_name(name: object) -> str:
     return name
 
 
-def derive_key(site_key: str, alias: str, name: str, *parts: str) -> LockKey:
+def full_name(namespace: str, name: str) -> str:
+    """The name of a lock as lists show it: two namespaces may have locks of the same name."""
+    return f"{namespace}:{name}" if namespace else name
+
+
+def derive_key(site_key: str, alias: str, name: str, *parts: str, namespace: str = "") -> LockKey:
     """Hash (alias, name, parts) with the site key: keyed BLAKE2b (RFC 7693) over length-prefixed parts.
 
-    The lengths keep ("a", "b:c") and ("a:b", "c") apart; ``surrogatepass`` keeps every ``str`` hashable.
+    The lengths keep ("a", "b:c") and ("a:b", "c") apart; ``surrogatepass`` keeps every ``str`` hashable. A namespace is
+    one more part before the name, and a salt tells it from a name with one part more.
     """
-    state = _keyed(site_key, alias).copy()
+    state = _keyed(site_key, alias, namespace).copy()
     for part in (name, *parts):
         state.update(_measured(part))
-    return LockKey(alias, name, state.digest())
+    return LockKey(alias, name, state.digest(), namespace)
 
 
 @functools.lru_cache(maxsize=64)  # the same for all names of an alias, and half of the work
-def _keyed(site_key: str, alias: str) -> hashlib.blake2b:
+def _keyed(site_key: str, alias: str, namespace: str) -> hashlib.blake2b:
     secret = hashlib.blake2b(site_key.encode("utf-8", "surrogatepass")).digest()
-    return hashlib.blake2b(_measured(alias), key=secret, digest_size=32, person=_PERSON)
+    begun, salt = (_measured(alias) + _measured(namespace), _SALT) if namespace else (_measured(alias), b"")
+    return hashlib.blake2b(begun, key=secret, digest_size=32, person=_PERSON, salt=salt)
 
 
 def _measured(part: str) -> bytes:

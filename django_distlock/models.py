@@ -187,8 +187,7 @@ class IdempotencyRecord(KeptModel):
     route = models.CharField(_("route"), max_length=255)
     phases = models.TextField()
     status = models.SmallIntegerField(_("status"), null=True)
-    facts = models.TextField(null=True)  # noqa: DJ001 - no response differs from an empty one
-    body = models.BinaryField(null=True)
+    answer = models.BinaryField(null=True)
     claimed_at = models.BigIntegerField()
     expires_at = models.BigIntegerField()
     lives_until = models.BigIntegerField()

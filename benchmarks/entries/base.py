@@ -31,9 +31,7 @@ class Entry(ABC):
     quick: ClassVar[bool] = True  # takes part in --quick; False where no budget asks
     pairs: ClassVar[int] = 25  # per slice; fewer where one takes milliseconds
     ours: ClassVar[bool] = False
-    waits: ClassVar[bool] = False  # takes part in `idle`, where it waits for names of its own
-    gives_up: ClassVar[bool] = False  # can wait for a limited time: takes part in `giving-up`
-    name: str = LOCK_NAME  # changed before ``open``
+    name: ClassVar[str] = LOCK_NAME
 
     def open(self) -> None:  # noqa: B027  most have something to open, and one has not
         """Connect; called in the process that measures, after it was pinned."""
@@ -48,10 +46,6 @@ class Entry(ABC):
     def around(self) -> AbstractContextManager[object]:
         """Return what surrounds a whole slice and is not timed, such as an open transaction."""
         return nullcontext()
-
-    def attempt(self, seconds: float) -> bool:
-        """Acquire and release, and return True; False if that was not possible within ``seconds``."""
-        raise NotImplementedError
 
     def slice(self, pairs: int) -> list[int]:
         """Return the nanoseconds of each of ``pairs`` acquire+release pairs."""

@@ -26,7 +26,6 @@ class Ours(Entry):
 
     ours = True
     label = "django-distlock"
-    waits = gives_up = True
     alias: ClassVar[str]
 
     def open(self) -> None:
@@ -47,22 +46,12 @@ class Ours(Entry):
         with self.advisory_lock(self.name, using=self.alias):
             body()
 
-    def attempt(self, seconds: float) -> bool:
-        """Give up after the lock's own ``timeout``."""
-        from django_distlock import LockTimeout
-
-        try:
-            with self.advisory_lock(self.name, using=self.alias, timeout=seconds):
-                return True
-        except LockTimeout:
-            return False
-
 
 class OursReused(Ours):
     """One Lock made once and used again, as a decorator or a module-level constant does."""
 
     label = "django-distlock, one Lock reused"
-    contended = waits = gives_up = False
+    contended = False
 
     def open(self) -> None:
         """Make the Lock once."""
@@ -79,7 +68,7 @@ class OursInAtomic(Ours):
     """Lock inside a transaction that is already open; its BEGIN and COMMIT surround the slice and are not timed."""
 
     label = "django-distlock in atomic()"
-    contended = waits = gives_up = False
+    contended = False
     database: ClassVar[str]
 
     def around(self) -> AbstractContextManager[object]:
@@ -97,7 +86,6 @@ class OursWholeTransaction(Ours):
     """BEGIN, lock, COMMIT: what a transaction that protects itself costs as a whole."""
 
     label = "django-distlock, whole atomic()"
-    waits = gives_up = False
     database: ClassVar[str]
 
     def cycle(self, body: Callable[[], object]) -> None:

@@ -60,7 +60,6 @@ class RedisPy(Peer):
     """redis-py's Lock as its page shows it."""
 
     label = "redis-py Lock"
-    waits = True
     quick = False
 
     def cycle(self, body: Callable[[], object]) -> None:
@@ -95,7 +94,6 @@ class PythonRedisLock(Peer):
     """python-redis-lock as its page shows it: the one peer that is woken."""
 
     label = "python-redis-lock"
-    waits = True
 
     def open(self) -> None:
         """Import the peer and connect."""

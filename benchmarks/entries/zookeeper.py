@@ -53,7 +53,6 @@ class Kazoo(Peer):
     """kazoo's Lock recipe, made once and used again as its page shows it."""
 
     label = "kazoo Lock"
-    waits = gives_up = True
 
     def open(self) -> None:
         """Start a session and make the lock."""
@@ -64,18 +63,6 @@ class Kazoo(Peer):
         """Wait in the queue of nodes."""
         with self.lock:
             body()
-
-    def attempt(self, seconds: float) -> bool:
-        """Give up after the recipe's own timeout."""
-        from kazoo.exceptions import LockTimeout
-
-        try:
-            taken = self.lock.acquire(timeout=seconds)
-        except LockTimeout:
-            return False
-        if taken:
-            self.lock.release()
-        return taken
 
 
 class ToozZooKeeper(Tooz):

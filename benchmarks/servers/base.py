@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from django.conf import settings
 
-EVERY_PART = ("uncontended", "contended", "tasks", "growth")
+EVERY_PART = ("uncontended", "contended")
 
 
 class Server(ABC):
@@ -16,7 +16,6 @@ class Server(ABC):
     lock_alias: ClassVar[str]
     embedded: ClassVar[bool] = False  # runs inside the client process
     parts: ClassVar[tuple[str, ...]] = EVERY_PART
-    elsewhere: ClassVar[int] = 10_000  # the most locks that other processes hold in `growth`
 
     @classmethod
     @abstractmethod
@@ -28,22 +27,11 @@ class Server(ABC):
     def pids(cls) -> list[int]:
         """Return the server's processes on this machine; empty if it runs elsewhere or inside this process."""
 
-    @classmethod
-    @abstractmethod
-    def sessions_of(cls, pid: int) -> int:
-        """Return how many sessions the process ``pid`` has, as the server sees it."""
-
-    @classmethod
-    def requests(cls) -> int:
-        """Return how many requests the server has had from clients so far; for the part ``idle``."""
-        raise NotImplementedError(f"{cls.__name__} does not count its requests here")
-
 
 class DatabaseServer(Server):
     """A server that Django connects to; ``alias`` is its name in DATABASES."""
 
     alias: ClassVar[str]
-    parts = (*EVERY_PART, "idempotency", "editing", "browser")
 
     @classmethod
     def params(cls) -> dict[str, Any]:

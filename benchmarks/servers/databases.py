@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.servers.base import DatabaseServer
-from benchmarks.servers.processes import all_pids, command, descriptors, local_ports, parent
+from benchmarks.servers.processes import all_pids, command, parent
 
 if TYPE_CHECKING:
     from MySQLdb.connections import Connection as MySQLConnection
@@ -19,7 +19,6 @@ class Postgres(DatabaseServer):
     """PostgreSQL: one process per session, all children of one postmaster."""
 
     alias = lock_alias = "postgres"
-    parts = (*DatabaseServer.parts, "signups")
 
     @classmethod
     def connect(cls) -> PostgresConnection[tuple[Any, ...]]:
@@ -52,20 +51,12 @@ class Postgres(DatabaseServer):
             postmaster = parent(backend)
         return [postmaster, *(pid for pid in all_pids() if parent(pid) == postmaster)]
 
-    @classmethod
-    def sessions_of(cls, pid: int) -> int:
-        """Match the client ports in pg_stat_activity with the sockets of the process."""
-        with cls.connect() as connection:
-            rows = connection.execute("SELECT client_port FROM pg_stat_activity WHERE client_port > 0").fetchall()
-        return len({port for (port,) in rows} & local_ports(pid))
-
 
 class MariaDB(DatabaseServer):
     """MariaDB or MySQL: one process with a thread per session."""
 
     alias = "mariadb"
     lock_alias = "mysql"
-    parts = (*DatabaseServer.parts, "signups")
 
     @classmethod
     def connect(cls) -> MySQLConnection:
@@ -100,13 +91,6 @@ class MariaDB(DatabaseServer):
         return []
 
     @classmethod
-    def sessions_of(cls, pid: int) -> int:
-        """Match the client ports in the process list with the sockets of the process."""
-        rows = cls._query("SELECT HOST FROM information_schema.PROCESSLIST")
-        ports = {int(host.rpartition(":")[2]) for (host,) in rows if host.rpartition(":")[2].isdigit()}
-        return len(ports & local_ports(pid))
-
-    @classmethod
     def _query(cls, statement: str) -> list[tuple[Any, ...]]:
         with contextlib.closing(cls.connect()) as connection, connection.cursor() as cursor:
             cursor.execute(statement)
@@ -119,7 +103,6 @@ class SQLite(DatabaseServer):
     alias = "default"
     lock_alias = "leasetable"
     embedded = True
-    suffix = "-distlock"  # the lease table's file beside the database
 
     @classmethod
     def connect(cls) -> sqlite3.Connection:
@@ -140,8 +123,3 @@ class SQLite(DatabaseServer):
     def pids(cls) -> list[int]:
         """Return nothing: the engine runs in this process."""
         return []
-
-    @classmethod
-    def sessions_of(cls, pid: int) -> int:
-        """Count how often the process has the lease file open."""
-        return sum(target.endswith(cls.suffix) for target in descriptors(pid))

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.conf import settings
 
-from benchmarks.servers.base import EVERY_PART, Server
+from benchmarks.servers.base import Server
 from benchmarks.servers.delays import delayed
-from benchmarks.servers.processes import listeners, local_ports
+from benchmarks.servers.processes import listeners
 from testproject.databases import services
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from redis import Redis as RedisClient
 
 
@@ -27,16 +25,10 @@ def service(name: str) -> dict[str, Any]:
         raise SystemExit(f'there is no server "{name}": start the private servers with `make services`') from None
 
 
-def ports_of(addresses: Iterable[str]) -> set[int]:
-    """Return the ports of "host:port" texts."""
-    return {int(address.rpartition(":")[2]) for address in addresses}
-
-
 class Redis(Server):
     """One Redis server: a single process."""
 
     lock_alias = "redis"
-    parts = (*EVERY_PART, "idle")
     nodes: ClassVar[tuple[str, ...]] = ("redis1",)
 
     @classmethod
@@ -74,24 +66,12 @@ class Redis(Server):
         """Look for the owners of the ports."""
         return [pid for node in cls.nodes for pid in listeners(int(service(node)["port"]), "redis-server")]
 
-    @classmethod
-    def sessions_of(cls, pid: int) -> int:
-        """Match the addresses in CLIENT LIST with the sockets of the process; the most that any node has."""
-        mine = local_ports(pid)
-        return max(len(mine & ports_of(row["addr"] for row in node.client_list())) for node in cls.observers())
-
-    @classmethod
-    def requests(cls) -> int:
-        """Count what was read from clients: INFO commandstats would count a script's inner commands as well."""
-        return sum(node.info("stats")["total_reads_processed"] for node in cls.observers())
-
 
 class Redlock(Redis):
     """Five Redis servers that know nothing of each other."""
 
     lock_alias = "redlock"
     nodes = ("redis1", "redis2", "redis3", "redis4", "redis5")
-    elsewhere = 1_000
 
 
 class RedlockFar(Redlock):
@@ -122,8 +102,6 @@ class ZooKeeper(Server):
     """A ZooKeeper of one node: a single Java process."""
 
     lock_alias = "zookeeper"
-    parts = (*EVERY_PART, "idle", "giving-up")
-    elsewhere = 1_000
 
     @classmethod
     def address(cls) -> tuple[str, int]:
@@ -145,18 +123,6 @@ class ZooKeeper(Server):
     def pids(cls) -> list[int]:
         """Look for the owner of the port: no command of ZooKeeper tells a pid."""
         return listeners(cls.address()[1], "java")
-
-    @classmethod
-    def sessions_of(cls, pid: int) -> int:
-        """Match the addresses in ``cons`` with the sockets of the process."""
-        clients = (line.strip().partition("[")[0] for line in cls._ask("cons").splitlines() if line.strip())
-        return len(local_ports(pid) & ports_of(clients))
-
-    @classmethod
-    def requests(cls) -> int:
-        """Count the packets, pings included."""
-        counters = dict(line.split("\t", 1) for line in cls._ask("mntr").splitlines() if "\t" in line)
-        return int(counters["zk_packets_received"])
 
     @classmethod
     def _ask(cls, command: str) -> str:

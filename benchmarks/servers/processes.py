@@ -14,12 +14,6 @@ PROC = Path("/proc")
 LISTENING = "0A"
 
 
-def local_ports(pid: int) -> set[int]:
-    """Return the local TCP ports of a process, from the inodes of its sockets."""
-    mine = inodes(pid)
-    return {port for port, _, inode in sockets(pid) if inode in mine}
-
-
 def listeners(port: int, program: str) -> list[int]:
     """Return the processes that listen on a TCP port, from the inodes of its sockets, if they are that program.
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.background import CallTimeout, NotStarted
-from django_distlock.concurrency.deadline import backoff, pause
+from django_distlock.concurrency.deadline import PATIENCE, backoff
 from django_distlock.concurrency.executor import Threads
 from django_distlock.exceptions import BackendUnavailable, UnsupportedOperation
 
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 
 # Seconds without a command after which a session is closed, and between two ticks of a backend that is in use.
 IDLE, TICK = 5.0, 0.5
-# Seconds after which a task stops waiting for a short statement: where the server is silent, others are before it.
-PATIENCE = 2.0
 
 
 def _no_keepalive(when: float) -> None:
@@ -58,8 +55,6 @@ class Backend(ABC):
     waits_natively: ClassVar[bool] = False
     # Does it wait at all? Otherwise it asks once, and the caller asks again after pause().
     waits_inside: ClassVar[bool] = False
-    # Does it queue waiters, so that one that gives up must withdraw()?
-    queues_waiters: ClassVar[bool] = False
     # Is a lock seen outside this process, so that its name is hashed with the site key?
     needs_site_key: ClassVar[bool] = True
     # Is its server outside of DATABASES, so that projects with different databases may share it?
@@ -151,26 +146,14 @@ class Backend(ABC):
         """Seconds to sleep before the next attempt at ``claim``."""
         return backoff(attempt)
 
-    def wait(self, claim: Claim, attempt: int, longest: float) -> None:
-        """Sleep until the next attempt at ``claim`` is due, for at most ``longest`` seconds."""
-        time.sleep(min(self.pause(claim, attempt), longest))
-
-    async def await_(self, claim: Claim, attempt: int, longest: float) -> None:
-        """:meth:`wait` for a task."""
-        await pause(min(self.pause(claim, attempt), longest))
-
-    def withdraw(self, claim: Claim) -> None:  # noqa: B027 - most have no queue
-        """Remove the waiter of ``claim`` from the queue."""
-
     def stop(self, claim: Claim) -> None:  # noqa: B027 - most do not wait
         """Let the wait for ``claim`` in another thread end soon. This must not wait."""
 
-    def undo(self, claim: Claim) -> None:
+    def undo(self, claim: Claim) -> None:  # noqa: B027 - most leave nothing behind
         """Give back what ``claim`` has got or may still get, and leave the queue: its caller has gone.
 
         It is called in any thread, and may be called again, even while another thread is in :meth:`try_acquire`.
         """
-        self.withdraw(claim)
 
     def extend(self, grant: Grant, ttl: float) -> Grant | None:
         """Let the lock live for ``ttl`` seconds from now; None if ``grant`` no longer held it."""
@@ -201,10 +184,6 @@ class Backend(ABC):
     async def averify(self, grant: Grant) -> bool:
         """:meth:`verify` for a task."""
         return await self._in_thread(self.verify, grant)
-
-    async def awithdraw(self, claim: Claim) -> None:
-        """:meth:`withdraw` for a task."""
-        await self._in_thread(self.withdraw, claim)
 
     async def aextend(self, grant: Grant, ttl: float) -> Grant | None:
         """:meth:`extend` for a task."""

@@ -31,7 +31,7 @@ at_fork(Order.PRIMITIVES, child=_process.cache_clear)
 def holder_json(key: LockKey) -> bytes:
     """The host, the process, the thread or task that calls, and the name, in ASCII: a name may contain characters
     without a UTF-8 form."""
-    name, thread = encode_basestring_ascii(key.name), encode_basestring_ascii(describe_caller())
+    name, thread = encode_basestring_ascii(key.full_name), encode_basestring_ascii(describe_caller())
     return f'{{"name": {name}, {_process()}, "thread": {thread}}}'.encode("ascii")
 
 

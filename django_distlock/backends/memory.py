@@ -146,7 +146,7 @@ class MemoryBackend(Backend):
                 LockInfo(
                     backend=self.alias,
                     key=digest.hex(),
-                    name=entry.key.name,
+                    name=entry.key.full_name,
                     shared=entry.shared,
                     holder=f"pid {os.getpid()}, {origin.of(entry.asked_by(), entry.serving)}",
                     acquired_at=datetime.fromtimestamp(entry.since, UTC),

@@ -16,6 +16,7 @@ from django.db.utils import load_backend
 
 from django_distlock.concurrency import clock, sockets
 from django_distlock.concurrency.background import Background, CallTimeout, NotStarted
+from django_distlock.concurrency.deadline import PATIENCE
 from django_distlock.concurrency.flow import run
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ T = TypeVar("T")
 SERVERS = ("postgresql", "mysql")
 # Whole seconds after which a driver gives up connecting, in a thread that may have been abandoned.
 CONNECT_LIMIT = 3
-# Seconds for an answer.
-PATIENCE = 2.0
 
 _questions: dict[str, Background] = {}
 

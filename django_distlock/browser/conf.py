@@ -17,6 +17,8 @@ from django_distlock.conf import function
 from django_distlock.http.visitors import default_label
 from django_distlock.validation import count, seconds
 
+LEAST_BODY = 1024
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrowserConfig:
@@ -72,7 +74,9 @@ def _checked(key: str, value: Any) -> Any:
     if key in ("MAX_HELD", "MAX_WAITING"):
         return None if value is None else count(key, value)
     if key == "MAX_BODY":
-        return count(key, value)
+        if count(key, value) < LEAST_BODY:
+            raise ValueError(f"MAX_BODY must be at least {LEAST_BODY}: a request has hundreds of bytes.")
+        return value
     if key == "DATABASE":
         if not isinstance(value, str):
             raise TypeError(f"DATABASE must be an alias of DATABASES, not {type(value).__name__}.")

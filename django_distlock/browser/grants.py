@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
 from django.core import signing
@@ -36,11 +36,10 @@ class LockGrantError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockGrant:
-    """What a visitor may have; times in seconds, ``until`` since 1970. None: as in the setting."""
+    """What a visitor may have; times in seconds. None: as in the setting."""
 
     name: str
     signer: str
-    until: float
     ttl: float | None = None
     max_hold: float | None = None
     audience: str | None = None
@@ -54,7 +53,7 @@ def lock_grant(
     max_hold: float | None = None,
     audience: str | None = None,
 ) -> str:
-    """Sign a grant: the sender of ``request`` may have the lock ``name`` until ``GRANT_TTL`` is over.
+    """Sign a grant: the sender of ``request`` may have the lock ``name`` for ``GRANT_TTL`` seconds.
 
     A lease lives for ``ttl`` seconds after each renewal, and ends ``max_hold`` seconds after it was acquired.
     ``audience`` is the origin of a front end on another host, such as ``"https://app.example.com"``: the grant then
@@ -62,11 +61,9 @@ def lock_grant(
 
     Put the tenant into the name if tenants share a database: a grant counts on its host only, a name is one everywhere.
     """
-    settings = config()
     grant = LockGrant(
         name=check_name(name),
-        signer=visitor_of(request, settings.label_of).signer,
-        until=time.time() + settings.grant_ttl,
+        signer=visitor_of(request, config().label_of).signer,
         ttl=seconds("ttl", ttl, none=True, positive=True),
         max_hold=seconds("max_hold", max_hold, none=True, positive=True),
         audience=None if audience is None else _origin(audience),
@@ -78,31 +75,19 @@ def lock_grant(
 
 def sign(grant: LockGrant) -> str:
     """The grant as a text for the client."""
-    packed: dict[str, Any] = {"n": grant.name, "s": grant.signer, "u": round(grant.until)}
-    packed |= {"t": grant.ttl} if grant.ttl is not None else {}
-    packed |= {"m": grant.max_hold} if grant.max_hold is not None else {}
-    packed |= {"a": grant.audience} if grant.audience is not None else {}
-    return signing.dumps(packed, salt=SALT)
+    return signing.dumps({key: value for key, value in asdict(grant).items() if value is not None}, salt=SALT)
 
 
 def read_grant(text: str, signer: str) -> LockGrant:
     """The grant in ``text``. LockGrantError if it is forged, out of date, or that of another visitor."""
     try:
-        packed = signing.loads(text, salt=SALT)
-        grant = LockGrant(
-            name=packed["n"],
-            signer=packed["s"],
-            until=packed["u"],
-            ttl=packed.get("t"),
-            max_hold=packed.get("m"),
-            audience=packed.get("a"),
-        )
-    except (signing.BadSignature, KeyError, TypeError, ValueError) as error:
+        grant = LockGrant(**signing.loads(text, salt=SALT, max_age=timedelta(seconds=config().grant_ttl)))
+    except signing.SignatureExpired as error:
+        raise LockGrantError("expired") from error
+    except (signing.BadSignature, TypeError, ValueError) as error:
         raise LockGrantError("forged") from error
     if grant.signer != signer:
         raise LockGrantError("foreign", grant.signer)
-    if grant.until < time.time():
-        raise LockGrantError("expired")
     return grant
 
 

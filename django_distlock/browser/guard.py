@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import functools
 import re
-import sys
+import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from asgiref.sync import markcoroutinefunction, sync_to_async
+from asgiref.sync import async_to_sync, markcoroutinefunction, sync_to_async
 from django.core.exceptions import BadRequest
 from django.db import Error, transaction
-from django.http import HttpResponse, JsonResponse
-from django.template.loader import render_to_string
 from django.utils.translation import gettext as _
 
-from django_distlock.concurrency.flow import finished, uninterrupted
+from django_distlock.concurrency import clock
 from django_distlock.concurrency.origin import request_of_rest
-from django_distlock.http.bodies import private
+from django_distlock.http.answers import page, problem
 from django_distlock.http.visitors import visitor_of
 from django_distlock.locks import decorators
 from django_distlock.locks.lazy_results import refuse_unfinished
 from django_distlock.locks.name_templates import NoValue, Template
-from django_distlock.middleware import language_of_texts, text_language
 from django_distlock.storage.dialect import contended
 from django_distlock.storage.transactions import begin, in_transaction
-from django_distlock.storage.values import ID
 
 from . import store
 from .conf import config
@@ -34,18 +30,19 @@ from .records import check_name, digest_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from django.http import HttpRequest
+    from django.http import HttpRequest, HttpResponse
 
     from .records import BrowserLease
 
 F = TypeVar("F", bound="Callable[..., Any]")
 HEADER = "Distlock-Lease"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
-FENCE = re.compile(r"[0-9]{1,16}", re.ASCII)
+# A lease and its fence in the header; what is malformed is left out.
+SENT = re.compile(r"(?<![\w-])([\w-]{8,64})\s*;\s*([0-9]{1,16})\s*(?:,|$)", re.ASCII)
 # Leases that one request may send: each costs a statement if it is not the right one.
 MOST_SENT = 10
-# Attempts to lock the rows if the database refuses them at once, for example to end a deadlock.
-ATTEMPTS = 3
+# Seconds for which a request waits for others under the same lease, and between its questions: ever more of them.
+PATIENCE, SHORTEST, LONGEST = 5.0, 0.02, 0.25
 Reason = Literal["missing", "lost", "busy"]
 LOCKED = 423
 # Seconds after which a client tries again if other requests have kept the rows busy.
@@ -58,7 +55,8 @@ def requires_lock(*names: str, methods: Collection[str] | None = None) -> Callab
     A name may have fields: ``@requires_lock("cart:{request.user.pk}")``. The request sends its lease in the header
     ``Distlock-Lease: <id>;<fence>``, as ``lock.headers`` has it; several are separated by commas. The view runs in a
     transaction of the database that has the locks, and the row of each lock is locked in it: until the commit no other
-    lease of the name is granted, even if this one runs out. ``request.distlock_leases`` has the leases, by name.
+    lease of the name is granted, even if this one runs out. ``request.distlock_leases`` has the leases, by name. Other
+    requests of the same lease wait for at most five seconds, and are then refused as busy.
 
     Requests with a safe method, such as the GET that renders the page, pass without a lock; ``methods`` names all that
     need one instead. Works on functions, ``async def``, and by ``method_decorator`` on ``dispatch`` or a handler of a
@@ -78,30 +76,33 @@ def requires_lock(*names: str, methods: Collection[str] | None = None) -> Callab
 def _decorate(names: tuple[str, ...], methods: frozenset[str] | None, view: Any) -> Any:
     decorators.refuse(view, "requires_lock")
     template = Template(names, view)
+    is_async = decorators.is_async(view)
 
     @functools.wraps(view)
     def locked(*args: Any, **kwargs: Any) -> Any:
-        request = request_of(args)
+        request: Any = request_of(args)
+        request.distlock_leases = getattr(request, "distlock_leases", {})
         # the transactions of ATOMIC_REQUESTS begin after the rows are locked
-        call = functools.partial(decorators.call_view, view, request, wrapper._non_atomic_requests, *args, **kwargs)
+        excluded = getattr(locked, "_non_atomic_requests", ())
+        call = functools.partial(decorators.call_view, view, request, excluded, *args, **kwargs)
         if not _needs_lock(request, methods):
             return call()
-        gate = LockGate(request, view, functools.partial(_names, names, template, args, kwargs))
-        return gate.arun(call) if _is_awaited(view, args) else gate.run(call)
+        run = functools.partial(_under_locks, request, view, functools.partial(_names, names, template, args, kwargs))
+        if not (is_async or _is_awaited(view, args)):
+            return run(call)
 
-    @functools.wraps(view)
-    async def async_locked(*args: Any, **kwargs: Any) -> Any:
-        request, call = request_of(args), functools.partial(view, *args, **kwargs)
-        if not _needs_lock(request, methods):
+        async def awaited() -> Any:
             return await call()
-        return await LockGate(request, view, functools.partial(_names, names, template, args, kwargs)).arun(call)
 
-    is_async = decorators.is_async(view)
-    wrapper: Any = markcoroutinefunction(async_locked) if is_async else locked
-    if not is_async:
-        decorators.open_no_transaction(wrapper, view)
-    decorators.note_template(wrapper, template)
-    return wrapper
+        # what the view asks of the database runs in the thread that has the transaction
+        return sync_to_async(run)(async_to_sync(awaited))
+
+    if is_async:
+        markcoroutinefunction(locked)
+    else:
+        decorators.open_no_transaction(locked, view)
+    decorators.note_template(locked, template)
+    return locked
 
 
 def request_of(args: tuple[Any, ...]) -> HttpRequest:
@@ -133,114 +134,72 @@ def _names(names: tuple[str, ...], template: Template, args: tuple[Any, ...], kw
     return sorted(found, key=digest_of)  # every request locks in one order
 
 
-def sent_leases(header: str) -> list[tuple[str, int]]:
-    """The leases in the header, each with its fence; what is malformed is left out."""
-    found = []
-    for part in header.split(",")[:MOST_SENT]:
-        lease, fence = (part.partition(";")[index].strip() for index in (0, 2))
-        if ID.fullmatch(lease) and FENCE.fullmatch(fence):
-            found.append((lease, int(fence)))
-    return found
-
-
-class LockGate:
-    """The transaction of one request, in which its locks are current.
+def _under_locks(request: Any, view: Any, names: Callable[[], list[str]], call: Callable[[], Any]) -> Any:
+    """Call the view in a transaction that has locked the rows of its leases, or return the refusal.
 
     TypeError for a streaming response: its content would be made after the transaction.
     """
-
-    def __init__(self, request: HttpRequest, view: Any, names: Callable[[], list[str]]) -> None:
-        self._request = request
-        self._view = view
-        self._names = names
-        self._stack = ExitStack()
-        self._failed = False
-
-    def run(self, call: Callable[[], Any]) -> Any:
-        """Call the view in the transaction, or return the refusal."""
-        with self._stack:
-            refusal = self._enter()
-            return self._checked(call()) if refusal is None else refusal
-
-    async def arun(self, call: Callable[[], Any]) -> Any:
-        """As :meth:`run` for an async view: its statements run in the thread that has the transaction.
-
-        A task that is cancelled rolls back.
-        """
-        try:
-            response = await finished(sync_to_async(self._enter)())
-            if response is None:
-                response = self._checked(await call())
-        except BaseException:
-            await uninterrupted(sync_to_async(self._stack.__exit__)(*sys.exc_info()))
-            raise
-        await finished(sync_to_async(self._stack.close)())
+    with ExitStack() as stack:
+        refusal = _enter(stack, request, names)
+        if refusal is not None:
+            return refused(request, refusal)
+        response = refuse_unfinished(view, call())
+        if getattr(response, "exception", False) is True:  # that of REST framework: it raises no more
+            transaction.set_rollback(True, using=config().database)
         return response
 
-    def _checked(self, response: Any) -> Any:
-        self._failed = getattr(response, "exception", False) is True  # that of REST framework: it raises no more
-        return refuse_unfinished(self._view, response)
 
-    def _roll_back_if_failed(self, alias: str) -> None:
-        if self._failed:
-            transaction.set_rollback(True, using=alias)
-
-    def _enter(self) -> HttpResponse | None:
-        """Begin the transaction and lock the rows; else return the refusal, with no transaction."""
-        request, settings = self._request, config()
-        sent = sent_leases(request.headers.get(HEADER, ""))
-        if not sent:
-            return refused(request, "missing")
+def _enter(stack: ExitStack, request: Any, names: Callable[[], list[str]]) -> Reason | None:
+    """Begin the transaction and lock the rows; else return why not, with no transaction."""
+    settings = config()
+    sent = [(lease, int(fence)) for lease, fence in SENT.findall(request.headers.get(HEADER, ""))[:MOST_SENT]]
+    if not sent:
+        return "missing"
+    try:
+        wanted = names()
+    except NoValue:  # no visitor holds such a lock: this one has logged out since, for example
+        return "lost"
+    principal = visitor_of(request, settings.label_of).holder
+    nested, end, pause = in_transaction(settings.database), clock.now() + PATIENCE, SHORTEST
+    while True:
         try:
-            names = self._names()
-        except NoValue:  # no visitor holds such a lock: this one has logged out since, for example
-            return refused(request, "lost")
-        principal = visitor_of(request, settings.label_of).holder
-        attempts = 1 if in_transaction(settings.database) else ATTEMPTS
-        for attempt in range(attempts):
-            try:
-                with ExitStack() as stack:
-                    begin(stack, settings.database)
-                    leases = {name: self._lock(settings.database, name, sent, principal) for name in names}
-                    if None in leases.values():
-                        return refused(request, "lost")
-                    above = getattr(request, "distlock_leases", {})  # of another decorator
-                    request.distlock_leases = {**above, **leases}  # type: ignore[attr-defined]
-                    self._stack.enter_context(stack.pop_all())
-                    self._stack.callback(self._roll_back_if_failed, settings.database)
-                    return None
-            except Error as error:
-                if not contended(error):
-                    raise
-                if attempt + 1 == attempts or contended(error) == "locked":
-                    break
-        return refused(request, "busy")
+            with ExitStack() as attempt:
+                begin(attempt, settings.database)
+                leases = {name: _lock(settings.database, name, sent, principal) for name in wanted}
+                if None in leases.values():
+                    return "lost"
+                request.distlock_leases = {**request.distlock_leases, **leases}  # those of another decorator, too
+                stack.enter_context(attempt.pop_all())
+                return None
+        except Error as error:
+            why = contended(error)
+            if why is None:
+                raise
+            if clock.now() >= end or (nested and why == "refused"):  # that transaction has ended
+                return "busy"
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST)
 
-    @staticmethod
-    def _lock(alias: str, name: str, sent: list[tuple[str, int]], principal: str) -> BrowserLease | None:
-        for lease, fence in sent:
-            if (found := store.lock_for_update(alias, name, lease, fence, principal)) is not None:
-                return found
-        return None
+
+def _lock(alias: str, name: str, sent: list[tuple[str, int]], principal: str) -> BrowserLease | None:
+    for lease, fence in sent:
+        if (found := store.lock_for_update(alias, name, lease, fence, principal)) is not None:
+            return found
+    return None
 
 
 def refused(request: HttpRequest, reason: Reason) -> HttpResponse:
-    """A small page for a browser, problem+json (RFC 9457) for a script. Neither says who has the lock."""
+    """A small page for a browser, problem+json for a script. Neither says who has the lock."""
     title, detail = _("Nothing was done"), _texts()[reason]
-    response: HttpResponse
     if _wants_a_page(request):
-        context = {"title": title, "detail": detail, "language": language_of_texts()}
-        response = HttpResponse(render_to_string("django_distlock/browser/locked.html", context, request))
-        response["Content-Language"] = text_language()
+        response = page(request, "django_distlock/browser/locked.html", LOCKED, title=title, detail=detail)
     else:
-        facts = {"type": "about:blank", "title": title, "status": LOCKED, "detail": detail, "reason": reason}
-        response = JsonResponse(facts, content_type="application/problem+json")
-    response.status_code = LOCKED
+        response = problem(LOCKED, title, detail, reason=reason)
     response["Vary"] = "Accept"
     if reason == "busy":
         response["Retry-After"] = str(RETRY_AFTER)
     response._has_been_logged = True  # type: ignore[attr-defined]  # no incident: Django would warn of it
-    return private(response)
+    return response
 
 
 def _texts() -> dict[Reason, str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from django.urls import path
 
-from .http.endpoints import csrf_view, lease_view, leases_view, release_view, renew_view
-from .http.events import events_view
+from .endpoints import csrf_view, leases_view, release_view, renew_view
+from .events import events_view
 
 app_name = "distlock_browser"
 urlpatterns = [
@@ -14,5 +14,4 @@ urlpatterns = [
     path("leases/renew/", renew_view, name="renew"),
     path("leases/events/", events_view, name="events"),
     path("leases/<str:lease>/release/", release_view, name="release"),
-    path("leases/<str:lease>/", lease_view, name="lease"),
 ]

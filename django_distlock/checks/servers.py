@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections, router
+from django.db import router
 from django.utils.module_loading import import_string
 
 from django_distlock.backends.base import Backend
 from django_distlock.conf import configured, read_alias, site_key_setting
-from django_distlock.data.fencing.triggers import missing
+from django_distlock.data.fencing.triggers import difference
 from django_distlock.exceptions import DistlockError, UnsupportedOperation
 from django_distlock.manager.site_key import KEPT_OUT, migrated
 from django_distlock.records import Finding
@@ -62,54 +62,45 @@ def check_routers(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> lis
     """Report tables of the site key, leases and names that routers keep out of their databases, so that `migrate`
     skips them."""
     found: list[CheckMessage] = []
-    hashed = False
     for config, backend in _backends():
-        hashed = hashed or backend.needs_site_key
         for finding in kept_out(backend):
             text = f"DISTLOCK[{config.alias!r}]: {finding.text}"
             if finding.level == "error":
                 found.append(Error(text, hint=finding.hint, id="distlock.E069"))
             else:
                 found.append(Warning(text, hint=finding.hint, id="distlock.W068"))
-    try:
-        keyed = site_key_setting() is not None
-    except ImproperlyConfigured:  # reported by check_settings
-        return []
-    if hashed and not keyed and not migrated():
+    if any(backend.needs_site_key for _, backend in _backends()) and _keyless() and not migrated():
         hint = f"{CURE} Or set DISTLOCK_SITE_KEY."
         found.append(Error(f"There will be no site key. {KEPT_OUT.strip()}", hint=hint, id="distlock.E068"))
     return found
 
 
-def check_shared_servers(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Report a site key that differs between databases, for locks that are outside of them."""
+def _keyless() -> bool:
+    """Is the site key that of the database?"""
     try:
-        keyed = site_key_setting() is not None
+        return site_key_setting() is None
     except ImproperlyConfigured:  # reported by check_settings
-        return []
-    return [
-        Warning(
-            f"DISTLOCK[{config.alias!r}]: the site key is in the database, and these locks are not. Projects with "
-            "other databases do not exclude each other there.",
-            hint="Set DISTLOCK_SITE_KEY to the same value in all projects that share these locks.",
-            id="distlock.W004",
-        )
-        for config, backend in _backends()
-        if backend.apart_from_databases and not keyed
-    ]
+        return False
 
 
-def check_timeouts(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Report aliases whose callers wait for ever: requests that wait for a stuck lock use up all workers."""
-    return [
-        Warning(
-            f"DISTLOCK[{config.alias!r}]: TIMEOUT is None: a request waits for ever for a lock that is stuck.",
-            hint="Set seconds here, and give timeout=None where a task may wait for ever.",
-            id="distlock.W007",
-        )
-        for config, _ in _backends()
-        if config.timeout is None
-    ]
+def check_deployment(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Report a site key that differs between databases, for locks that are outside of them; and aliases whose callers
+    wait for ever: requests that wait for a stuck lock use up all workers."""
+    found: list[CheckMessage] = []
+    for config, backend in _backends():
+        where = f"DISTLOCK[{config.alias!r}]"
+        if backend.apart_from_databases and _keyless():
+            text = (
+                f"{where}: the site key is in the database, and these locks are not. Projects with other databases do "
+                "not exclude each other there."
+            )
+            hint = "Set DISTLOCK_SITE_KEY to the same value in all projects that share these locks."
+            found.append(Warning(text, hint=hint, id="distlock.W004"))
+        if config.timeout is None:
+            text = f"{where}: TIMEOUT is None: a request waits for ever for a lock that is stuck."
+            hint = "Set seconds here, and give timeout=None where a task may wait for ever."
+            found.append(Warning(text, hint=hint, id="distlock.W007"))
+    return found
 
 
 def check_sessions(
@@ -119,33 +110,32 @@ def check_sessions(
     clients. Connects, as `check --database` and `migrate` ask for."""
     found: list[CheckMessage] = []
     for _, backend in _backends() if databases else ():
-        open_session: Any = getattr(backend, "open_session", None)
-        if open_session is None or getattr(backend, "session_database", None) not in (databases or ()):
-            continue
-        try:
-            open_session(waits=False).close()
-        except ImproperlyConfigured as error:
-            found.append(Error(str(error), id="distlock.E005"))
-        except UnsupportedOperation as error:
-            found.append(Warning(str(error), id="distlock.W006"))
-        except DistlockError:  # the server does not answer: the settings may be right
-            continue
-        finally:
-            backend.close()
+        if getattr(backend, "session_database", None) in (databases or ()):
+            session: Any = backend
+            try:
+                session.open_session(waits=False).close()
+            except ImproperlyConfigured as error:
+                found.append(Error(str(error), id="distlock.E005"))
+            except UnsupportedOperation as error:
+                found.append(Warning(str(error), id="distlock.W006"))
+            except DistlockError:  # the server does not answer: the settings may be right
+                continue
+            finally:
+                backend.close()
     return found
 
 
 def check_fences(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """Report triggers of EnforceFence, of applied migrations, that are missing."""
+    """Report triggers of models with ``enforce_fence`` that are missing."""
     return [
         Warning(
-            f"The trigger that keeps {trigger.column!r} of the table {trigger.table!r} from falling is missing in the "
-            f"database {alias!r}.",
-            hint="An old token can overwrite rows. Apply EnforceFence again in a new migration.",
+            f"The trigger that keeps the fence of {model._meta.label} from falling is missing in the database "
+            f"{alias!r}.",
+            hint="An old token can overwrite rows. Run migrate, which creates it.",
             id="distlock.W003",
         )
         for alias in databases or ()
-        for trigger in missing(connections[alias])
+        for model in difference(alias)[0].values()
     ]

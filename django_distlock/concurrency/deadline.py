@@ -13,6 +13,8 @@ from .flow import in_task
 # Seconds from the beginning of a call that a server has for its answer, however short the timeout is: before that it
 # counts neither as busy nor as unavailable (R5).
 SILENCE = 1.0
+# Seconds for the answer to a release, a listing or another short request that no timeout of a caller bounds.
+PATIENCE = 2.0
 
 
 class Deadline:

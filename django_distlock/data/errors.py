@@ -33,6 +33,8 @@ BUSY = frozenset({"55P03", "57014", 1205, 1317, 1969, 3024, 3572, "SQLITE_BUSY",
 DEADLOCK = frozenset({"40P01", 1213, 3058})
 # a row, or SQLite's database, was changed after the snapshot of the transaction
 STALE = frozenset({"40001", 1020, "SQLITE_BUSY_SNAPSHOT"})
+# MySQL's lock wait timeout ends the statement only: the transaction has to be rolled back and run again.
+WAITED_TOO_LONG = 1205
 # the connection, the session or the server is gone or refuses to talk
 GONE = frozenset({1040, 1053, 1152, 1927, 2002, 2003, 2006, 2013, 2055, 4031, "SQLITE_IOERR", "SQLITE_CANTOPEN"})
 
@@ -64,6 +66,14 @@ def code_of(error: BaseException) -> Code:
             return code
     first = driver.args[0] if driver.args else None
     return first if isinstance(first, int) else None
+
+
+def may_succeed_again(error: BaseException) -> bool:
+    """Has the database ended the transaction for the sake of another one, so that it may be run again?"""
+    if isinstance(error, DistlockError):
+        cause = error.__cause__
+        return isinstance(error, DeadlockDetected) or (isinstance(cause, Error) and code_of(cause) in STALE)
+    return isinstance(error, Error) and code_of(error) in DEADLOCK | STALE | {WAITED_TOO_LONG}
 
 
 def translate(connection: BaseDatabaseWrapper, error: Error, what: str, timeout: float | None) -> DistlockError:

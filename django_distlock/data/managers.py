@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import cache
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from django.core.exceptions import ValidationError
 from django.db import models
@@ -13,10 +12,8 @@ from django_distlock.keys import validate_name
 from django_distlock.locks.lock import advisory_lock
 from django_distlock.validation import UNSET, Timeout
 
-from .fencing.querysets import FencedQuerySet
-from .rows.fetch import locked_rows
+from .rows.fetch import locked_rows, options_of
 from .rows.lock import RowLock, row_lock
-from .rows.select_for_update import options_of
 from .tables.lock import table_lock
 
 if TYPE_CHECKING:
@@ -24,19 +21,18 @@ if TYPE_CHECKING:
 
     from django_distlock.locks.lock import Lock
 
-    from .fencing.tokens import Fencing
-    from .rows.select_for_update import RowOptions
+    from .rows.fetch import RowOptions
     from .tables.modes import TableLockMode
 
 M = TypeVar("M", bound=models.Model, covariant=True)
 
 
-class LockingQuerySet(FencedQuerySet[M]):
+class LockingQuerySet(models.QuerySet[M]):
     """A queryset with locks on its rows, on its table, and on names that belong to its model."""
 
     def lock_table(self, mode: str | TableLockMode = "write", **options: Any) -> table_lock:
         """:func:`table_lock` of the model, beyond the rows of the queryset: ``with Account.objects.lock_table():``."""
-        rows = self.all()
+        rows: Any = self.all()
         rows._for_write = True
         return table_lock(self.model, mode=mode, **{"using": rows.db, **options})
 
@@ -93,56 +89,9 @@ class LockingQuerySet(FencedQuerySet[M]):
         return f"table:{_escaped(self.model._meta.db_table)}"
 
 
-if TYPE_CHECKING:
-    _Manager = models.Manager
-else:
-    _Manager = models.Manager.from_queryset(LockingQuerySet)
-
-
-class LockingManager(_Manager[M]):
-    """``objects = LockingManager()``, or ``LockingManager.from_queryset(MyQuerySet)()`` with any queryset class."""
-
-    @classmethod
-    def from_queryset(cls, queryset_class: type[models.QuerySet[Any]], class_name: str | None = None) -> type[Self]:
-        """As Django's; a queryset class without locks gets them."""
-        name = class_name or f"{cls.__name__}From{queryset_class.__name__}"
-        return super().from_queryset(with_locks(queryset_class), name)
-
-    if TYPE_CHECKING:  # these go through get_queryset()
-
-        def get_queryset(self) -> LockingQuerySet[M]: ...
-        def all(self) -> LockingQuerySet[M]: ...
-        def none(self) -> LockingQuerySet[M]: ...
-        def using(self, alias: str | None) -> LockingQuerySet[M]: ...
-        def filter(self, *args: Any, **kwargs: Any) -> LockingQuerySet[M]: ...
-        def exclude(self, *args: Any, **kwargs: Any) -> LockingQuerySet[M]: ...
-        def order_by(self, *field_names: Any) -> LockingQuerySet[M]: ...
-        def select_related(self, *fields: Any) -> LockingQuerySet[M]: ...
-        def fenced(self, fence: Fencing | int) -> LockingQuerySet[M]: ...
-        def lock_table(self, mode: str | TableLockMode = ..., **options: Any) -> table_lock: ...
-        def lock_rows(self, **options: Any) -> RowLock[list[M]]: ...
-        def lock_row(self, **options: Any) -> M: ...
-        def advisory_lock(self, name: str, **options: Any) -> Lock: ...
-        def advisory_row_lock(self, pk: object, **options: Any) -> Lock: ...
-
-
-@cache
-def with_locks(queryset_class: type[models.QuerySet[Any]]) -> type[models.QuerySet[Any]]:
-    """The class itself if it has locks, else a subclass with locks."""
-    if issubclass(queryset_class, LockingQuerySet):
-        return queryset_class
-
-    def reduce(queryset: Any) -> tuple[Any, ...]:
-        return _unpickled, (queryset_class,), queryset.__getstate__()
-
-    body = {"__module__": queryset_class.__module__, "__doc__": queryset_class.__doc__, "__reduce__": reduce}
-    return type(f"Locking{queryset_class.__name__}", (queryset_class, LockingQuerySet), body)
-
-
-def _unpickled(queryset_class: type[models.QuerySet[Any]]) -> models.QuerySet[Any]:
-    """For pickle, which cannot find a class that was made here by its name."""
-    made = with_locks(queryset_class)
-    return made.__new__(made)
+class LockingManager(models.Manager.from_queryset(LockingQuerySet)):  # type: ignore[misc]
+    """``objects = LockingManager()``; for a queryset class of your own, which inherits from :class:`LockingQuerySet`,
+    ``LockingManager.from_queryset(MyQuerySet)()``."""
 
 
 def _escaped(text: str) -> str:

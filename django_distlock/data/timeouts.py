@@ -24,12 +24,6 @@ LONGEST_MS = 2**31 - 1
 LONGEST_WAIT, LONGEST_ROW_WAIT = 31_536_000, 100_000_000
 
 PG_LIMITS = ("lock_timeout", "statement_timeout")
-PG_SET = (
-    "SELECT current_setting('lock_timeout'), current_setting('statement_timeout'),"
-    " set_config('lock_timeout', %s, true),"
-    " set_config('statement_timeout', COALESCE(%s, current_setting('statement_timeout')), true)"
-)
-PG_RESTORE = "SELECT set_config('lock_timeout', %s, true), set_config('statement_timeout', %s, true)"
 
 # A statement and its parameters.
 Statement = tuple[str, Any]
@@ -86,18 +80,22 @@ def wait_limit(connection: BaseDatabaseWrapper, timeout: float | None, *, whole:
 def _postgres(connection: Any, timeout: float | None, whole: bool) -> Statement | None:
     """Set the limits; return the statement that restores them, because a local setting outlives its savepoint.
 
-    SHOW and SET take no snapshot, as LOCK TABLE takes none: that of a SELECT would be older than the lock. They cost
-    two more statements.
+    Where one snapshot serves the whole transaction, by SHOW and SET: they take none, as LOCK TABLE takes none. That of
+    a SELECT would be older than the lock.
     """
     if timeout is None:
         return None
     limit = str(milliseconds(timeout, least=1))  # 0 would be for ever
-    if configured_level(connection) not in STALE_LEVELS:
-        return PG_RESTORE, run(connection, PG_SET, [limit, limit if whole else None])[0][:2]
-    before = [run(connection, f"SHOW {name}")[0][0] for name in PG_LIMITS]
-    for name in PG_LIMITS if whole else PG_LIMITS[:1]:
-        run(connection, f"SET LOCAL {name} = {limit}")
-    return PG_RESTORE, before
+    names = PG_LIMITS if whole else PG_LIMITS[:1]
+    change = ", ".join(f"set_config('{name}', %s, true)" for name in names)
+    if configured_level(connection) in STALE_LEVELS:
+        before: Any = [run(connection, f"SHOW {name}")[0][0] for name in names]
+        for name in names:
+            run(connection, f"SET LOCAL {name} = {limit}")
+    else:
+        current = ", ".join(f"current_setting('{name}')" for name in names)
+        before = run(connection, f"SELECT {current}, {change}", [limit] * len(names))[0][: len(names)]
+    return f"SELECT {change}", before
 
 
 def _mysql(connection: Any, timeout: float | None, whole: bool) -> Statement:

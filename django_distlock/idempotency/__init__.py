@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .admin_forms import IdempotentAdmin
 from .decorator import idempotency_exempt, idempotent
 from .handle import Idempotency, IdempotentRequest, Phase
 from .middleware import IdempotencyMiddleware
@@ -10,6 +11,7 @@ from .storage import forget_user
 __all__ = [
     "Idempotency",
     "IdempotencyMiddleware",
+    "IdempotentAdmin",
     "IdempotentRequest",
     "Phase",
     "forget_user",

@@ -36,7 +36,7 @@ class IdempotencyRecordAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not
     show_full_result_count = False
 
     def get_queryset(self, request: HttpRequest, **kwargs: Any) -> QuerySet[IdempotencyRecord]:
-        found = IdempotencyRecord.rows.using(config().database).defer("body", "facts", "phases")
+        found = IdempotencyRecord.rows.using(config().database).defer("answer", "phases")
         return found.order_by(*self.get_ordering(request))
 
     @admin.display(description=_("since"), ordering="claimed_at")

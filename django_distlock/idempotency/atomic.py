@@ -10,7 +10,8 @@ from django.db import Error, connections, transaction
 from django.http import HttpResponseBase
 
 from django_distlock import BackendUnavailable, LockNotAcquired
-from django_distlock.concurrency.flow import run
+from django_distlock.storage.dialect import contended
+from django_distlock.storage.transactions import in_transaction
 
 from .decisions import Ending
 from .execution import claim, end, ending_of, logger, store
@@ -22,11 +23,6 @@ if TYPE_CHECKING:
     from .handle import Idempotency, KeyedRequest
 
 
-def in_transaction(alias: str) -> bool:
-    """Is there a transaction other than that of a TestCase?"""
-    return any(not getattr(block, "_from_testcase", False) for block in connections[alias].atomic_blocks)
-
-
 def exactly_once(attempt: KeyedRequest, state: Idempotency, call: Callable[[], Any]) -> Any:
     """Run claim, view and stored answer in one transaction: all three are committed, or none."""
     assert attempt.alias is not None  # noqa: S101 - for the type checker
@@ -36,9 +32,9 @@ def exactly_once(attempt: KeyedRequest, state: Idempotency, call: Callable[[], A
                 # joins the transaction of ATOMIC_REQUESTS without a savepoint, but never that of a TestCase
                 outer = in_transaction(attempt.alias)
                 stack.enter_context(transaction.atomic(using=attempt.alias, savepoint=not outer))
-            except Error:  # no transaction has begun
+            except Error as error:  # no transaction has begun
                 logger.exception("The store of idempotency keys does not answer.")
-                if attempt.on_store_error == "open":
+                if attempt.on_store_error == "open" and not contended(error):
                     return call()
                 return responses.store_down(attempt.request, html=attempt.html)
             answering = _claim_inside(attempt)
@@ -57,7 +53,7 @@ def _claim_inside(attempt: KeyedRequest) -> Any:
     # only a view that runs although the claim has failed needs a savepoint
     optional = attempt.on_store_error == "open"
     with transaction.atomic(using=attempt.alias) if optional else nullcontext():
-        answering = run(claim(attempt))
+        answering = claim(attempt)
         if attempt.broken:  # after a failed statement PostgreSQL refuses all others
             transaction.set_rollback(True, using=attempt.alias)
     return answering

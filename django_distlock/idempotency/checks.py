@@ -13,7 +13,7 @@ from django.urls import get_resolver
 from . import conf
 from .decorator import atomic_aliases
 from .middleware import position_of_middleware
-from .storage import is_allowed
+from .storage import is_allowed, is_known
 from .storage.encoding import require_cryptography
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _check_order(below: list[str]) -> list[CheckMessage]:
     ]
 
 
-def _check_cache(config: conf.Config) -> Iterator[CheckMessage]:
+def _check_cache(config: conf.Options) -> Iterator[CheckMessage]:
     if config.storage != "cache":
         return
     try:
@@ -89,7 +89,7 @@ def _check_encryption() -> list[CheckMessage]:
     return []
 
 
-def _check_aliases(config: conf.Config) -> Iterator[CheckMessage]:
+def _check_aliases(config: conf.Options) -> Iterator[CheckMessage]:
     """Every database that holds keys exists and gets the table."""
     try:
         _ = get_resolver().url_patterns  # imports the views, whose decorators register their aliases
@@ -105,7 +105,15 @@ def _check_aliases(config: conf.Config) -> Iterator[CheckMessage]:
                 hint="@idempotent(atomic=...) needs the table in the database that the view writes to.",
                 id="distlock.E034",
             )
-    others = [alias for alias in conf.atomic_requests() if alias not in atomic]
+        elif not is_known(alias):
+            yield Error(
+                f"Idempotency keys need PostgreSQL, MySQL, MariaDB or SQLite; {alias!r} is another database.",
+                hint='Keep them in another database, or set DISTLOCK_IDEMPOTENCY["STORAGE"] = "cache".',
+                id="distlock.E035",
+            )
+    others = [
+        alias for alias, entry in connections.settings.items() if entry["ATOMIC_REQUESTS"] and alias not in atomic
+    ]
     if atomic and others:
         yield Warning(
             f"@idempotent(atomic=True) covers {', '.join(sorted(atomic))}, and ATOMIC_REQUESTS is on for "

@@ -1,12 +1,13 @@
-"""The setting ``DISTLOCK_IDEMPOTENCY``."""
+"""The setting ``DISTLOCK_IDEMPOTENCY``, and what an option of ``@idempotent`` may be."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, Literal
 
+from asgiref.sync import iscoroutinefunction
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
@@ -16,82 +17,142 @@ from django.urls import NoReverseMatch
 from django_distlock.conf import function
 from django_distlock.validation import choice, count, flag, seconds
 
+OnCrash = Literal["retry", "hold"] | Callable[..., Any]
+OnStoreError = Literal["closed", "open"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
-    """The keys of ``DISTLOCK_IDEMPOTENCY`` in lower case, with their defaults; times in seconds, sizes in bytes."""
+class Options:
+    """What holds for a request: the setting of the site, with the options of its view in place of some values.
+
+    Times in seconds, sizes in bytes.
+    """
 
     storage: str = "database"
     database: str = "default"
     cache: str = "default"
-    lock: str = "default"
-    ttl: float = 86400.0
     purge_every: float | None = 300.0
-    claim_ttl: float = 30.0
-    wait: float = 0.0
     form_wait: float = 2.0
     max_body: int = 256 * 1024
     max_keys: int | None = None
-    on_crash: str = "hold"
-    on_store_error: str = "closed"
     credentials: bool = True
-    replay_to_credentials: bool = False
-    scope: Callable[[Any], str] | None = None
     max_upload: int = 100 * 1024 * 1024
     encrypt: bool = False
+    # a view may have its own
+    ttl: float = 86400.0
+    claim_ttl: float = 30.0
+    wait: float = 0.0
+    on_crash: OnCrash = "hold"
+    on_store_error: OnStoreError = "closed"
+    replay_to_credentials: bool = False
+    scope: Callable[[Any], str] | None = None
+    # of a view alone
+    required: bool = False
+    atomic: bool | str = False
+    fingerprint_exclude: Collection[str] = ()
+    key: Callable[[Any], str | None] | None = None
+    anonymous: bool = False
+    fingerprint: Callable[[Any], str | bytes] | None = None
 
 
-KEYS = tuple(field.name.upper() for field in fields(Config))
-_CHOICES = {"storage": ("database", "cache"), "on_crash": ("retry", "hold"), "on_store_error": ("closed", "open")}
+def _text(name: str, value: Any) -> Any:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a str, not {type(value).__name__}.")
+    return value
+
+
+def _atomic(name: str, value: Any) -> Any:
+    if not isinstance(value, (bool, str)) or value == "":
+        raise TypeError(f"{name} must be a bool or an alias in DATABASES.")
+    return value
+
+
+def _names(name: str, value: Any) -> Any:
+    if isinstance(value, str) or not all(isinstance(each, str) for each in value):
+        raise TypeError(f"{name} must be a list of names of fields.")
+    return value
+
+
+def _on_crash(name: str, value: Any) -> Any:
+    if value not in ("retry", "hold") and not callable(value):
+        raise ValueError(f'{name} must be "retry", "hold" or a callable.')
+    return _plain(name, value)
+
+
+def _of_request(name: str, value: Any) -> Any:
+    if not callable(value):
+        raise TypeError(f"{name} must be a callable that takes the request.")
+    return _plain(name, value)
+
+
+def _plain(name: str, value: Any) -> Any:
+    if iscoroutinefunction(value):
+        raise TypeError(f"{name} must be a plain function, of async views too: it is called in a thread.")
+    return value
+
+
+CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "storage": partial(choice, known=("database", "cache")),
+    "database": _text,
+    "cache": _text,
+    "purge_every": partial(seconds, none=True, positive=True),
+    "form_wait": seconds,
+    "max_body": count,
+    "max_keys": lambda name, value: None if value is None else count(name, value),
+    "credentials": flag,
+    "max_upload": count,
+    "encrypt": flag,
+    "ttl": partial(seconds, positive=True),
+    "claim_ttl": partial(seconds, positive=True),
+    "wait": seconds,
+    "on_crash": _on_crash,
+    "on_store_error": partial(choice, known=("closed", "open")),
+    "replay_to_credentials": flag,
+    "scope": lambda name, value: _plain(name, function(name, value, that="that takes the request")),
+    "required": flag,
+    "atomic": _atomic,
+    "fingerprint_exclude": _names,
+    "key": _of_request,
+    "anonymous": flag,
+    "fingerprint": _of_request,
+}
+_NAMES = tuple(CHECKS)
+OF_SITE = _NAMES[: _NAMES.index("required")]
+OF_VIEW = _NAMES[_NAMES.index("ttl") :]
 
 
 @cache
-def config() -> Config:
+def config() -> Options:
     """The setting. ImproperlyConfigured for an unknown key or a wrong value."""
     given = getattr(settings, "DISTLOCK_IDEMPOTENCY", None) or {}
     if not isinstance(given, Mapping):
         raise ImproperlyConfigured("DISTLOCK_IDEMPOTENCY must be a dict.")
-    unknown = [key for key in given if key not in KEYS]
+    known = [name.upper() for name in OF_SITE]
+    unknown = [key for key in given if key not in known]
     if unknown:
         raise ImproperlyConfigured(
-            f"DISTLOCK_IDEMPOTENCY has the unknown key {unknown[0]!r}. Known: {', '.join(KEYS)}."
+            f"DISTLOCK_IDEMPOTENCY has the unknown key {unknown[0]!r}. Known: {', '.join(known)}."
         )
-    values = {key.lower(): value for key, value in given.items()}
     try:
-        return Config(**{name: _checked(name, value) for name, value in values.items()})
+        return Options(**{key.lower(): CHECKS[key.lower()](key, value) for key, value in given.items()})
     except (TypeError, ValueError) as error:
         raise ImproperlyConfigured(f"DISTLOCK_IDEMPOTENCY: {error}") from error
 
 
-def _checked(name: str, value: Any) -> Any:
-    key = name.upper()
-    if name in ("ttl", "claim_ttl"):
-        return seconds(key, value, positive=True)
-    if name == "purge_every":
-        return seconds(key, value, none=True, positive=True)
-    if name in ("wait", "form_wait"):
-        return seconds(key, value)
-    if name == "max_keys" and value is None:
-        return None
-    if name in ("max_body", "max_keys", "max_upload"):
-        return count(key, value)
-    if name in ("credentials", "encrypt", "replay_to_credentials"):
-        return flag(key, value)
-    if name == "scope":
-        return function(key, value, that="that takes the request")
-    if not isinstance(value, str):
-        raise TypeError(f"{key} must be a str, not {type(value).__name__}.")
-    return choice(key, value, _CHOICES[name]) if name in _CHOICES else value
+def options_of_view(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of ``@idempotent`` that differ from the setting. TypeError or ValueError for a wrong one."""
+    unknown = [name for name in given if name not in OF_VIEW]
+    if unknown:
+        raise TypeError(f"@idempotent has no option {unknown[0]!r}. Options: {', '.join(OF_VIEW)}.")
+    found = {name: CHECKS[name](name, value) for name, value in given.items() if value is not None}
+    if "wait" in found:
+        found["form_wait"] = found["wait"]
+    return found
 
 
 def middleware() -> list[str]:
     """The setting MIDDLEWARE."""
     return list(settings.MIDDLEWARE)
-
-
-def atomic_requests() -> list[str]:
-    """The aliases with ATOMIC_REQUESTS."""
-    return [alias for alias, entry in settings.DATABASES.items() if entry.get("ATOMIC_REQUESTS")]
 
 
 def login_url() -> str | None:
@@ -109,12 +170,6 @@ def secret_keys() -> list[str | bytes]:
     return [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS]
 
 
-def csrf_cookie() -> str | None:
-    """The name of the cookie with the CSRF secret; None if the secret is in the session."""
-    return None if settings.CSRF_USE_SESSIONS else settings.CSRF_COOKIE_NAME
-
-
-@cache
 def longest_body() -> int | None:
     """The longest body that Django reads into memory."""
     return settings.DATA_UPLOAD_MAX_MEMORY_SIZE
@@ -125,15 +180,9 @@ def upload_files() -> dict[str, Any]:
     return {"max_size": settings.FILE_UPLOAD_MAX_MEMORY_SIZE, "dir": settings.FILE_UPLOAD_TEMP_DIR}
 
 
-def charset() -> str:
-    return settings.DEFAULT_CHARSET
-
-
 def _clear(*, setting: str, **kwargs: Any) -> None:
     if setting == "DISTLOCK_IDEMPOTENCY":
         config.cache_clear()
-    elif setting == "DATA_UPLOAD_MAX_MEMORY_SIZE":
-        longest_body.cache_clear()
 
 
 setting_changed.connect(_clear)

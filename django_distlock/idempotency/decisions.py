@@ -8,16 +8,16 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import math
 import re
 from decimal import Decimal
 from enum import Enum
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from .records import CLAIMED, COMPLETED, FAILED, UNKNOWN, Record, StoredResponse
+from .records import CLAIMED, COMPLETED, FAILED, UNKNOWN, Record
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable
 
 MAX_KEY_LENGTH = 255
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
@@ -116,51 +116,34 @@ def scope_of(site_key: str, tenant: str, principal: str, method: str, route: str
     return keyed(site_key, "scope", tenant, principal, method, route, key)
 
 
-def canonical_json(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_plain)
+def written(value: object) -> bytes:
+    """Different bytes for different values; the same in each release of Python, unlike ``repr``."""
+    return ascii(value).encode()
 
 
-def _plain(value: Any) -> Any:
-    # as written, not as the nearest double; NaN, which is not JSON, distinguishes it from a string
-    return [math.nan, str(value)] if isinstance(value, Decimal) else str(value)
-
-
-# Prefix of a body that is compared by its bytes; no canonical JSON begins with it.
+# Prefix of a body that is compared by its bytes; no other one begins with it.
 RAW = b"\x00"
 
 
 def json_body(raw: bytes, exclude: Collection[str] = ()) -> bytes:
-    """The same bytes for the same JSON with its members in any order.
+    """The same bytes for the same JSON with its members in any order; numbers count as they are written.
 
     A body that is no JSON, or on which parsers disagree, is returned as it is, with a prefix.
     """
     try:
-        found = json.loads(raw, parse_float=Decimal, parse_constant=_refused, object_pairs_hook=_members)
+        found = json.loads(raw, parse_float=Decimal, parse_constant=Decimal, object_pairs_hook=_members)
+        if isinstance(found, dict):
+            found = {name: value for name, value in found.items() if name not in exclude}
+        return written(found)
     except (ValueError, ArithmeticError, RecursionError):  # arithmetic: an exponent that Decimal refuses
         return RAW + raw
-    if isinstance(found, dict):
-        found = {name: value for name, value in found.items() if name not in exclude}
-    try:
-        return canonical_json(found).encode("utf-8", "surrogatepass")
-    except RecursionError:
-        return RAW + raw
-
-
-def _refused(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON.")
 
 
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
+    found = dict(sorted(pairs, key=itemgetter(0)))
     if len(found) < len(pairs):
         raise ValueError("Two members have the same name.")
     return found
-
-
-def form_body(fields: Mapping[str, list[str]], exclude: Collection[str] = ()) -> bytes:
-    """The fields of a form with the pressed button; the order of the values of one name counts."""
-    pairs = [(name, values) for name, values in sorted(fields.items()) if name not in exclude]
-    return canonical_json(pairs).encode("utf-8", "surrogatepass")
 
 
 class Decision(Enum):
@@ -225,46 +208,6 @@ def kept_headers(headers: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], .
     return tuple(
         (name, value) for name, value in headers if name.lower() in KEPT_HEADERS or name.lower().startswith(KEPT_PREFIX)
     )
-
-
-def answer_of(
-    status: int,
-    headers: Iterable[tuple[str, str]],
-    body: bytes | None,
-    messages: Iterable[tuple[int, str, str, bool]] = (),
-    max_body: int = 256 * 1024,
-    marks: Mapping[str, Any] | None = None,
-) -> StoredResponse:
-    """The stored part of a response. A body that is streamed (None) or too large becomes a tombstone.
-
-    ``marks`` are other facts that a replay needs. If JSON cannot carry them, a tombstone is stored: a replay without
-    them could permit what the view forbade.
-    """
-    if body is not None and len(body) > max_body:
-        body = None
-    try:
-        carried = json.loads(json.dumps(marks or {}, default=_listed))
-    except (TypeError, ValueError):
-        carried, body = {}, None
-    return StoredResponse(
-        status=status, headers=kept_headers(headers), body=body, messages=tuple(messages), marks=carried
-    )
-
-
-def _listed(value: Any) -> list[Any]:
-    if isinstance(value, (set, frozenset, tuple)):
-        return sorted(value)
-    raise TypeError(f"{type(value).__name__} cannot be kept.")
-
-
-def accepts(header: str, encoding: str) -> bool:
-    """Does ``Accept-Encoding`` allow this content encoding? RFC 9110, 12.5.3; an empty header means identity."""
-    weights: dict[str, str] = {}
-    for part in header.lower().split(","):
-        name, _, parameter = part.partition(";")
-        weights[name.strip()] = parameter.replace(" ", "")
-    weight = weights.get(encoding.strip().lower(), weights.get("*"))
-    return weight is not None and re.fullmatch(r"q=0(\.0*)?", weight) is None
 
 
 def pause(attempt: int) -> float:

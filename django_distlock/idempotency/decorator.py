@@ -4,43 +4,33 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.http import HttpRequest
 
-from django_distlock.concurrency.flow import in_task, run
+from django_distlock.locks.decorators import call_view, is_async_dispatch, open_no_transaction
 from django_distlock.validation import refuse_registered
 
-from .atomic import exactly_once, in_transaction
-from .conf import atomic_requests, config
+from .atomic import exactly_once
+from .conf import OnCrash, OnStoreError, options_of_view
 from .decisions import SAFE_METHODS
-from .execution import blocking, claim, end, enter, finish, free, state_of
+from .execution import aclaim, begin, claim, end, finish, free, refuse_transaction, state_of
 from .handle import Idempotency, KeyedRequest
 from .http.disconnect import finish_despite_disconnect
-from .http.requests import has_no_key
-from .http.waiting_page import is_outcome_request, outcome
-from .options import ATTRIBUTE, EXEMPT, NAMES, PLAIN, OnCrash, OnStoreError, Options
+from .http.requests import may_have_key
+from .options import ATTRIBUTE, EXEMPT
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
 
 F = TypeVar("F", bound=Callable[..., Any])
 # The aliases of exactly-once views, for the system check.
 atomic_aliases: set[str | bool] = set()
-
-
-@dataclass(slots=True)
-class Imported:
-    """Which decorated views this process has imported so far: any, and any with the option ``key``."""
-
-    views: bool = False
-    key_callables: bool = False
-
-
-imported = Imported()
 
 
 def idempotency_exempt(view: F) -> F:
@@ -106,46 +96,52 @@ def idempotent(view: Any = None, /, **options: Any) -> Any:
 
     Raises TypeError or ValueError for a wrong option, and TypeError for ``atomic`` on an async view.
     """
-    unknown = [name for name in options if name not in NAMES]
-    if unknown:
-        raise TypeError(f"@idempotent has no option {unknown[0]!r}. Options: {', '.join(NAMES)}.")
-    chosen = Options(**options)
-    return functools.partial(_decorate, chosen) if view is None else _decorate(chosen, view)
+    given = options_of_view(options)
+    return functools.partial(_decorate, given) if view is None else _decorate(given, view)
 
 
-def _decorate(options: Options, view: Any) -> Any:
+def _decorate(given: dict[str, Any], view: Any) -> Any:
     if isinstance(view, type):
         raise TypeError("Decorate dispatch or a handler of the class: @method_decorator(idempotent, name='dispatch').")
     refuse_registered(view, "@idempotent")
     if not callable(view):
         raise TypeError(f"@idempotent decorates a view, not {type(view).__name__}.")
     is_async = iscoroutinefunction(view)
-    if options.atomic:
+    if atomic := given.get("atomic"):
         if is_async:
             raise TypeError("atomic=True needs a sync view: Django's transactions are not for async code.")
-        atomic_aliases.add(options.atomic)
-    imported.views = True
-    imported.key_callables |= options.key is not None
-
-    @functools.wraps(view)
-    def idempotent_view(*args: Any, **kwargs: Any) -> Any:
-        request, call = request_of(args), functools.partial(view, *args, **kwargs)
-        answering = _answering(request, options, view, call)
-        if answering is None:
-            return _without_half_commit(request, call())
-        return _finished(request, options, answering) if _is_awaited(view, args) else run(answering)
-
-    @functools.wraps(view)
-    async def async_idempotent_view(*args: Any, **kwargs: Any) -> Any:
-        request, call = request_of(args), functools.partial(view, *args, **kwargs)
-        answering = _answering(request, options, view, call)
-        return await (call() if answering is None else _finished(request, options, answering))
-
-    wrapper: Any = async_idempotent_view if is_async else idempotent_view
-    setattr(wrapper, ATTRIBUTE, options)
+        atomic_aliases.add(atomic)
+    wrapper = _async_view(given, view) if is_async else _sync_view(given, view)
+    setattr(wrapper, ATTRIBUTE, given)
     with suppress(Exception):  # django-ninja looks up names of annotations in the module of the wrapper
         wrapper.__signature__ = inspect.signature(wrapper, eval_str=True)
     return wrapper
+
+
+def _sync_view(given: dict[str, Any], view: Any) -> Any:
+    """The view in the transactions of ATOMIC_REQUESTS, which begin after the claim, and end before the answer is
+    stored."""
+
+    @functools.wraps(view)
+    def idempotent_view(*args: Any, **kwargs: Any) -> Any:
+        request = request_of(args)
+        excluded = idempotent_view._non_atomic_requests  # type: ignore[attr-defined]
+        body = functools.partial(_without_half_commit, request, view)
+        call = functools.partial(call_view, body, request if opens else None, excluded, *args, **kwargs)
+        if is_async_dispatch(view, args):
+            return _aonce(request, given, call)
+        return once(request, given, call)
+
+    opens = open_no_transaction(idempotent_view, view)
+    return idempotent_view
+
+
+def _async_view(given: dict[str, Any], view: Any) -> Any:
+    @functools.wraps(view)
+    async def idempotent_view(*args: Any, **kwargs: Any) -> Any:
+        return await _aonce(request_of(args), given, functools.partial(view, *args, **kwargs))
+
+    return idempotent_view
 
 
 def request_of(args: tuple[Any, ...]) -> HttpRequest:
@@ -158,114 +154,87 @@ def request_of(args: tuple[Any, ...]) -> HttpRequest:
     raise TypeError("@idempotent decorates views: no request was found in the arguments.")
 
 
-def _answering(
-    request: HttpRequest, options: Options, view: Any, call: Callable[[], Any]
-) -> Coroutine[Any, Any, Any] | None:
-    """What is done with this request; None: only call the view."""
-    if request.method in SAFE_METHODS:
-        return seen(request, call) if is_outcome_request(request) else None
-    state = state_of(request)
-    if options.atomic:
-        _refuse_claimed(state)
-    elif _is_handled(state, options):
-        return None if state.answering is None else blocking(state.answering)
-    else:
-        _refuse_open_transaction()
-    return once(request, options, view, call)
-
-
-def _is_awaited(view: Any, args: tuple[Any, ...]) -> bool:
-    """Is the answer of this sync function awaited, as that of ``dispatch`` of an async class is?"""
-    while isinstance(view, functools.partial) or hasattr(view, "__wrapped__"):
-        view = view.func if isinstance(view, functools.partial) else view.__wrapped__
-    return bool(getattr(getattr(view, "__self__", args[0]), "view_is_async", False))
-
-
-async def _finished(request: HttpRequest, options: Options, answering: Coroutine[Any, Any, Any]) -> Any:
-    state = state_of(request)
-    # the middleware finishes the request, or there is nothing to finish
-    if state.options is not None or request.method in SAFE_METHODS or has_no_key(request, options):
-        return await answering
-    return await finish_despite_disconnect(answering, lambda: state.begun)
-
-
-def _is_handled(state: Idempotency, options: Options) -> bool:
-    """Has the middleware claimed the key, or found its answer? ImproperlyConfigured if it did not see the options."""
-    if state.options is None:  # no middleware, exempt, or a view that claims the key itself
-        return state.attempt is not None and state.attempt.running
-    # PLAIN: the middleware has seen no decorator, and would answer before the decorators above are called
-    if state.options is PLAIN or (state.options is not options and state.options != options):
-        raise ImproperlyConfigured(
-            "The IdempotencyMiddleware did not see the options of @idempotent: a decorator above it, or a method that "
-            "overrides the decorated one, hides them. Put @idempotent on top, or use functools.wraps in that decorator."
-        )
-    if state.attempt is not None:
-        state.attempt.reached = True
-    return True
-
-
-async def once(
-    request: HttpRequest, options: Options, view: Any, call: Callable[[], Any], *, vouched: bool = False
-) -> Any:
+def once(request: HttpRequest, given: Mapping[str, Any], call: Callable[[], Any]) -> Any:
     """Claim the key, call the view and store its answer; or give the answer that replaces the view's."""
-    attempt = await enter(request, options, view)
-    if attempt is None:
-        return await _called(call)
-    if not isinstance(attempt, KeyedRequest):
-        return attempt
     state = state_of(request)
-    state.begun, attempt.vouched = True, vouched
+    if _is_left_to_others(request, state, given):
+        return call() if state.answer is None else state.answer()
+    attempt = begin(request, given)
+    if not isinstance(attempt, KeyedRequest):
+        return call() if attempt is None else attempt
     if attempt.alias is not None:
-        return await blocking(exactly_once, attempt, state, call)
-    if (answering := await claim(attempt)) is not None:
-        return await blocking(answering)
+        return exactly_once(attempt, state, call)
+    if (answer := claim(attempt)) is not None:
+        return answer()
     state.attempt = attempt
     try:
-        response = await _called(call)
+        response = call()
     except Exception:
-        await free(attempt)
+        free(attempt)
         raise
     except BaseException:  # otherwise the claim would be renewed as long as the process lives
         end(attempt)
         raise
-    await finish(attempt, response)
+    finish(attempt, response)
     return response
 
 
-async def seen(request: HttpRequest, call: Callable[[], Any]) -> Any:
-    """The outcome that the waiting page asks for, else the answer of the view."""
-    found = await outcome(request)
-    return await _called(call) if found is None else found
+async def _aonce(request: HttpRequest, given: Mapping[str, Any], call: Callable[[], Awaitable[Any]]) -> Any:
+    """:func:`once` for a task. A request without a key stays in its task."""
+    state = state_of(request)
+    if _is_left_to_others(request, state, given):
+        return await call() if state.answer is None else await sync_to_async(state.answer)()
+    if not (may_have_key(request) or "key" in given or given.get("required")):
+        return await call()
+    attempt = await sync_to_async(begin)(request, given)
+    if not isinstance(attempt, KeyedRequest):
+        return await call() if attempt is None else attempt
+    refuse_transaction(attempt)
+    return await finish_despite_disconnect(_aclaimed(attempt, state, call))
 
 
-async def _called(call: Callable[[], Any]) -> Any:
-    """Call the view; for a task await what it returns."""
-    found = call()
-    return await found if in_task() and inspect.isawaitable(found) else found
+async def _aclaimed(attempt: KeyedRequest, state: Idempotency, call: Callable[[], Awaitable[Any]]) -> Any:
+    if (answer := await aclaim(attempt)) is not None:
+        return await sync_to_async(answer)()
+    state.attempt = attempt
+    try:
+        response = await call()
+    except Exception:
+        await sync_to_async(free)(attempt)
+        raise
+    except BaseException:
+        end(attempt)
+        raise
+    await sync_to_async(finish)(attempt, response)
+    return response
 
 
-def _without_half_commit(request: HttpRequest, response: Any) -> Any:
-    """Under ATOMIC_REQUESTS, roll back what the view wrote if it returns a 5xx, which also frees the key."""
+def _is_left_to_others(request: HttpRequest, state: Idempotency, given: Mapping[str, Any]) -> bool:
+    """Is there nothing to do here: a safe method, or a key that is claimed around this view?
+
+    ImproperlyConfigured if the middleware has taken the view for one without ``@idempotent``.
+    """
+    if request.method in SAFE_METHODS:
+        return True
+    if state.served is not None and state.served is given:  # an operation of django-ninja
+        if state.attempt is not None:
+            state.attempt.reached = True
+        return True
+    # an attempt that has ended is an earlier one: a decorator above has called the view again
+    is_claimed = state.attempt is not None and state.attempt.running
+    if state.served is not None or (is_claimed and given.get("atomic")):
+        raise ImproperlyConfigured(
+            "The IdempotencyMiddleware did not see the options of @idempotent: a decorator above it, or a method that "
+            "overrides the decorated one, hides them. Put @idempotent on top, or use functools.wraps in that decorator."
+        )
+    return is_claimed
+
+
+def _without_half_commit(request: HttpRequest, view: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call the view. Under ATOMIC_REQUESTS, roll back what it wrote if it returns a 5xx, which also frees the key."""
+    response = view(*args, **kwargs)
     if request.method not in SAFE_METHODS and getattr(response, "status_code", 0) >= 500:
-        for alias in atomic_requests():
-            if connections[alias].in_atomic_block:
+        for alias, entry in connections.settings.items():
+            if entry["ATOMIC_REQUESTS"] and connections[alias].in_atomic_block:
                 transaction.set_rollback(True, using=alias)
     return response
-
-
-def _refuse_open_transaction() -> None:
-    if config().storage == "database" and in_transaction(config().database):
-        raise ImproperlyConfigured(
-            "Other requests do not see a claim that is made in a transaction: add the IdempotencyMiddleware, or use "
-            "@idempotent(atomic=True)."
-        )
-
-
-def _refuse_claimed(state: Idempotency) -> None:
-    # an attempt that has ended is an earlier one: a decorator above has called the view again
-    running = state.attempt is not None and state.attempt.running
-    if running or (state.options is not None and not state.options.atomic):
-        raise ImproperlyConfigured(
-            "The IdempotencyMiddleware did not see that this view is @idempotent(atomic=True): a decorator above "
-            "hides it. Put @idempotent on top, or use functools.wraps in that decorator."
-        )

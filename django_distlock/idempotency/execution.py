@@ -1,18 +1,21 @@
 """One request with a key: from the claim to the view, and from the view's answer to the stored one.
 
-Threads :func:`~django_distlock.concurrency.flow.run` these functions, tasks await them.
+All functions block, and are called in a thread; but tasks wait for another request by :func:`aclaim`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import operator
 import secrets
+import time
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.contrib.messages import get_messages
+from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, Error, connections
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.utils.crypto import salted_hmac
@@ -21,15 +24,14 @@ from django.utils.translation import get_language
 
 from django_distlock import BackendUnavailable, LockNotAcquired
 from django_distlock.concurrency import clock
-from django_distlock.concurrency.deadline import pause
-from django_distlock.concurrency.flow import in_task
 from django_distlock.manager.site_key import site_key
 from django_distlock.schema import Tenant
+from django_distlock.storage.transactions import in_transaction
 
 from . import decisions, signals
 from .conf import config, login_url
 from .decisions import BadKey, Decision, Ending
-from .handle import Answering, Idempotency, KeyedRequest
+from .handle import Idempotency, KeyedRequest, MakeResponse
 from .http import forms, responses
 from .http.requests import (
     Principal,
@@ -47,29 +49,21 @@ from .storage.database import DatabaseStorage
 from .upkeep import renewal, sweeper
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from django.contrib.messages.storage.base import Message
     from django.dispatch import Signal
 
+    from .conf import Options
     from .http.requests import Source
-    from .options import Options
     from .storage import Storage
 
 logger = logging.getLogger("django_distlock.idempotency")
 T = TypeVar("T")
-# What a view's decorators write on its response for the middleware that sets X-Frame-Options and
-# Content-Security-Policy (Django 6).
-MARKS = ("xframe_options_exempt", "_csp_config", "_csp_ro_config")
-_in_thread = sync_to_async(operator.call)
-
-
-async def blocking(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Call a function that may block: in this thread, or for a task in Django's thread for the ORM."""
-    if in_task():
-        result: T = await _in_thread(partial(function, *args, **kwargs))
-        return result
-    return function(*args, **kwargs)
+R = TypeVar("R")
+# Django 6: what a view allows its page, for the middleware above. A replay without it could run what it must not.
+POLICIES = ("_csp_config", "_csp_ro_config")
+WAIT: Literal["wait"] = "wait"  # another request has the key
 
 
 def state_of(request: HttpRequest) -> Idempotency:
@@ -80,42 +74,96 @@ def state_of(request: HttpRequest) -> Idempotency:
     return state
 
 
-async def load_site_key() -> str:
-    """The key of what is stored, which does not change with the name of the database."""
-    key = site_key.portable
-    if key is None:
-        loaded: str = await site_key.aload()
-        key = site_key.portable or loaded
-    return key
-
-
-async def enter(request: HttpRequest, options: Options, view: Any = None) -> KeyedRequest | HttpResponse | None:
+def begin(request: HttpRequest, given: Mapping[str, Any]) -> KeyedRequest | HttpResponse | None:
     """The attempt that a request is; an answer if its key is refused; None if it has no key and needs none."""
+    options = replace(config(), **given) if given else config()
     source: Source | None = None
     try:
-        if (found := find_key(request, options, view)) is not None:
+        if (found := find_key(request, options)) is not None:
             source, key = found
-            try:
-                principal = await blocking(principal_of, request)
-            except Error:  # the session, or the user, is in a database that is down
-                return await blocking(_without_store, request, options, source)
+            principal = _asked(principal_of, request)
         if source is None or (source == "header" and not (principal.known or options.anonymous)):
             if options.required:
                 raise decisions.MissingKey
             return None
         if source == "form":
-            verified = forms.verify(request, key, principal.text)
-            if verified is not forms.Verified.GOOD:
-                logger.info("A form key was refused at %s: %s.", ascii(request.path), verified.value)
-                return await blocking(responses.not_issued, request, verified)
-            key = key.partition(".")[0]
-        try:
-            secret = await load_site_key()
-        except BackendUnavailable:
-            return await blocking(_without_store, request, options, source)
-        return await blocking(_attempt, request, options, source, key, principal, secret)
+            if not forms.is_valid(request, key, principal.text):
+                logger.info("A form key was refused at %s.", ascii(request.path))
+                return responses.not_issued(request)
+            key = forms.number_of(key)
+        return _attempt(request, options, source, key, principal)
     except BadKey as error:
-        return await blocking(responses.bad_key, request, error, html=wants_page(request, source))
+        return responses.bad_key(request, error, html=wants_page(request, source))
+    except BackendUnavailable:
+        logger.exception("The store of idempotency keys does not answer.")
+        return (
+            None
+            if options.on_store_error == "open"
+            else responses.store_down(request, html=wants_page(request, source))
+        )
+
+
+def _asked(question: Callable[[T], R], about: T) -> R:
+    """The answer to a question that may need a database: that of the sessions, of the users, or of the keys."""
+    try:
+        return question(about)
+    except Error as error:
+        raise BackendUnavailable("A database does not answer.") from error
+
+
+def _attempt(request: HttpRequest, options: Options, source: Source, key: str, principal: Principal) -> KeyedRequest:
+    # the key of what is stored, which does not change with the name of the database
+    secret = site_key.portable or (site_key.load() and site_key.portable) or ""
+    method, route, tenant = request.method or "", route_of(request), tenant_of(request, options)
+    # webhooks share one sender, and unknown clients one name: a quota would let them use up each other's keys
+    has_quota = source != "callable" and principal.kind != "anonymous"
+    claim = KeyClaim(
+        scope=decisions.scope_of(secret, tenant, principal.text, method, route, key),
+        owner=secrets.token_hex(16),
+        fingerprint=fingerprint_of(request, secret, options),
+        claim_ttl=options.claim_ttl,
+        ttl=options.ttl,
+        principal=_label_of(request, principal, secret),
+        method=method,
+        route=route,
+        quota=options.max_keys if has_quota else None,
+    )
+    alias = _alias_of(options)
+    storage = storage_of(alias)
+    return KeyedRequest(
+        request=request,
+        options=options,
+        source=source,
+        key=key,
+        principal=principal,
+        claim=claim,
+        html=wants_page(request, source),
+        site_key=secret,
+        storage=storage,
+        alias=alias,
+        tenant=_tenant(storage),
+    )
+
+
+def _alias_of(options: Options) -> str | None:
+    """The database of the exactly-once mode; None without it.
+
+    In a transaction of the keys' database there is no other mode: nobody else would see a claim.
+    """
+    if options.atomic:
+        return options.database if options.atomic is True else str(options.atomic)
+    if options.storage == "database" and _asked(in_transaction, options.database):
+        return options.database
+    return None
+
+
+def refuse_transaction(attempt: KeyedRequest) -> None:
+    """ImproperlyConfigured for a claim in a transaction where view and answer cannot be part of it."""
+    if attempt.alias is not None:
+        raise ImproperlyConfigured(
+            "Other requests do not see a claim that is made in a transaction. Use @idempotent(atomic=True) on a sync "
+            "view, or let the transaction begin below the IdempotencyMiddleware."
+        )
 
 
 def _tenant(storage: Storage) -> Tenant | None:
@@ -127,54 +175,7 @@ def _tenant(storage: Storage) -> Tenant | None:
     return Tenant(alias) if hasattr(connections[alias], "tenant") else None
 
 
-def _attempt(
-    request: HttpRequest, options: Options, source: Source, key: str, principal: Principal, secret: str
-) -> KeyedRequest:
-    settings, alias, html = config(), alias_of(options), wants_page(request, source)
-    method, route, tenant = request.method or "", route_of(request), tenant_of(request, options)
-    mark = mark_of(request, secret, principal)
-    # webhooks share one sender, and unknown clients one name: a quota would let them use up each other's keys
-    has_quota = source != "callable" and principal.kind != "anonymous"
-    claim = KeyClaim(
-        scope=decisions.scope_of(secret, tenant, principal.text, method, route, key),
-        owner=secrets.token_hex(16),
-        fingerprint=fingerprint_of(request, secret, options),
-        claim_ttl=settings.claim_ttl if options.claim_ttl is None else options.claim_ttl,
-        ttl=settings.ttl if options.ttl is None else options.ttl,
-        principal=_label_of(principal, mark),
-        method=method,
-        route=route,
-        quota=settings.max_keys if has_quota else None,
-    )
-    wait = settings.form_wait if html else settings.wait
-    replays = options.replay_to_credentials
-    storage = storage_of(alias)
-    return KeyedRequest(
-        request=request,
-        source=source,
-        key=key,
-        principal=principal,
-        claim=claim,
-        mark=mark,
-        html=html,
-        site_key=secret,
-        storage=storage,
-        tenant=_tenant(storage),
-        alias=alias,
-        wait=wait if options.wait is None else options.wait,
-        max_body=settings.max_body,
-        on_crash=options.on_crash or settings.on_crash,  # type: ignore[arg-type]
-        on_store_error=options.on_store_error or settings.on_store_error,
-        replays=options.anonymous or (settings.replay_to_credentials if replays is None else replays),
-    )
-
-
-def alias_of(options: Options) -> str | None:
-    """The database of the exactly-once mode; None without it."""
-    return config().database if options.atomic is True else options.atomic or None
-
-
-def _label_of(principal: Principal, mark: str) -> str:
+def _label_of(request: HttpRequest, principal: Principal, secret: str) -> str:
     """The principal as the list of keys shows it, and as keys are counted by: only a user has a name that is no secret.
 
     The hash of a credential needs SECRET_KEY: the site key is in the same database, and with a dump of it passwords
@@ -182,65 +183,65 @@ def _label_of(principal: Principal, mark: str) -> str:
     """
     if principal.kind in ("user", "anonymous"):
         return principal.label
+    mark = decisions.keyed(secret, "mark", request.get_host().lower(), principal.text)
     digits = salted_hmac("django_distlock.idempotency.whose", mark, algorithm="sha256").hexdigest()
     return f"{principal.label} {digits[:12]}"
 
 
-def mark_of(request: HttpRequest, secret: str, principal: Principal) -> str:
-    """Who may see the outcome on the waiting page: this principal, at this host."""
-    return decisions.keyed(secret, "mark", request.get_host().lower(), principal.text)
-
-
-def _without_store(request: HttpRequest, options: Options, source: Source) -> HttpResponse | None:
-    """The answer if it cannot be seen whether the request was carried out; None for ``on_store_error="open"``."""
-    logger.exception("The store of idempotency keys does not answer.")
-    if (options.on_store_error or config().on_store_error) == "open":
-        return None
-    return responses.store_down(request, html=wants_page(request, source))
-
-
-async def claim(attempt: KeyedRequest) -> Answering | None:
+def claim(attempt: KeyedRequest) -> MakeResponse | None:
     """Claim the key. None: it is ours, run the view. Else the function that makes the answer.
 
     In the exactly-once mode, called inside the transaction.
     """
-    deadline, tries, late = clock.now() + attempt.wait, 0, attempt.wait <= 0
-    storage, scope = attempt.storage, attempt.claim.scope
+    until = clock.now() + attempt.wait
+    while (found := ask(attempt, last=clock.now() >= until)) == WAIT:
+        time.sleep(decisions.pause(attempt.tries))
+    return found
+
+
+async def aclaim(attempt: KeyedRequest) -> MakeResponse | None:
+    """:func:`claim` for a task."""
+    until = clock.now() + attempt.wait
+    while (found := await sync_to_async(ask)(attempt, last=clock.now() >= until)) == WAIT:  # noqa: ASYNC110
+        await asyncio.sleep(decisions.pause(attempt.tries))
+    return found
+
+
+def ask(attempt: KeyedRequest, *, last: bool) -> MakeResponse | Literal["wait"] | None:
+    """One try to claim the key. "wait": another request has it, and it is not the ``last`` try."""
     try:
-        record = await blocking(_ask, attempt, last=late)
-        while record is not None:
-            answer = await _settle(attempt, record, late=late)
-            if answer is not None or attempt.running:
-                return answer
-            if late:
-                return partial(_in_flight, attempt)
-            await pause(decisions.pause(tries))
-            tries, late = tries + 1, clock.now() >= deadline
-            # in a transaction a read alone may have to wait for the end of another one
-            record = None if attempt.alias is not None else (await blocking(storage.read, scope))
-            if record is None:
-                record = await blocking(_ask, attempt, last=late)
+        record = _record_of(attempt, last=last)
+        found = None if record is None else _settle(attempt, record, last=last)
     except TooManyKeys as error:
-        whose, quota = attempt.claim.principal, attempt.claim.quota
-        logger.warning("%s has %d idempotency keys that live: no more are taken.", whose, quota)
+        logger.warning("%s has %d idempotency keys that live: no more are taken.", *_quota_of(attempt))
         return partial(responses.too_many_keys, attempt, error.seconds)
     except LockNotAcquired as error:
-        attempt.broken = error.__cause__ is not None
-        return partial(_in_flight, attempt)
+        if error.__cause__ is None:
+            return partial(_in_flight, attempt)
+        attempt.broken = True  # the database was busy: nothing is known of this key, not even for "open"
+        return partial(responses.store_down, attempt.request, html=attempt.html)
     except BackendUnavailable:
         attempt.broken = True
         logger.exception("The store of idempotency keys does not answer.")
         if attempt.on_store_error == "open":
             return None
         return partial(responses.store_down, attempt.request, html=attempt.html)
-    _run(attempt)
-    return None
+    attempt.tries += 1
+    if found is None:
+        _run(attempt)
+    return found
 
 
-def _ask(attempt: KeyedRequest, *, last: bool) -> Record | None:
-    if attempt.alias is None:
-        return attempt.storage.claim(attempt.claim)
-    return attempt.storage.claim_inside(attempt.claim, last=last)  # type: ignore[attr-defined, no-any-return]
+def _quota_of(attempt: KeyedRequest) -> tuple[str, int | None]:
+    return attempt.claim.principal, attempt.claim.quota
+
+
+def _record_of(attempt: KeyedRequest, *, last: bool) -> Record | None:
+    """The record of the key; None: it is claimed now."""
+    record = None
+    if attempt.tries and attempt.alias is None:  # in a transaction a read may have to wait for the end of another one
+        record = attempt.storage.read(attempt.claim.scope)
+    return attempt.storage.claim(attempt.claim, last=last) if record is None else record
 
 
 def _in_flight(attempt: KeyedRequest) -> HttpResponse:
@@ -255,30 +256,58 @@ def _run(attempt: KeyedRequest) -> None:
     _send(signals.key_claimed, attempt)
 
 
-async def _settle(attempt: KeyedRequest, record: Record, *, late: bool) -> Answering | None:
-    """The answer for a key that has a record. None: it is ours now (``attempt.running``), or wait and look again."""
+def _settle(attempt: KeyedRequest, record: Record, *, last: bool) -> MakeResponse | Literal["wait"] | None:
+    """The answer for a key that has a record. None: it is ours now."""
     verdict = decisions.judge(record, attempt.claim.fingerprint)
     if verdict in (Decision.REPLAY, Decision.TOMBSTONE):
         return partial(_again, attempt, record)
-    if verdict is Decision.MISMATCH and (record.state != CLAIMED or not attempt.html or late):
+    # changed data of a form: the first request may still turn out to have failed
+    if verdict is Decision.MISMATCH and (record.state != CLAIMED or not attempt.html or last):
         return partial(_other_data, attempt, record)
     if verdict is Decision.HELD:
         return partial(responses.held, attempt)
     if verdict is Decision.CRASHED:
-        return await _crashed(attempt, record)
-    if verdict is Decision.TAKE_OVER:
-        await _take_over(attempt, record)
-    return None
+        return _after_crash(attempt, record, last=last)
+    if verdict is Decision.TAKE_OVER and _take_over(attempt, record):
+        return None
+    return partial(_in_flight, attempt) if last else WAIT
+
+
+def _after_crash(attempt: KeyedRequest, record: Record, *, last: bool) -> MakeResponse | Literal["wait"] | None:
+    """What ``on_crash`` says."""
+    _send(signals.key_expired, attempt)
+    policy: Any = attempt.options.on_crash
+    if callable(policy):
+        policy = policy(attempt.request, record)
+    if policy not in ("retry", "hold") and not isinstance(policy, HttpResponse):
+        raise TypeError(f'on_crash must return "retry", "hold" or an HttpResponse, not {type(policy).__name__}.')
+    if policy == "hold":
+        attempt.storage.hold(record, attempt.claim.ttl)
+        return partial(responses.held, attempt)
+    if not _take_over(attempt, record):
+        return partial(_in_flight, attempt) if last else WAIT
+    if policy == "retry":
+        return None
+    _run(attempt)
+    finish(attempt, policy)
+    return lambda: policy
+
+
+def _take_over(attempt: KeyedRequest, record: Record) -> bool:
+    if not attempt.storage.take_over(record, attempt.claim):
+        return False
+    # the results of other data, or of a request that was answered, do not count for this one
+    if record.state != COMPLETED and record.fingerprint == attempt.claim.fingerprint:
+        attempt.phases = dict(record.phases)
+    return True
 
 
 def _again(attempt: KeyedRequest, record: Record) -> HttpResponse:
     """The stored answer, or a notice that there was one."""
     answer = record.answer if _may_see(attempt) else None
     if answer is not None and answer.body is not None:
-        found = responses.replay(attempt.request, answer)
-        if found is not None:
-            _send(signals.key_replayed, attempt)
-            return found
+        _send(signals.key_replayed, attempt)
+        return responses.replay(attempt.request, answer)
     _send(signals.key_tombstone, attempt)
     return responses.tombstone(attempt, answer, withheld=record.answer is not None and answer is None)
 
@@ -301,29 +330,12 @@ def _may_see(attempt: KeyedRequest) -> bool:
     return False
 
 
-async def _crashed(attempt: KeyedRequest, record: Record) -> Answering | None:
-    _send(signals.key_expired, attempt)
-    policy: Any = attempt.on_crash
-    if callable(policy):
-        policy = await blocking(policy, attempt.request, record)
-    if policy not in ("retry", "hold") and not isinstance(policy, HttpResponse):
-        raise TypeError(f'on_crash must return "retry", "hold" or an HttpResponse, not {type(policy).__name__}.')
-    if policy == "hold":
-        await blocking(attempt.storage.hold, record, attempt.claim.ttl)
-        return partial(responses.held, attempt)
-    await _take_over(attempt, record)
-    if isinstance(policy, HttpResponse) and attempt.running:
-        await finish(attempt, policy)
-        return lambda: policy
-    return None
-
-
-async def _take_over(attempt: KeyedRequest, record: Record) -> None:
-    if await blocking(attempt.storage.take_over, record, attempt.claim):
-        # the results of other data, or of a request that was answered, do not count for this one
-        if record.state != COMPLETED and record.fingerprint == attempt.claim.fingerprint:
-            attempt.phases = dict(record.phases)
-        _run(attempt)
+def _is_trusted(attempt: KeyedRequest) -> bool:
+    """Was the principal authenticated, before the view or by it? A view may have found the user of a token."""
+    if attempt.principal.kind == "user" or is_authenticated(getattr(attempt.request, "user", None)):
+        return True
+    # what the authentication of the REST framework or of django-ninja has found
+    return bool(getattr(attempt.request, "auth", None))
 
 
 def ending_of(attempt: KeyedRequest, response: HttpResponseBase) -> Ending:
@@ -337,30 +349,22 @@ def ending_of(attempt: KeyedRequest, response: HttpResponseBase) -> Ending:
     return decisions.ending_of(status, form=form, moves_on=moves_on, trusted=trusted, to_login=to_login)
 
 
-def _is_trusted(attempt: KeyedRequest) -> bool:
-    """Was the principal authenticated, before the view or by it? A view may have found the user of a token."""
-    if attempt.principal.kind == "user" or attempt.vouched or is_authenticated(getattr(attempt.request, "user", None)):
-        return True
-    return bool(getattr(attempt.request, "auth", None))  # django-ninja: what its authentication has found
-
-
-async def finish(attempt: KeyedRequest, response: HttpResponseBase) -> None:
+def finish(attempt: KeyedRequest, response: HttpResponseBase) -> None:
     """Store the answer, or free the key. An error of the storage is only logged: the view has acted."""
     if not attempt.running:
         return
     end(attempt)
-    if not attempt.reached:
-        await _release(attempt)  # a decorator above has answered: the view has done nothing
-        return
     route = ascii(attempt.claim.route)
-    if attempt.doubtful and response.status_code >= 500:
+    if not attempt.reached:  # what is around it has answered, and it has done nothing
+        _release(attempt)
+    elif attempt.outcome_unknown and response.status_code >= 500:
         logger.warning("Another middleware failed after %s: its claim runs out, as if the process had died.", route)
-        return
-    try:
-        if not await blocking(store, attempt, response):
-            logger.warning("The answer of %s was not kept: its claim was taken over or released.", route)
-    except (BackendUnavailable, LockNotAcquired):
-        logger.exception("The answer of %s could not be kept.", route)
+    else:
+        try:
+            if not store(attempt, response):
+                logger.warning("The answer of %s was not kept: its claim was taken over or released.", route)
+        except (BackendUnavailable, LockNotAcquired):
+            logger.exception("The answer of %s could not be kept.", route)
 
 
 def store(attempt: KeyedRequest, response: HttpResponseBase) -> bool:
@@ -375,17 +379,16 @@ def store(attempt: KeyedRequest, response: HttpResponseBase) -> bool:
     return stored
 
 
-async def free(attempt: KeyedRequest) -> None:
+def free(attempt: KeyedRequest) -> None:
     """Free the key after an exception of the view. An error of the storage is only logged: the view's is raised."""
-    if not attempt.running:
-        return
-    end(attempt)
-    await _release(attempt)
+    if attempt.running:
+        end(attempt)
+        _release(attempt)
 
 
-async def _release(attempt: KeyedRequest) -> None:
+def _release(attempt: KeyedRequest) -> None:
     try:
-        await blocking(attempt.storage.release, attempt.claim, failed=bool(attempt.phases))
+        attempt.storage.release(attempt.claim, failed=bool(attempt.phases))
     except (BackendUnavailable, LockNotAcquired):
         logger.exception("The key of %s could not be freed.", ascii(attempt.claim.route))
 
@@ -399,23 +402,23 @@ def end(attempt: KeyedRequest) -> None:
 
 def _answer_of(attempt: KeyedRequest, response: HttpResponseBase) -> StoredResponse:
     """The stored part of a response: without its body if that is not rendered yet, is streamed, or is too large."""
-    request = attempt.request
-    whole = not response.streaming and getattr(response, "is_rendered", True)
-    body = response.content if whole and isinstance(response, HttpResponse) else None
-    headers = list(response.items())
+    request, body = attempt.request, None
+    if isinstance(response, HttpResponse) and getattr(response, "is_rendered", True):
+        body = response.content
+    if body is not None and (len(body) > attempt.options.max_body or any(hasattr(response, p) for p in POLICIES)):
+        body = None
+    headers = decisions.kept_headers(response.items())
     if hasattr(request, "LANGUAGE_CODE") and not response.has_header("Content-Language") and (said := get_language()):
         # LocaleMiddleware would write it later, by the language of the client that repeats the request
-        headers.append(("Content-Language", said))
-    marks = {name: value for name in MARKS if (value := getattr(response, name, None)) is not None}
-    messages = _messages_of(request)
-    return decisions.answer_of(response.status_code, headers, body, messages, attempt.max_body, marks)
+        headers = (*headers, ("Content-Language", said))
+    return StoredResponse(status=response.status_code, headers=headers, body=body, messages=_messages_of(request))
 
 
-def _messages_of(request: HttpRequest) -> list[tuple[int, str, str, bool]]:
+def _messages_of(request: HttpRequest) -> tuple[tuple[int, str, str, bool], ...]:
     """The messages that this request has added and that no page has shown yet."""
     storage: Any = get_messages(request)
     queued: list[Message] = [] if getattr(storage, "used", False) else getattr(storage, "_queued_messages", [])
-    return [(m.level, str(m.message), str(m.extra_tags or ""), isinstance(m.message, SafeData)) for m in queued]
+    return tuple((m.level, str(m.message), str(m.extra_tags or ""), isinstance(m.message, SafeData)) for m in queued)
 
 
 def _keep_body_when_rendered(attempt: KeyedRequest, response: Any) -> None:

@@ -18,47 +18,55 @@ from . import decisions
 if TYPE_CHECKING:
     from django_distlock.schema import Tenant
 
+    from .conf import Options
     from .http.requests import Principal, Source
-    from .options import OnCrash, Options
     from .records import KeyClaim
     from .storage import Storage
 
-# Makes the answer that replaces the view's. It blocks, and is called once the decorators above have been passed.
-Answering = Callable[[], HttpResponse]
+# Makes the answer that replaces the view's. It may block.
+MakeResponse = Callable[[], HttpResponse]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class KeyedRequest:
     """One request with a key, from the claim to the stored answer.
 
-    ``alias`` is the database of the exactly-once mode, else None. ``mark`` is a hash of the principal: it says who may
-    see the outcome on the waiting page.
+    ``alias`` is the database of the exactly-once mode, else None.
     """
 
     request: HttpRequest
+    options: Options
     source: Source
     key: str
     principal: Principal
     claim: KeyClaim
-    mark: str
     html: bool
     site_key: str
     storage: Storage
     alias: str | None
-    wait: float
-    max_body: int
-    on_crash: OnCrash
-    on_store_error: str
-    replays: bool  # a credential that was checked by nothing gets the stored answer too
-    reached: bool = True  # False if the middleware has claimed for a decorator that has not been called yet
+    tenant: Tenant | None = None  # that of the request
+    tries: int = 0
     running: bool = False
     broken: bool = False  # the storage failed in the caller's transaction
     kept: bool = False  # the view has called keep()
-    vouched: bool = False  # the framework has accepted the credential
+    reached: bool = True  # False until an operation of django-ninja is called
     raised: bool = False  # by the view
-    doubtful: bool = False  # another middleware has failed, and the view may have acted
+    outcome_unknown: bool = False  # another middleware has failed, and the view may have acted
     phases: dict[str, Any] = field(default_factory=dict)
-    tenant: Tenant | None = None  # that of the request
+
+    @property
+    def on_store_error(self) -> str:
+        return self.options.on_store_error
+
+    @property
+    def wait(self) -> float:
+        """Seconds that a copy waits for the answer of the first request."""
+        return self.options.form_wait if self.html else self.options.wait
+
+    @property
+    def replays(self) -> bool:
+        """Is the stored answer given to a credential that nothing has checked?"""
+        return self.options.anonymous or self.options.replay_to_credentials
 
 
 @dataclass(slots=True, eq=False)
@@ -69,9 +77,8 @@ class Idempotency:
     """
 
     attempt: KeyedRequest | None = None
-    options: Options | None = None  # those that the middleware has acted upon
-    begun: bool = False  # a claim has been asked for
-    answering: Answering | None = None  # found by the middleware, given by the decorator
+    served: dict[str, Any] | None = None  # the options with which the middleware serves the view
+    answer: MakeResponse | None = None  # found by the middleware, given below an operation of django-ninja
 
     def __bool__(self) -> bool:
         return self.key is not None
@@ -126,16 +133,15 @@ class Phase:
     """
 
     def __init__(self, idempotency: Idempotency, name: str) -> None:
-        self._idempotency = idempotency
+        self._attempt = idempotency.attempt
         self.name = name
         self.key = idempotency.derive(name)
-        known = {} if idempotency.attempt is None else idempotency.attempt.phases
+        known = {} if self._attempt is None else self._attempt.phases
         self.done = name in known
         self.result: Any = known.get(name)
 
     def _save(self) -> None:
-        attempt = self._idempotency.attempt
-        if attempt is None or self.done:
+        if (attempt := self._attempt) is None or self.done:
             return
         phases = {**attempt.phases, self.name: self.result}
         text = json.dumps(phases)

@@ -1,27 +1,24 @@
-"""The middleware: it finds the key of a request, repeats a stored answer, and stores the answer of the view."""
+"""The middleware: it claims the key of a request, repeats a stored answer, and stores the answer of the view, for views
+without ``@idempotent``."""
 
 from __future__ import annotations
 
-from functools import lru_cache
+import sys
+import traceback
 from typing import TYPE_CHECKING, Any
 
-from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.core.signals import got_request_exception
-from django.urls import Resolver404, get_resolver, resolve
 from django.utils.module_loading import import_string
 
-from django_distlock.concurrency.flow import run
-
-from . import decisions
 from .conf import middleware
-from .decorator import imported
-from .execution import blocking, claim, end, enter, finish, state_of
-from .handle import Idempotency, KeyedRequest
+from .decisions import SAFE_METHODS
+from .execution import aclaim, begin, claim, end, finish, refuse_transaction
+from .handle import Idempotency, KeyedRequest, MakeResponse
 from .http import responses
 from .http.disconnect import finish_despite_disconnect
-from .http.requests import has_no_key, may_have_key
-from .http.waiting_page import is_answered_by_view, is_outcome_request, outcome
-from .options import PLAIN, Options, is_exempt, options_of, view_class
+from .http.requests import may_have_key
+from .options import PLAIN, served_by_middleware
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -33,9 +30,8 @@ class IdempotencyMiddleware:
     """Put it below the middleware of sessions, CSRF, authentication, messages and locale.
 
     It claims the key in ``process_view``, before the transaction of ATOMIC_REQUESTS begins, and stores the answer after
-    that transaction. ``@idempotent`` gives a stored answer, so that the decorators above it are called first; the
-    middleware gives it only for a view without the decorator. Views with ``@idempotent(atomic=True)`` and those of the
-    REST framework's mixin do all of this themselves. Each request gets ``request.idempotency``
+    that transaction. Views with ``@idempotent`` and those of the REST framework's mixin do all of this themselves, so
+    that the decorators above are called first. Each request gets ``request.idempotency``
     (:class:`~django_distlock.idempotency.handle.Idempotency`).
     """
 
@@ -51,56 +47,69 @@ class IdempotencyMiddleware:
             self.process_template_response = self.aprocess_template_response  # type: ignore[method-assign]
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
-        state = request.idempotency = Idempotency()  # type: ignore[attr-defined]
-        answer = self._answer(request, state)
-        if not self.is_async:
-            return run(answer)
-        if not _may_claim(request):  # a task of its own costs time, and most requests need none
-            return answer
-        return finish_despite_disconnect(answer, lambda: state.begun)
-
-    async def _answer(self, request: HttpRequest, state: Idempotency) -> HttpResponseBase:
+        request.idempotency = Idempotency()  # type: ignore[attr-defined]
+        if self.is_async:
+            answering = self._answer(request)
+            # a task of its own costs time, and most requests need none
+            is_keyed = request.method not in SAFE_METHODS and may_have_key(request)
+            return finish_despite_disconnect(answering) if is_keyed else answering
         try:
             response: HttpResponseBase = self.get_response(request)
-            if self.is_async:
-                response = await response  # type: ignore[misc]
         except BaseException:  # KeyboardInterrupt, SystemExit: no answer comes, so the renewal must end
-            if state.attempt is not None:
-                end(state.attempt)
+            if (attempt := _attempt_of(request)) is not None:
+                end(attempt)
             raise
-        if state.attempt is not None:
-            await finish(state.attempt, response)
-        # a decorator above @idempotent, like require_POST, may have refused the GET of the waiting page
-        if response.status_code == 405 and is_outcome_request(request):
-            response = await outcome(request, bare=True) or response
-        if getattr(request, "idempotency_key_issued", False):
-            responses.mark_as_private(response)
-        return response
+        if (attempt := _attempt_of(request)) is not None:
+            finish(attempt, response)
+        return _private(request, response)
+
+    async def _answer(self, request: HttpRequest) -> HttpResponseBase:
+        try:
+            response: HttpResponseBase = await self.get_response(request)
+        except BaseException:
+            if (attempt := _attempt_of(request)) is not None:
+                end(attempt)
+            raise
+        if (attempt := _attempt_of(request)) is not None:
+            await sync_to_async(finish)(attempt, response)
+        return _private(request, response)
+
+    def process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponse | None:
+        """The stored answer, or an error; None: run the view."""
+        if not _has_to_do(request, view):
+            return None
+        attempt = begin(request, request.idempotency.served)  # type: ignore[attr-defined]
+        if not isinstance(attempt, KeyedRequest):
+            return attempt
+        refuse_transaction(attempt)
+        return _served(attempt, claim(attempt))
+
+    async def aprocess_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponse | None:
+        """:meth:`process_view` for a task."""
+        if not _has_to_do(request, view):
+            return None
+        attempt = await sync_to_async(begin)(request, request.idempotency.served)  # type: ignore[attr-defined]
+        if not isinstance(attempt, KeyedRequest):
+            return attempt
+        refuse_transaction(attempt)
+        return await sync_to_async(_served)(attempt, await aclaim(attempt))
 
     def process_template_response(self, request: HttpRequest, response: Any) -> Any:
         """Store the answer before it is rendered: the view has acted, and rendering may fail."""
         if (attempt := _attempt_of(request)) is not None:
-            run(finish(attempt, response))
+            finish(attempt, response)
         return response
 
     async def aprocess_template_response(self, request: HttpRequest, response: Any) -> Any:
         """:meth:`process_template_response` for a task."""
         if (attempt := _attempt_of(request)) is not None:
-            await finish(attempt, response)
+            await sync_to_async(finish)(attempt, response)
         return response
 
     def process_exception(self, request: HttpRequest, error: Exception) -> None:
         """Note that the view has raised, and not another middleware."""
         if (attempt := _attempt_of(request)) is not None:
             attempt.raised = True
-
-    def process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponse | None:
-        """The stored answer, or an error; None: run the view."""
-        return None if _has_nothing_to_do(request, view) else run(_before(request, view))
-
-    async def aprocess_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponse | None:
-        """:meth:`process_view` for a task."""
-        return None if _has_nothing_to_do(request, view) else await _before(request, view)
 
 
 def position_of_middleware() -> int | None:
@@ -115,82 +124,49 @@ def position_of_middleware() -> int | None:
     return None
 
 
-def _may_claim(request: HttpRequest) -> bool:
-    """Can a key be claimed for this request, whose view is not known yet?"""
-    if request.method in decisions.SAFE_METHODS:
+def _has_to_do(request: HttpRequest, view: Any) -> bool:
+    """Is the view served here, and may the request have a key, or need one? Not most requests."""
+    if request.method in SAFE_METHODS:
         return False
-    return may_have_key(request) or _has_key_callable(request)
-
-
-def _has_key_callable(request: HttpRequest) -> bool:
-    """Does the view find the key by a callable? Django will resolve the path again, maybe by another URLconf."""
-    urlconf = getattr(request, "urlconf", None)
-    _ = get_resolver(urlconf).url_patterns  # imports the views, whose decorators register their callables
-    if not imported.key_callables:
-        return False
-    try:
-        view = resolve(request.path_info, urlconf).func
-    except Resolver404:
-        return False
-    options = _acting(view, request.method or "")
-    return options is not None and options.key is not None
-
-
-def _has_nothing_to_do(request: HttpRequest, view: Any) -> bool:
-    """Does the request have no key, and need none? Most requests."""
-    method = request.method or ""
-    if method in decisions.SAFE_METHODS:
-        return not is_outcome_request(request) or is_answered_by_view(view, method)
     state: Idempotency = request.idempotency  # type: ignore[attr-defined]
-    options = state.options = _acting(view, method)
-    return options is None or has_no_key(request, options)
+    given = state.served = served_by_middleware(view, request.method or "")
+    return given is not None and (may_have_key(request) or "key" in given or bool(given.get("required")))
 
 
-async def _before(request: HttpRequest, view: Any) -> HttpResponse | None:
-    if request.method in decisions.SAFE_METHODS:
-        return await outcome(request, view)
-    state = state_of(request)
-    options: Any = state.options
-    attempt = await enter(request, options, view)
-    if not isinstance(attempt, KeyedRequest):
-        return attempt
-    state.begun = True
-    answering = await claim(attempt)
-    if answering is None:
-        state.attempt, attempt.reached = attempt, options is PLAIN
-    elif options is PLAIN:
-        return await blocking(answering)
-    else:  # the decorator gives the answer
-        state.answering = answering
+def _served(attempt: KeyedRequest, answer: MakeResponse | None) -> HttpResponse | None:
+    """The answer; None if the view runs, or if it gives the answer itself."""
+    state: Idempotency = attempt.request.idempotency  # type: ignore[attr-defined]
+    is_answered_here = state.served is PLAIN
+    if answer is None:
+        state.attempt, attempt.reached = attempt, is_answered_here
+        return None
+    if is_answered_here:
+        return answer()
+    state.answer = answer
     return None
 
 
-def _acting(view: Any, method: str) -> Options | None:
-    """The options of the view; None if it is exempt, or claims the key itself."""
-    try:
-        return _acting_once(view, method)
-    except TypeError:  # the view is not hashable
-        return _acting_once.__wrapped__(view, method)
-
-
-@lru_cache(1024)
-def _acting_once(view: Any, method: str) -> Options | None:
-    if is_exempt(view, method) or getattr(view_class(view), "idempotency_in_view", False):
-        return None
-    options = options_of(view, method) or PLAIN
-    return None if options.atomic else options
-
-
-def _note_failure(*, request: HttpRequest | None = None, **facts: Any) -> None:
-    """Note an exception that another middleware has raised: Django answers 500, and the view may have acted."""
-    if request is not None and hasattr(request, "idempotency") and (attempt := _attempt_of(request)) is not None:
-        attempt.doubtful = not attempt.raised
-
-
-got_request_exception.connect(_note_failure, dispatch_uid="django_distlock.idempotency")
+def _private(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+    if getattr(request, "idempotency_key_issued", False):
+        responses.mark_as_private(response)
+    return response
 
 
 def _attempt_of(request: HttpRequest) -> KeyedRequest | None:
     """The attempt that the middleware has to finish."""
-    attempt: KeyedRequest | None = request.idempotency.attempt  # type: ignore[attr-defined]
-    return attempt if attempt is not None and attempt.running and attempt.alias is None else None
+    state: Idempotency = request.idempotency  # type: ignore[attr-defined]
+    attempt = state.attempt
+    return attempt if state.served is not None and attempt is not None and attempt.running else None
+
+
+def _note_failure(*, request: HttpRequest | None = None, **facts: Any) -> None:
+    """Note an exception that another middleware has raised after the view: Django answers 500, and the view may have
+    acted. What has raised in a ``process_view`` did so before the view."""
+    if request is None or not hasattr(request, "idempotency") or (attempt := _attempt_of(request)) is None:
+        return
+    frames = traceback.walk_tb(sys.exc_info()[2])
+    before = any(frame.f_code.co_name == "process_view" for frame, _line in frames)
+    attempt.outcome_unknown = not (attempt.raised or before)
+
+
+got_request_exception.connect(_note_failure, dispatch_uid="django_distlock.idempotency")

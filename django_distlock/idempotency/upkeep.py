@@ -5,7 +5,6 @@ No request waits for either, and a process without claims has no such thread.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import random
@@ -14,14 +13,17 @@ from typing import TYPE_CHECKING
 
 from django.db import connections
 
-from django_distlock import LockNotAcquired
 from django_distlock.concurrency import clock
+from django_distlock.concurrency.background import Background, CallTimeout, NotStarted
+from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.fork import Order, at_fork
 
 from .conf import config
 from .storage.database import DatabaseStorage
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from django_distlock.schema import Tenant
 
     from .handle import KeyedRequest
@@ -29,30 +31,28 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_distlock.idempotency")
 IDLE = 5.0  # seconds that the renewal thread stays without a claim
-# Unfinished rounds of renewals per storage. At a third of 30 s for each they cover the 130 s in which psycopg gives up
-# connecting.
+# Unfinished rounds of renewals. At a third of 30 s for each they cover the 130 s in which psycopg gives up connecting.
 MOST_ROUNDS = 16
-# The most records that one sweep deletes, so that it never burdens the server for long; the next one continues.
-BATCH, BATCHES = 500, 20
+BATCH = 500  # the most records that one sweep deletes; if there are more, the next one is due at once
 
 
 class Renewal:
     """The claims of this process. Each is renewed after a third of its ``claim_ttl``.
 
-    One thread keeps the time for all claims. The storage is called by another thread for each round, so that a dead
-    connection or a hanging server delays only that round. A round that does not end in time is abandoned.
+    One thread keeps the time for all claims. Another one calls the storage for each round, so that a dead connection
+    costs one round: the clock waits for it for a third of the shortest ``claim_ttl``, and begins the next.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._due: dict[str, tuple[float, KeyedRequest]] = {}
         self._thread: threading.Thread | None = None
-        self._begun: dict[Storage, list[float]] = {}  # when the unfinished rounds of a storage began
+        self._wakes_at = 0.0
+        self._rounds = Background("idempotency-renewal-round", MOST_ROUNDS)
 
     def add(self, attempt: KeyedRequest) -> None:
+        due = clock.now() + attempt.claim.claim_ttl / 3
         with self._changed:
-            due = clock.now() + attempt.claim.claim_ttl / 3
-            first = min((at for at, _attempt in self._due.values()), default=None)
             self._due[attempt.claim.owner] = (due, attempt)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="idempotency-renewal", daemon=True)
@@ -60,7 +60,7 @@ class Renewal:
                     self._thread.start()
                 except RuntimeError:  # no thread can be started now: the next claim tries again
                     self._thread = None
-            elif first is None or due < first:
+            elif due < self._wakes_at:
                 self._changed.notify()
 
     def remove(self, attempt: KeyedRequest) -> None:
@@ -68,69 +68,52 @@ class Renewal:
             self._due.pop(attempt.claim.owner, None)
 
     def _work(self) -> None:
-        while True:
-            with self._changed:
-                if not self._due:
-                    self._changed.wait(IDLE)
-                    if not self._due:
-                        self._thread = None
-                        return
-                now = clock.now()
-                times = {owner: self._time_of(at, attempt) for owner, (at, attempt) in self._due.items()}
-                due = [self._due[owner][1] for owner, at in times.items() if at <= now]
-                if not due:
-                    self._changed.wait(min(min(times.values()) - now, IDLE))
-                    continue
-                for attempt in due:
-                    self._due[attempt.claim.owner] = (now + attempt.claim.claim_ttl / 3, attempt)
-                for storage in {attempt.storage for attempt in due}:
-                    self._begin(storage, [attempt for attempt in due if attempt.storage is storage], now)
-
-    def _time_of(self, due: float, attempt: KeyedRequest) -> float:
-        """When a claim is renewed: not while a round of its storage runs that may still end in time."""
-        begun = self._begun.get(attempt.storage)
-        if not begun:
-            return due
-        return math.inf if len(begun) >= MOST_ROUNDS else max(due, begun[-1] + attempt.claim.claim_ttl / 3)
-
-    def _begin(self, storage: Storage, attempts: list[KeyedRequest], now: float) -> None:
-        name = "idempotency-renewal-round"
-        try:
-            threading.Thread(target=self._renew, args=(storage, attempts, now), name=name, daemon=True).start()
-        except RuntimeError:
-            logger.exception("No thread could be started to renew claims; the next round tries again.")
-            return
-        self._begun.setdefault(storage, []).append(now)
-
-    def _renew(self, storage: Storage, attempts: list[KeyedRequest], began: float) -> None:
-        try:
-            for attempt in attempts:
-                try:
-                    if attempt.tenant is not None:
-                        attempt.tenant.enter()
-                    if not storage.renew(attempt.claim):
-                        self.remove(attempt)
-                except Exception:
-                    logger.exception("A claim could not be renewed; the next round tries again.")
+        while (due := self._wait()) is not None:
+            attempts, patience = due
             try:
-                storage.close()
-                connections.close_all()  # of this thread: a cache in a database has one
+                if attempts:
+                    run(self._rounds.call(clock.now() + patience, self._renew, attempts))
+            except CallTimeout:
+                pass  # the next round asks again, on another connection
+            except NotStarted:
+                logger.exception("Claims could not be renewed; the next round tries again.")
+
+    def _wait(self) -> tuple[list[KeyedRequest], float] | None:
+        """Wait until something may be due. Returns what is renewed now, and how long that may take; None at the end."""
+        with self._changed:
+            if not self._due:
+                self._wakes_at = math.inf
+                self._changed.wait(IDLE)
+                if not self._due:
+                    self._thread = None
+                    return None
+            now = clock.now()
+            attempts = [attempt for due, attempt in self._due.values() if due <= now]
+            for attempt in attempts:
+                self._due[attempt.claim.owner] = (now + attempt.claim.claim_ttl / 3, attempt)
+            if not attempts:
+                self._wakes_at = min(due for due, _attempt in self._due.values())
+                self._changed.wait(self._wakes_at - now)
+            shortest = min((attempt.claim.claim_ttl for _due, attempt in self._due.values()), default=0.0)
+            return attempts, shortest / 3
+
+    def _renew(self, attempts: list[KeyedRequest]) -> None:
+        for attempt in attempts:
+            try:
+                if attempt.tenant is not None:
+                    attempt.tenant.enter()
+                if not attempt.storage.renew(attempt.claim):
+                    self.remove(attempt)
             except Exception:
-                logger.exception("A connection could not be closed.")
-        finally:
-            with self._changed:
-                self._begun[storage].remove(began)
-                if not self._begun[storage]:
-                    del self._begun[storage]
-                self._changed.notify()
+                logger.exception("A claim could not be renewed; the next round tries again.")
+        _close({attempt.storage for attempt in attempts})
 
 
 class Sweeper:
     """Deletes the expired records of each database, once per ``PURGE_EVERY`` and process, as requests go by."""
 
     def __init__(self) -> None:
-        self._due: dict[str, float] = {}  # by alias
-        self._busy: set[str] = set()  # a sweep may take minutes if the server hangs
+        self._due: dict[str, float] = {}  # by alias; never while a sweep runs
         self._guard = threading.Lock()
 
     def sweep_if_due(self, storage: Storage, tenant: Tenant | None = None) -> None:
@@ -143,40 +126,41 @@ class Sweeper:
         if interval is None or not isinstance(storage, DatabaseStorage):  # a cache deletes what has expired
             return
         now = clock.now()
-        due = self._due.get(storage.alias)
-        if due is None:
-            self._due[storage.alias] = now + interval * random.random()  # noqa: S311 - no secret
-        elif now >= due:
-            self._begin(storage, tenant, now, interval)
-
-    def _begin(self, storage: DatabaseStorage, tenant: Tenant | None, now: float, interval: float) -> None:
+        first = now + interval * random.random()  # noqa: S311 - no secret
+        if now < self._due.setdefault(storage.alias, first) or _in_test_case(storage.alias):
+            return
         with self._guard:
             if now < self._due[storage.alias]:
                 return
+            self._due[storage.alias] = math.inf
+        try:
+            threading.Thread(
+                target=self._sweep, args=(storage, tenant, interval), name="idempotency-sweep", daemon=True
+            ).start()
+        except RuntimeError:  # no thread can be started now
             self._due[storage.alias] = now + interval
-            if storage.alias in self._busy or _in_test_case(storage.alias):
-                return
-            self._busy.add(storage.alias)
-        with contextlib.suppress(RuntimeError):  # no thread can be started now: the next sweep is tried in time
-            threading.Thread(target=self._sweep, args=(storage, tenant), name="idempotency-sweep", daemon=True).start()
-            return
-        self._busy.discard(storage.alias)
 
-    def _sweep(self, storage: DatabaseStorage, tenant: Tenant | None) -> None:
+    def _sweep(self, storage: DatabaseStorage, tenant: Tenant | None, interval: float) -> None:
+        deleted = 0
         try:
             if tenant is not None:
                 tenant.enter()
-            deleted = storage.purge(batch=BATCH, batches=BATCHES)
-            if deleted == BATCH * BATCHES:  # there may be more
-                self._due[storage.alias] = -math.inf
-        except LockNotAcquired:
-            logger.info("The table of idempotency keys is busy: old keys are deleted later.")
+            deleted = storage.purge(batch=BATCH)
         except Exception:
             logger.exception("Old idempotency keys could not be deleted; the next sweep tries again.")
         finally:
-            with contextlib.suppress(Exception):
-                storage.close()
-            self._busy.discard(storage.alias)
+            _close([storage])
+            self._due[storage.alias] = clock.now() + (0 if deleted == BATCH else interval)
+
+
+def _close(storages: Iterable[Storage]) -> None:
+    """Close the connections of this thread, which ends."""
+    try:
+        for storage in storages:
+            storage.close()
+        connections.close_all()  # a cache in a database has one
+    except Exception:
+        logger.exception("A connection could not be closed.")
 
 
 def _in_test_case(alias: str) -> bool:

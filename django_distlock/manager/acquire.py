@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from django_distlock import signals
-from django_distlock.backends.side_connection import PATIENCE
 from django_distlock.concurrency import clock
-from django_distlock.concurrency.deadline import SILENCE, Deadline
-from django_distlock.concurrency.flow import clean_up, in_task
+from django_distlock.concurrency.deadline import PATIENCE, SILENCE, Deadline, pause
+from django_distlock.concurrency.flow import in_task
 from django_distlock.exceptions import DistlockError
 from django_distlock.records import claim_of, new_token
 from django_distlock.validation import UNSET
@@ -100,7 +101,7 @@ async def acquire(request: LockRequest, lease_of: Callable[[Hold], H]) -> H | No
     except BaseException as error:
         if hold is not None:
             try:
-                await _undo(hold, lease, error)
+                _undo(hold, lease, error)
             except BaseException:  # an interrupt of the clean-up
                 leave_behind(hold, lease)
                 raise
@@ -116,8 +117,10 @@ def announce(signal: Signal, request: LockRequest, **facts: Any) -> None:
     """Send ``signal`` about a request that has failed."""
     if signal.receivers:
         wait = clock.now() - (request.since or request.start)
-        backend = registry.entry(request.using).backend
-        events.send(signal, backend, request.parts[0], request.template, wait=wait, **facts)
+        entry, namespace = registry.entry(request.using), ""
+        with suppress(Exception):  # what has failed may be the function that tells it
+            namespace = entry.namespace()
+        events.send(signal, entry.backend, request.parts[0], request.template, namespace, wait=wait, **facts)
 
 
 def _refuse_unsupported(request: LockRequest, backend: Backend) -> None:
@@ -171,8 +174,7 @@ async def _claim(request: LockRequest, entry: Entry, hold: Hold, lease: Any) -> 
 async def ask_engine(hold: Hold, claim: Claim, deadline: Deadline) -> None:
     """Ask the engine until ``hold`` has a grant or the deadline passes.
 
-    A grant that arrives after its own validity is given back. Unless it was granted, the engine learns that this waiter
-    has left its queue.
+    A grant that arrives after its own validity is given back.
     """
     backend, attempt = hold.backend, 0
     while True:
@@ -188,21 +190,13 @@ async def ask_engine(hold: Hold, claim: Claim, deadline: Deadline) -> None:
             await ask_to_release(backend, grant)
         left = deadline.left()
         if left <= 0:
-            break
+            return
+        seconds = min(backend.pause(claim, attempt), left)
         if in_task():
-            await backend.await_(claim, attempt, left)
+            await pause(seconds)
         else:
-            backend.wait(claim, attempt, left)
+            time.sleep(seconds)  # noqa: ASYNC251 - in a thread
         attempt += 1
-    if backend.queues_waiters:
-        await _withdraw(backend, claim)
-
-
-async def _withdraw(backend: Backend, claim: Claim) -> None:
-    if in_task():
-        await backend.awithdraw(claim)
-    else:
-        backend.withdraw(claim)
 
 
 async def _enter_again(hold: Hold, lease: Any) -> bool:
@@ -215,13 +209,9 @@ async def _enter_again(hold: Hold, lease: Any) -> bool:
     return not notice_loss(hold) and lock_table.enter_again(hold, lease)
 
 
-async def _undo(hold: Hold, lease: Any, error: BaseException) -> None:
+def _undo(hold: Hold, lease: Any, error: BaseException) -> None:
     """The acquire has failed: nothing stays behind (R7). What cannot be waited for here is left to another thread."""
     if not isinstance(error, (DistlockError, asyncio.CancelledError)):
         leave_behind(hold, lease)
     elif hold.state in (State.WAITING, State.CLAIMING):
-        try:
-            if hold.claim is not None and hold.backend.queues_waiters:
-                await clean_up(_withdraw(hold.backend, hold.claim))
-        finally:
-            lock_table.end(hold)
+        lock_table.end(hold)

@@ -15,12 +15,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_distlock.locks")
 
 
-def send(signal: Signal, backend: Any, name: str, template: str | None = None, **facts: Any) -> None:
+def send(
+    signal: Signal, backend: Any, name: str, template: str | None = None, namespace: str = "", **facts: Any
+) -> None:
     """Send ``signal`` if it has receivers. Never raises: an error of a receiver must not change the lock."""
     if not signal.receivers:
         return
     try:
-        signal.send_robust(sender=type(backend), name=name, using=backend.alias, template=template, **facts)
+        facts |= {"name": name, "namespace": namespace, "using": backend.alias, "template": template}
+        signal.send_robust(sender=type(backend), **facts)
     except Exception:  # an async receiver where an event loop runs: Django cannot wait for it
         logger.exception("Not every receiver of a signal about the lock %r could be called.", name)
 
@@ -34,4 +37,4 @@ def send_held(signal: Signal, hold: Hold, **facts: Any) -> None:
         facts.setdefault("fence", grant.fence)
         # not the grant's time: that counts from the request, and from the last renewal
         facts.setdefault("hold", clock.now() - (hold.held_at or grant.acquired_at))
-    send(signal, hold.backend, hold.key.name, hold.template, **facts)
+    send(signal, hold.backend, hold.key.name, hold.template, hold.key.namespace, **facts)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from django_distlock.backends.base import Backend
+    from django_distlock.keys import LockKey
 
 logger = logging.getLogger("django_distlock.operations")
 
@@ -69,18 +70,26 @@ def _load(alias: str) -> None:
 
 def held_names(names: Iterable[str], using: str) -> set[str]:
     """Those of ``names`` whose locks anybody holds now on the alias ``using``."""
-    entry = registry.entry(using)
-    if not entry.ready:
+    if not registry.entry(using).ready:
         site_key.load()
-    keys = {entry.key(name): name for name in names}
-    return {keys[key] for key in entry.backend.held_among(keys)}
+    return _held_among(_keys_of(names, using), using)
 
 
 async def aheld_names(names: Iterable[str], using: str) -> set[str]:
     """:func:`held_names` for a task, in a thread: it waits for a server only as long as a statement may take."""
     if not registry.entry(using).ready:
         await site_key.aload()
-    return await asyncio.to_thread(held_names, names, using)
+    return await asyncio.to_thread(_held_among, _keys_of(names, using), using)
+
+
+def _keys_of(names: Iterable[str], using: str) -> dict[LockKey, str]:
+    """In the thread of the caller, whose namespace is asked for."""
+    entry = registry.entry(using)
+    return {entry.key(name): name for name in names}
+
+
+def _held_among(keys: Mapping[LockKey, str], using: str) -> set[str]:
+    return {keys[key] for key in registry.entry(using).backend.held_among(keys)}
 
 
 def break_lock(info: LockInfo, *, reason: str = "") -> bool:

@@ -190,7 +190,7 @@ class Keepalive:
         try:
             renewed = hold.backend.extend(grant, ttl)
         except Exception as error:  # unreachable is not lost: valid_until decides
-            logger.warning("The lock %r could not be renewed: %s", hold.key.name, one_line(error))
+            logger.warning("The lock %r could not be renewed: %s", hold.key.full_name, one_line(error))
             return
         if renewed is None:
             lose_dead(hold, grant, "stolen")
@@ -199,7 +199,7 @@ class Keepalive:
             try:
                 hold.backend.release(renewed)
             except Exception as error:
-                logger.warning("The lock %r could not be given back: %s", hold.key.name, one_line(error))
+                logger.warning("The lock %r could not be given back: %s", hold.key.full_name, one_line(error))
 
     def _end_closed_loops(self) -> None:
         """Give back what tasks hold whose event loop was closed: they never go on to their release."""
@@ -219,7 +219,7 @@ class Keepalive:
         stack = owner.stack(hold.owner)
         at = f" Its holder is at {stack}" if stack else ""
         logger.warning(
-            "The lock %r of alias %r has been held for %.1f s.%s", hold.key.name, hold.backend.alias, held, at
+            "The lock %r of alias %r has been held for %.1f s.%s", hold.key.full_name, hold.backend.alias, held, at
         )
 
 

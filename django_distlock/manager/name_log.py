@@ -177,7 +177,7 @@ def _store(backend: Backend, work: Work, connection: BaseDatabaseWrapper) -> Non
         return {
             "key": backend.listed_as(hold.key),
             "alias": short(backend.alias),
-            "name": printable(hold.key.name),
+            "name": printable(hold.key.full_name),
             "seen_at": _since(connection, 0),
             "session": backend.server_session(hold.grant) if lasts and hold.grant else 0,
             "since": _since(connection, clock.now() - hold.held_at) if lasts else 0,

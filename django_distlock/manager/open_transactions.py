@@ -10,7 +10,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from asgiref.sync import AsyncToSync
+from asgiref.sync import AsyncToSync, SyncToAsync
 from django.db import connections
 from django.db.backends.signals import connection_created
 
@@ -50,10 +50,11 @@ def in_transaction(connection: BaseDatabaseWrapper) -> bool:
 
 
 def open_transactions(owner: object = None) -> list[BaseDatabaseWrapper]:
-    """The connections that are in a transaction: those of this thread or, in a task, of the thread that waits for it
-    in ``async_to_sync``, where the task's ORM calls run; and those of ``owner``, if that is another thread.
+    """The connections that are in a transaction: those of this thread or, in a task, of the thread where its ORM calls
+    run, which waits for it in ``async_to_sync`` or belongs to its ThreadSensitiveContext; and those of ``owner``, if
+    that is another thread.
 
-    This reads two private names of asgiref, which tests pin like those of owner.py.
+    This reads private names of asgiref and of thread pools, which tests pin like those of owner.py.
     """
     if ignored:
         return []
@@ -65,10 +66,14 @@ def open_transactions(owner: object = None) -> list[BaseDatabaseWrapper]:
         executor = getattr(AsyncToSync.executors, "current", None)
         if executor is not None and not executor._broken:
             thread = executor._work_thread
-        elif _on_event_loop:  # Django keeps other connections for the async code of a thread
-            known = tuple(map(weakref.ref, connections.all(initialized_only=True)))
+        else:
+            if (context := SyncToAsync.thread_sensitive_context.get(None)) is not None:
+                pool: Any = SyncToAsync.context_to_thread_executor.get(context)
+                thread = next(iter(pool._threads), None) if pool is not None else None
+            if _on_event_loop:  # Django keeps other connections for the async code of a thread
+                known = tuple(map(weakref.ref, connections.all(initialized_only=True)))
     if thread is not None:
-        known = getattr(thread, "_distlock_connections", ())
+        known += getattr(thread, "_distlock_connections", ())
     if owner is not thread and isinstance(owner, threading.Thread) and owner.is_alive():
         known += getattr(owner, "_distlock_connections", ())
     if not known:

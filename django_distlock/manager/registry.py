@@ -16,7 +16,7 @@ from django.utils.module_loading import import_string
 
 from django_distlock.backends.base import Backend
 from django_distlock.concurrency.fork import Order, at_fork
-from django_distlock.conf import AliasConfig, configured, read_alias
+from django_distlock.conf import AliasConfig, checked_namespace, configured, read_alias
 from django_distlock.keys import LockKey, derive_key
 
 from .keepalive import keepalive
@@ -38,8 +38,8 @@ class Entry:
 
     config: AliasConfig
     backend: Backend
-    # by the parts of which they are made; an acquire looks here first
-    keys: dict[tuple[str, ...], LockKey] = field(default_factory=dict)
+    # by the parts of which they are made; an acquire looks here first, and finds none whose namespace must be asked for
+    keys: dict[tuple[Any, ...], LockKey] = field(default_factory=dict)
 
     @property
     def ready(self) -> bool:
@@ -48,17 +48,30 @@ class Entry:
 
     def key(self, *parts: str) -> LockKey:
         """The key of a name; further parts tell the slots of a semaphore apart."""
-        key = self.keys.get(parts)
+        namespace = self.namespace()
+        kept = (parts, namespace) if callable(self.config.namespace) else parts
+        key = self.keys.get(kept)
         if key is None:
             if len(self.keys) >= CACHED_KEYS:
                 self.keys.clear()
             secret = site_key.load() if self.backend.needs_site_key else ""
-            key = self.keys[parts] = derive_key(secret, self.config.alias, *parts)
+            key = self.keys[kept] = derive_key(secret, self.config.alias, *parts, namespace=namespace)
         return key
+
+    def namespace(self) -> str:
+        """The namespace of the calling context; "" for none. ImproperlyConfigured if a function returns no such."""
+        found = self.config.namespace
+        if isinstance(found, str):
+            return found
+        value = found()
+        try:
+            return checked_namespace(value)
+        except (TypeError, ValueError) as error:
+            raise ImproperlyConfigured(f"DISTLOCK[{self.config.alias!r}]: {error}") from error
 
     def known_names(self) -> dict[str, str]:
         """The names that this process used lately, by the keys that the engine lists."""
-        return {self.backend.listed_as(key): key.name for key in list(self.keys.values())}
+        return {self.backend.listed_as(key): key.full_name for key in list(self.keys.values())}
 
 
 class _Entries(dict[str, Entry]):

@@ -59,12 +59,12 @@ def notice_loss(hold: Hold) -> bool:
 
 def notify_of_loss(hold: Hold, reason: str) -> None:
     """Notify the callbacks, the signal and the log of the loss of ``hold``, which is marked as lost."""
-    logger.warning("The lock %r of alias %r was lost: %s.", hold.key.name, hold.backend.alias, reason)
+    logger.warning("The lock %r of alias %r was lost: %s.", hold.key.full_name, hold.backend.alias, reason)
     for callback in hold.callbacks:
         try:
             callback()
         except Exception:
-            logger.exception("A callback for the loss of the lock %r failed.", hold.key.name)
+            logger.exception("A callback for the loss of the lock %r failed.", hold.key.full_name)
     events.send_held(signals.lock_lost, hold, reason=reason)
 
 
@@ -127,7 +127,7 @@ def finish(hold: Hold, again: bool, tell: Callable[[Callable[[], object]], objec
         elif not backend.release(grant):
             lost = "stolen"
     except Exception:
-        logger.exception("The lock %r could not be released.", hold.key.name)
+        logger.exception("The lock %r could not be released.", hold.key.full_name)
         lost = "unreachable"
     if lost and hold.held_at and lock_table.lose(hold, lost, releasing=True):
         tell(partial(notify_of_loss, hold, lost))

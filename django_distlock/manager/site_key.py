@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import sync_to_async
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
 
-from django_distlock.backends.side_connection import PATIENCE, Silent, ask
+from django_distlock.backends.side_connection import Silent, ask
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.background import Background, CallTimeout, NotStarted
+from django_distlock.concurrency.deadline import PATIENCE
 from django_distlock.concurrency.flow import in_task, run
 from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.concurrency.parking import FairLock

@@ -6,9 +6,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from django.core.exceptions import ImproperlyConfigured
-
-from django_distlock.exceptions import DistlockError
 from django_distlock.keys import validate_name
 from django_distlock.manager.introspection import held_locks
 from django_distlock.manager.name_log import name_log
@@ -31,29 +28,33 @@ def show_name(lease: Lease) -> None:
 
 
 def held_by_name(name: str, using: str | None = None) -> list[BackendReport]:
-    """As :func:`held_locks`, with the locks of that name only, and without those on tables and rows."""
+    """As :func:`held_locks`, with the locks of that name only, and without those on tables and rows.
+
+    The name is one in the code, or with its namespace as lists show it.
+    """
     validate_name(name)
     found = []
     for report in held_locks(using):
-        key = None
+        key, listed = None, name
         if report.error is None:
-            with suppress(DistlockError, ImproperlyConfigured):  # without a site key names have no keys
-                key = listed_as(name, report.alias)
+            with suppress(Exception):  # names have no keys without a site key, or if the namespace is not known here
+                key, listed = listed_as(name, report.alias)
         locks = (
-            replace(info, name=name) if info.key == key else info
+            replace(info, name=listed) if info.key == key else info
             for info in report.locks
-            if (info.name == name or info.key == key) and "kind" not in info.details
+            if (info.name in (name, listed) or info.key == key) and "kind" not in info.details
         )
         found.append(replace(report, locks=tuple(locks)))
     return found
 
 
-def listed_as(name: str, alias: str) -> str:
-    """The key under which :func:`held_locks` lists the lock of this name. DistlockError if there is no site key."""
+def listed_as(name: str, alias: str) -> tuple[str, str]:
+    """The key and the name under which :func:`held_locks` lists a lock. DistlockError if there is no site key."""
     entry = registry.entry(alias)
     if not entry.ready:
         site_key.load()
-    return entry.backend.listed_as(entry.key(name))
+    key = entry.key(name)
+    return entry.backend.listed_as(key), key.full_name
 
 
 def with_cause(error: BaseException) -> str:

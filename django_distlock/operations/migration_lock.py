@@ -6,6 +6,8 @@ site key, a process that has found it and one that has not would run at the same
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.utils.module_loading import import_string
@@ -37,7 +39,8 @@ def migration_lock(database: str, using: str | None = None) -> Lock:
 
     ImproperlyConfigured for an unknown alias; UnsupportedOperation for locks that other processes do not see.
     """
-    config = read_alias(using) if using is not None else _config(database)
+    # no namespace: there is one migration for all tenants
+    config = replace(read_alias(using) if using is not None else _config(database), namespace="")
     # locks with the same key have the same name, under which the holder is listed
     name = f"{MIGRATE}:{database}:{config.alias}" if using is None else f"{MIGRATE}:{config.alias}"
     entry = registry.add(name, config, MigrationEntry)

@@ -23,9 +23,9 @@ from django_distlock.exceptions import DeadlockDetected
 from django_distlock.manager.lock_table import State, lock_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
-    from opentelemetry.metrics import CallbackOptions, Observation
+    from opentelemetry.metrics import Observation
 
     from django_distlock.manager.lock_table import Hold
 
@@ -108,12 +108,9 @@ class DistlockInstrumentor:
         )
         self._timeouts = meter.create_counter("distlock.timeouts", "{timeout}", "Locks that were busy to the end")
         self._losses = meter.create_counter("distlock.losses", "{loss}", "Locks that were lost while they were held")
-        meter.create_observable_up_down_counter(
-            "distlock.held", [self._count_held], "{lock}", "Locks that this process holds"
-        )
-        meter.create_observable_up_down_counter(
-            "distlock.waiting", [self._count_waiting], "{waiter}", "Waiters of this process"
-        )
+        held, waiting = (lambda _: self._count(lock_table.held())), (lambda _: self._count(_waiting()))
+        meter.create_observable_up_down_counter("distlock.held", [held], "{lock}", "Locks that this process holds")
+        meter.create_observable_up_down_counter("distlock.waiting", [waiting], "{waiter}", "Waiters of this process")
 
     # --- receivers of the signals
 
@@ -179,12 +176,6 @@ class DistlockInstrumentor:
 
     # --- gauges
 
-    def _count_held(self, options: CallbackOptions) -> Iterable[Observation]:
-        return self._count(lock_table.held())
-
-    def _count_waiting(self, options: CallbackOptions) -> Iterable[Observation]:
-        return self._count([one for one in lock_table.all() if one.state in (State.WAITING, State.CLAIMING)])
-
     def _count(self, found: list[Hold]) -> list[Observation]:
         if not self._on:  # an instrument cannot be removed
             return []
@@ -195,3 +186,7 @@ class DistlockInstrumentor:
             )
             counts[tuple(labels.items())] += 1
         return [metrics.Observation(count, dict(labels)) for labels, count in counts.items()]
+
+
+def _waiting() -> list[Hold]:
+    return [one for one in lock_table.all() if one.state in (State.WAITING, State.CLAIMING)]

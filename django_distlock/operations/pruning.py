@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
@@ -19,10 +19,9 @@ from django_distlock.manager.registry import registry
 from django_distlock.validation import seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Mapping
 
     from django_distlock.schema import Pruner
-
 
 Failure = DistlockError | ImproperlyConfigured
 
@@ -45,39 +44,35 @@ def prune(using: str | None = None, *, days: float = 30) -> dict[str, int]:
 def prune_all(using: str | None = None, *, days: float = 30) -> tuple[dict[str, int], list[Failure]]:
     """As :func:`prune`; return the numbers, and the errors instead of raising them."""
     days = seconds("days", days) or 0.0
+    jobs = [partial(_prune_alias, alias, days) for alias in ([using] if using is not None else registry.aliases())]
+    if using is None:
+        config: Any = apps.get_app_config("django_distlock")
+        silent: set[str] = set()
+        for kind, path in config.pruners.items():
+            pruner: Pruner = import_string(path)
+            jobs += [partial(_prune_table, kind, pruner, database, days, silent) for database in pruner.databases()]
     deleted: Counter[str] = Counter()
     failed: list[Failure] = []
-
-    @contextmanager
-    def failures_kept() -> Iterator[None]:
+    for job in jobs:
         try:
-            yield
+            deleted.update(job())
         except (DistlockError, ImproperlyConfigured) as error:
             failed.append(error)
-
-    for alias in [using] if using is not None else registry.aliases():
-        with failures_kept():
-            backend = registry.entry(alias).backend
-            deleted.update({"names": name_log.prune(backend, days)} if backend.keeps_notes else backend.prune_old(days))
-    silent: set[str] = set()
-    for kind, pruner in _pruners().items() if using is None else ():
-        for database in pruner.databases():
-            if database not in silent:
-                with failures_kept():
-                    deleted[kind] += _delete(kind, pruner, database, days, silent)
     return dict(deleted), failed
 
 
-def _pruners() -> dict[str, Pruner]:
-    """What else is kept, and how it is deleted."""
-    config: Any = apps.get_app_config("django_distlock")
-    return {kind: import_string(path) for kind, path in config.pruners.items()}
+def _prune_alias(alias: str, days: float) -> Mapping[str, int]:
+    backend = registry.entry(alias).backend
+    return {"names": name_log.prune(backend, days)} if backend.keeps_notes else backend.prune_old(days)
 
 
-def _delete(kind: str, pruner: Pruner, database: str, days: float, silent: set[str]) -> int:
+def _prune_table(kind: str, pruner: Pruner, database: str, days: float, silent: set[str]) -> Mapping[str, int]:
+    """What a part of the package keeps in one database. ``silent``: those that do not answer are asked once."""
+    if database in silent:
+        return {}
     try:
         ask(database, lambda _connection: None)  # a server that hangs is known before Django's connection waits for it
-        return pruner.delete(database, days)
+        return {kind: pruner.delete(database, days)}
     except Silent as error:
         silent.add(database)
         raise BackendUnavailable(f"{error} Its {kind}, and what else is kept there, were not pruned.") from None

@@ -24,7 +24,7 @@ from django_distlock import signals
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.concurrency.text import one_line
-from django_distlock.conf import history_days
+from django_distlock.keys import full_name
 from django_distlock.models import LockEvent
 
 from . import history
@@ -32,9 +32,13 @@ from . import history
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from django.dispatch import Signal
+
 logger = logging.getLogger("django_distlock.operations")
 
 UID = "django_distlock.history"
+# The signals that are recorded.
+KINDS = ("acquired", "released", "timed_out", "lost", "broken")
 # Seconds from an event until it is written.
 DELAY = 1.0
 # Events that wait to be written, and rows of one statement.
@@ -75,7 +79,7 @@ class Recorder:
                     self._thread = None
 
     def flush(self, timeout: float) -> bool:
-        """Write what is queued now. True if that is done within ``timeout`` seconds."""
+        """Write what is queued now, and try it once. True if that is done within ``timeout`` seconds."""
         thread = self._thread
         if thread is None:
             return True
@@ -84,48 +88,37 @@ class Recorder:
         return not thread.is_alive()
 
     def _run(self) -> None:
-        failures = 0
-        while True:
-            # a database that is down is tried ever less often; for flush() once
-            self._hurry.wait(min(DELAY * 2**failures, 60.0))
-            with self._guard:
-                batch = [self._items.popleft() for _ in range(min(len(self._items), BATCH))]
-                if not batch:
-                    self._end()
-                    return
-            error = self._store(batch)
-            failures = 0 if error is None else failures + 1
-            with self._guard:
-                if isinstance(error, OperationalError | InterfaceError) and failures < TRIES:
-                    room = min(MOST - len(self._items), len(batch))  # the newer ones count more
-                    self._items.extendleft(reversed(batch[len(batch) - room :]))
-                if error is not None and self._hurry.is_set():
-                    self._end()
-                    return
-            failures %= TRIES
+        while batch := self._next_batch():
+            for failures in range(TRIES):
+                error = _try(partial(self._write, batch), f"{len(batch)} events of locks could not be recorded")
+                if not isinstance(error, OperationalError | InterfaceError) or self._hurry.is_set():
+                    break
+                # a database that is down is tried ever less often
+                self._hurry.wait(min(DELAY * 2 ** (failures + 1), 60.0))
+            if clock.now() >= self._prune_at:
+                self._prune_at = clock.now() + PRUNE_EVERY
+                _try(self._prune, "Old events of locks could not be deleted")
 
-    def _end(self) -> None:
-        self._thread = None
-        self._hurry.clear()
+    def _next_batch(self) -> list[Any]:
+        """What has been queued for a second. Nothing: the thread ends, and the next event starts another."""
+        self._hurry.wait(DELAY)
+        with self._guard:
+            batch = [self._items.popleft() for _ in range(min(len(self._items), BATCH))]
+            if not batch:
+                self._thread = None
+                self._hurry.clear()
+        return batch
 
-    def _store(self, batch: list[Any]) -> Exception | None:
-        try:
-            self._write(batch)
-            self._prune_if_due()
-        except Exception as error:
-            logger.warning("%d events of locks could not be recorded: %s", len(batch), one_line(error))
-            return error
-        finally:
-            connections.close_all()  # the connections of this thread
-        return None
 
-    def _prune_if_due(self) -> None:
-        if clock.now() >= self._prune_at:
-            self._prune_at = clock.now() + PRUNE_EVERY
-            try:
-                self._prune()
-            except Exception as error:  # the events are written nevertheless
-                logger.warning("Old events of locks could not be deleted: %s", one_line(error))
+def _try(action: Callable[[], object], failed: str) -> Exception | None:
+    try:
+        action()
+    except Exception as error:
+        logger.warning("%s: %s", failed, one_line(error))
+        return error
+    finally:
+        connections.close_all()  # the connections of this thread
+    return None
 
 
 def configure() -> None:
@@ -134,15 +127,16 @@ def configure() -> None:
         on = history.enabled()
     except ImproperlyConfigured:  # reported by the system check
         on = False
-    for kind, signal in _SIGNALS.items():
+    for kind in KINDS:
+        signal: Signal = getattr(signals, f"lock_{kind}")
         if on:
             signal.connect(partial(_put, kind), dispatch_uid=UID, weak=False)
         else:
             signal.disconnect(dispatch_uid=UID)
 
 
-def _put(kind: str, sender: type, *, name: str, using: str, **facts: Any) -> None:
-    recorder.put((kind, datetime.now(UTC), name, using, facts))
+def _put(kind: str, sender: type, *, name: str, namespace: str, using: str, **facts: Any) -> None:
+    recorder.put((kind, datetime.now(UTC), full_name(namespace, name), using, facts))
 
 
 def _write(items: Sequence[tuple[str, datetime, str, str, dict[str, Any]]]) -> None:
@@ -164,21 +158,7 @@ def _write(items: Sequence[tuple[str, datetime, str, str, dict[str, Any]]]) -> N
     )
 
 
-def _prune() -> None:
-    days = history_days()
-    if days is not None:
-        history.prune(days)
-
-
-_SIGNALS = {
-    "acquired": signals.lock_acquired,
-    "released": signals.lock_released,
-    "timed_out": signals.lock_timed_out,
-    "lost": signals.lock_lost,
-    "broken": signals.lock_broken,
-}
-
-recorder = Recorder(_write, _prune)
+recorder = Recorder(_write, history.prune_if_recorded)
 # A short command's last second is written. The child of a fork forgets what its parent will write.
 atexit.register(lambda: recorder.flush(EXIT_TIMEOUT))
 at_fork(Order.THREADS, child=recorder.reset)

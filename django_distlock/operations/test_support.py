@@ -58,12 +58,12 @@ def held_here() -> list[str]:
 
 def find_held(name: str, using: str) -> tuple[bool, list[str]]:
     """Whether any process holds the lock, and every lock that is held there, each as one line."""
-    key = listed_as(name, using)
+    key, listed = listed_as(name, using)
     (report,) = held_locks(using)
     if report.error is not None:
         raise DistlockError(f"The locks of alias {using!r} cannot be listed: {report.error}.")
     named = [info for info in report.locks if "kind" not in info.details]
-    found = any(info.name == name or info.key == key for info in named)
+    found = any(info.name == listed or info.key == key for info in named)
     return found, [f"{info.name or info.key!r}, held by {info.holder or 'unknown'}" for info in named]
 
 

@@ -1,4 +1,4 @@
-"""Run the SQL of the tables of leases: queries, and changes that wait for nobody."""
+"""Run the SQL of the tables of leases and keys: queries, and changes that wait for nobody."""
 
 from __future__ import annotations
 
@@ -97,4 +97,4 @@ def nap(pause: float) -> None:
 
 
 def unavailable() -> BackendUnavailable:
-    return BackendUnavailable("The tables of edit locks and browser locks cannot be used.")
+    return BackendUnavailable("The tables of the package cannot be used.")

@@ -12,9 +12,11 @@ if TYPE_CHECKING:
 
 def in_transaction(alias: str) -> bool:
     """Is there a transaction other than that of a TestCase?"""
-    connection = connections[alias]
+    connection: Any = connections[alias]
     if not connection.in_atomic_block:
-        return not connection.get_autocommit()
+        # Django's question for the mode would connect, which async code must not
+        is_open = connection.connection is not None
+        return not (connection.autocommit if is_open else connection.settings_dict["AUTOCOMMIT"])
     return any(not getattr(block, "_from_testcase", False) for block in connection.atomic_blocks)
 
 

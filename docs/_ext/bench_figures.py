@@ -30,13 +30,6 @@ def figures(path: Path) -> str:
             parts += [f"**{title}, nobody else wants the lock**", _uncontended(run["uncontended"][group])]
         if group in run["contended"]:
             parts += [f"**{title}, eight processes want one lock**", _contended(run["contended"][group])]
-        if rows := run.get("idle", {}).get(group):
-            parts += [f"**{title}, {rows[0]['waiters']} waiters whose locks are not freed**", _idle(rows)]
-        if rows := run.get("giving_up", {}).get(group):
-            asked = f"{rows[0]['asked']:g} s"
-            parts += [f"**{title}, the last of a queue waits {asked} while others ahead give up**", _giving_up(rows)]
-        if rows := run.get("signups", {}).get(group):
-            parts += [f"**{title}, sign-ups per second through a real server**", _signups(rows)]
     parts += ["**Budgets**", _budgets(run["budgets"])]
     return "\n\n".join(parts)
 
@@ -64,21 +57,6 @@ def _contended(entries: list[dict[str, Any]]) -> str:
         if entry["exclusive"] and entry["rates"]
     ]
     return _table(("entry", "hand-overs per second", "smallest share / largest", "longest wait"), rows)
-
-
-def _idle(entries: list[dict[str, Any]]) -> str:
-    rows = [(entry["entry"], f"{entry['per_second']:,.1f}") for entry in entries if not entry["error"]]
-    return _table(("entry", "requests per second, heartbeats included"), rows)
-
-
-def _giving_up(entries: list[dict[str, Any]]) -> str:
-    rows = [(entry["entry"], f"{entry['seconds']:.2f} s") for entry in entries if not entry["error"]]
-    return _table(("entry", "gave up after"), rows)
-
-
-def _signups(entries: list[dict[str, Any]]) -> str:
-    rows = [(entry["entry"], f"{entry['ratio']['median']:.2f}") for entry in entries if entry["rates"]]
-    return _table(("entry", f"over {entries[0]['entry']}"), rows)
 
 
 def _budgets(budgets: list[dict[str, Any]]) -> str:

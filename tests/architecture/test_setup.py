@@ -65,21 +65,6 @@ def test_a_history_is_recorded_from_the_first_lock_on() -> None:
     assert after_setup(loaded, DISTLOCK_HISTORY_DAYS="wrong").split() == ["False"]
 
 
-def test_a_log_in_is_remembered_before_a_form_is_refused() -> None:
-    """For the page that keeps the data of a form, on a site whose views have the decorator and no middleware."""
-    code = """
-from unittest import mock
-from django.contrib.auth.signals import user_logged_in
-from django_distlock.idempotency import idempotent
-idempotent(lambda request: None)
-assert "django_distlock.idempotency.csrf" not in sys.modules
-request = mock.Mock(session={}, COOKIES={"csrftoken": "s" * 32})
-user_logged_in.send(object, request=request, user=mock.Mock())
-assert len(request.session["_distlock_before_login"]) == 1
-"""
-    after_setup(code, CSRF_FAILURE_VIEW="django_distlock.idempotency.csrf.csrf_failure")
-
-
 def test_transactions_that_began_before_the_first_lock_are_known() -> None:
     """R11: also to a task, whose transaction is that of the thread that waits for it."""
     code = """

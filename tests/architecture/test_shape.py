@@ -38,6 +38,7 @@ PUBLIC = [
     "held_locks",
     "lock_all",
     "locked",
+    "retrying",
     "row_lock",
     "semaphore",
     "table_lock",

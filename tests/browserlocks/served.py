@@ -67,9 +67,9 @@ def serve(link: Link, alias: str, urlconf: str, port: int, setting: dict[str, An
 
 async def what_is_open() -> dict[str, int]:
     """Tasks and threads of this process, and the streams of events."""
-    from django_distlock.browser.http.watching import watcher
+    from django_distlock.browser.events import watcher
 
     names = [thread.name for thread in threading.enumerate()]
     watchers = sum(name.startswith("distlock-browser") for name in names)
-    tasks, streams = len(asyncio.all_tasks()) - 1, len(watcher._watches)
+    tasks, streams = len(asyncio.all_tasks()) - 1, len(watcher._streams)
     return {"tasks": tasks, "streams": streams, "threads": len(names), "watchers": watchers}

@@ -24,7 +24,6 @@ ENGINE_CALLS = (
     "release",
     "arelease",
     "extend",
-    "withdraw",
 )
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 from django.contrib import admin
@@ -32,7 +33,7 @@ from django.views.generic import UpdateView
 from django_distlock import LockLost, LockNotAcquired, UnsupportedOperation, advisory_lock
 from django_distlock.browser.conf import BrowserConfig
 from django_distlock.browser.grants import read_grant
-from django_distlock.data.fencing.operations import trigger_of
+from django_distlock.data.fencing.triggers import reconcile
 from django_distlock.editing import EditLockMixin
 from django_distlock.editing.conf import EditingConfig
 from django_distlock.editing.versions import version_field_of
@@ -159,6 +160,12 @@ def transactions(names: Names) -> None:
         invoice = SimpleNamespace(paid=False, save=lambda: None)
         names[pay](invoice)
         assert invoice.paid
+    rows = [models.Account.objects.create(owner=owner, balance=10) for owner in ("ann", "bob")]
+    for move in ("move", "move_in_a_block"):
+        names[move](rows[0].pk, rows[1].pk, 3)
+    in_another_thread(lambda: asyncio.run(names["empty"](rows[1].pk)))
+    assert list(models.Account.objects.order_by("pk").values_list("balance", flat=True)) == [4, 0]
+    models.Account.objects.all().delete()
 
 
 def in_asyncio(names: Names) -> None:
@@ -192,13 +199,11 @@ def several(names: Names) -> None:
 
 def fencing(names: Names) -> None:
     report = names["Report"]
-    (operation,) = names["Migration"].operations
     with connection.schema_editor() as editor:
         editor.create_model(report)
     try:
-        with connection.schema_editor() as editor:
-            for statement in trigger_of(report, operation.field).create(editor):
-                editor.execute(statement, params=None)
+        with mock.patch("django_distlock.data.fencing.triggers.apps", report._meta.apps):  # the page's own
+            reconcile("default", plan=[])
         late = report.objects.create()
         assert names["publish"](late.pk, "first") == 1
         names["correct"](late.pk, " and last")
@@ -400,7 +405,7 @@ SCENES = {
     "docs/editing/rest.md": Scene(before=with_invoice),
     "docs/editing/views.md": Scene(before=with_invoice, after=editing_views),
     "docs/usage/decorators.md": Scene(after=decorators),
-    "docs/usage/transactions.md": Scene(after=transactions),
+    "docs/usage/transactions.md": Scene(before=with_tables, after=transactions),
     "docs/usage/async.md": Scene(after=in_asyncio),
     "docs/usage/waiting.md": Scene(after=waiting),
     "docs/usage/several.md": Scene("postgres", after=several),

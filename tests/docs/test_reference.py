@@ -48,7 +48,7 @@ def test_every_key_of_an_alias_is_documented_with_its_default() -> None:
     rows = {row[0].strip("`"): row[1].strip("`") for table in tables(PAGES[page].read_text()) for row in table}
     for key in set(conf.KEYS) - {"BACKEND", "OPTIONS"}:
         default = inspect.signature(conf.AliasConfig).parameters[key.lower()].default
-        assert rows[key] == (str(default) if default is None else f"{default:g}"), key
+        assert rows[key] == (f"{default:g}" if isinstance(default, int | float) else str(default) or '""'), key
 
 
 def test_every_option_is_documented_in_the_reference_and_on_the_page_of_its_backend() -> None:

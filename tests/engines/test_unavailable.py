@@ -66,7 +66,7 @@ def test_r6_a_redis_that_cannot_be_used(alias: Any, name: str, using: str, nobod
 
 @pytest.fixture(params=["redis", "leasetable_postgres", "leasetable_mariadb"])
 def using(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(redis, "RENEWAL_PATIENCE", 20.0)
+    monkeypatch.setattr(redis, "SILENCE", 20.0)
     monkeypatch.setattr(leasetable, "PATIENCE", 20.0)
     return str(request.param)
 

@@ -10,7 +10,7 @@ import pytest
 from django.db import connections
 
 from tests.idempotency import MIDDLEWARE
-from tests.idempotency.world import LOCKS, Browser, Sender, Stage, forget_everything, redirect, serve, stage
+from tests.idempotency.world import DATABASES, Browser, Sender, Stage, forget_everything, redirect, serve, stage
 from tests.transactions import rows
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def site(databases: None, tables: None, alias: str, key: str, settings: Any) -> 
     """The views of tests.idempotency.views behind the middleware, with their keys and rows in ``alias``."""
     settings.MIDDLEWARE = MIDDLEWARE
     # Sender's credential stands for a client that something above the view has checked
-    here = {"DATABASE": alias, "LOCK": LOCKS[alias], "FORM_WAIT": 0, "REPLAY_TO_CREDENTIALS": True}
+    here = {"DATABASE": alias, "FORM_WAIT": 0, "REPLAY_TO_CREDENTIALS": True}
     settings.DISTLOCK_IDEMPOTENCY = here
     serve(settings, "tests.idempotency.views")
     stage.reset(alias, f"effect-{key}")
@@ -81,4 +81,4 @@ def nothing_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sweep that happens to be due would be a thread, and statements, of another test; see test_upkeep.py."""
     from django_distlock.idempotency.upkeep import sweeper
 
-    monkeypatch.setattr(sweeper, "_due", dict.fromkeys(LOCKS, math.inf))
+    monkeypatch.setattr(sweeper, "_due", dict.fromkeys(DATABASES, math.inf))

@@ -42,17 +42,6 @@ def outside(get_response: Callable[[HttpRequest], Any]) -> Any:
     return middleware
 
 
-def inside(get_response: Callable[[HttpRequest], Any]) -> Any:
-    """Below everything: the view's transaction has ended, and what becomes of the answer is not settled."""
-
-    def middleware(request: HttpRequest) -> Any:
-        response = get_response(request)
-        die(request, "after commit")
-        return response
-
-    return middleware
-
-
 key_claimed.connect(lambda request, **facts: die(request, "after the claim"), weak=False)
 
 
@@ -64,6 +53,8 @@ def written(request: HttpRequest) -> HttpResponse:
 
 def act(request: HttpRequest) -> HttpResponse:
     answer = written(request)
+    # what becomes of the answer is not settled, but in the exactly-once mode
+    transaction.on_commit(lambda: die(request, "after commit"), using=config().database)
     die(request, "in the view")
     return answer
 

@@ -12,7 +12,7 @@ from django_distlock.idempotency.storage import storage_of
 from tests.conftest import PATIENCE, eventually
 from tests.faults.conftest import database_alias
 from tests.faults.proxy import Proxy
-from tests.idempotency.world import LOCKS, Running, Sender, Stage, change, on_servers, sql, states
+from tests.idempotency.world import Running, Sender, Stage, on_servers, sql, states
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +34,7 @@ def proxy(site: Stage, alias: str, settings: Any) -> Iterator[Proxy]:
         Proxy(server["HOST"], int(server["PORT"])) as proxy,
         database_alias(f"{alias}_proxied", alias, PORT=str(proxy.port)) as proxied,
     ):
-        settings.DISTLOCK_IDEMPOTENCY = {"DATABASE": proxied, "LOCK": LOCKS[alias], "CLAIM_TTL": LEASE}
+        settings.DISTLOCK_IDEMPOTENCY = {"DATABASE": proxied, "CLAIM_TTL": LEASE}
         yield proxy
         proxy.heal()
         proxy.cut()
@@ -83,19 +83,6 @@ def test_a_reply_that_never_comes_costs_one_round_and_no_claim(site: Stage, key:
         assert not watched.ran_out
         assert Sender(key).post().json()["code"] == "in_flight"
     assert stuck >= 3, "there is no fault to guard against"
-
-
-@pytest.mark.parametrize("alias", ["postgres"])
-def test_a_store_that_hangs_holds_up_no_other(site: Stage, key: str, alias: str, proxy: Proxy, settings: Any) -> None:
-    """Naive code renews one after the other."""
-    with Running(site, lambda: Sender(key).post()):
-        change(settings, DATABASE="default", LOCK="default")
-        with Running(site, lambda: Sender("two").post()):
-            watched = Watched("default")
-            proxy.blackhole()
-            watched.is_renewed(5)
-            assert not watched.ran_out
-            proxy.heal()
 
 
 @on_servers

@@ -18,7 +18,7 @@ from django.db import connections
 from testproject.replay.server import Server
 from tests.idempotency import MIDDLEWARE
 from tests.idempotency.served import LEASE, POINTS
-from tests.idempotency.world import LOCKS, at_once, forget_everything
+from tests.idempotency.world import at_once, forget_everything
 from tests.support.processes import Child
 from tests.transactions import rows
 
@@ -140,7 +140,7 @@ def serve_asgi(link: Link, alias: str) -> None:
     from django.test import override_settings
 
     listener = socket.create_server(("127.0.0.1", 0), backlog=256)
-    keys = {"DATABASE": alias, "LOCK": LOCKS[alias], "REPLAY_TO_CREDENTIALS": True}
+    keys = {"DATABASE": alias, "REPLAY_TO_CREDENTIALS": True}
     site = {"MIDDLEWARE": MIDDLEWARE, "ROOT_URLCONF": "tests.idempotency.served", "DISTLOCK_IDEMPOTENCY": keys}
     with override_settings(**site, ALLOWED_HOSTS=["*"]):
         application = get_asgi_application()

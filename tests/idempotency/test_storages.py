@@ -1,48 +1,45 @@
-"""One contract for every storage: the database on three engines, each with the statements of its own and with those for
-databases that are not known, Redis, and Django's cache in memory."""
+"""One contract for every storage: the table in three databases, Redis, and Django's cache in memory."""
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.core.cache import caches
 from django.core.cache.backends.dummy import DummyCache
+from django.core.cache.backends.locmem import LocMemCache
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from django_distlock import BackendUnavailable
 from django_distlock.idempotency.records import KeyClaim, Record, StoredResponse
-from django_distlock.idempotency.storage import Storage, purge
+from django_distlock.idempotency.storage import Storage, purge, storage_of
 from django_distlock.idempotency.storage.cache import PREFIX, CacheStorage
 from django_distlock.idempotency.storage.database import DatabaseStorage
-from django_distlock.idempotency.storage.portable import PortableStorage
+from tests.conftest import PATIENCE
 from tests.idempotency.world import (
-    LOCKS,
-    Browser,
+    DATABASES,
     Sender,
     Stage,
     at_once,
     change,
-    die,
     every_database,
-    expire,
-    fails,
     forget_everything,
     sql,
-    states,
 )
 from tests.support.findings import findings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 ANSWER = StoredResponse(
     status=201, headers=(("Location", "/é/"),), body=b"\x00\xff", messages=((20, "Säved", "x", True),)
 )
 STORAGES: dict[str, Any] = {
-    **dict.fromkeys(LOCKS, DatabaseStorage),
-    **{f"portable-{alias}": PortableStorage for alias in ("postgres", "mariadb")},
+    **dict.fromkeys(DATABASES, DatabaseStorage),
     "redis": CacheStorage,
     "memory": CacheStorage,
 }
@@ -51,7 +48,7 @@ STORAGES: dict[str, Any] = {
 @pytest.fixture(params=STORAGES)
 def storage(request: pytest.FixtureRequest, databases: None, tables: None) -> Iterator[Storage]:
     kind = STORAGES[request.param]
-    alias = "default" if request.param == "memory" else request.param.removeprefix("portable-")
+    alias = "default" if request.param == "memory" else request.param
     yield kind(alias)
     if issubclass(kind, DatabaseStorage):
         forget_everything(alias)
@@ -166,6 +163,78 @@ def test_what_has_been_renewed_is_not_taken_over_and_what_ran_out_can_be_held(st
     assert read(storage, claim).answer == ANSWER
 
 
+class Midway(CacheStorage):
+    """Before the nth of its operations, another thread or process does something."""
+
+    def __init__(self, alias: str, nth: int, act: Callable[[], object]) -> None:
+        super().__init__(alias)
+        self.left, self.act = nth, act
+
+    def _call(self, *args: Any) -> Any:
+        self.left -= 1
+        if self.left == -1:
+            self.act()
+        return super()._call(*args)
+
+
+in_caches = pytest.mark.parametrize("alias", ["default", "redis"])
+ENDS: dict[str, tuple[Callable[[Storage, KeyClaim], object], Any]] = {
+    "complete": (lambda storage, claim: storage.complete(claim, ANSWER), ("completed", ANSWER)),
+    "release": (lambda storage, claim: storage.release(claim), None),
+    "fail": (lambda storage, claim: storage.release(claim, failed=True), ("failed", None)),
+}
+
+
+@in_caches
+@pytest.mark.parametrize("end", ENDS)
+def test_a_late_renewal_undoes_no_answer_and_brings_no_freed_key_back(
+    databases: None, alias: str, key: str, end: str
+) -> None:
+    """It is in another thread than the request, which ends meanwhile. Naive code writes back what it has read."""
+    act, expected = ENDS[end]
+    storage = CacheStorage(alias)
+    for nth in range(7):
+        claim = claim_of(f"{key}{nth}", f"me{nth}")
+        storage.claim(claim)
+        late = Midway(alias, nth, partial(act, storage, claim))
+        late.renew(claim)
+        assert late.left < 0 or nth > 4
+        found = storage.read(claim.scope) if late.left < 0 else None
+        assert late.left >= 0 or (found and (found.state, found.answer)) == expected
+        assert end != "fail" or found is None or storage.take_over(found, replace(claim, owner="next"))
+
+
+@in_caches
+def test_a_claim_is_either_renewed_or_taken_over(databases: None, alias: str, key: str) -> None:
+    """A request finds an expired claim, which is renewed late: the first request still runs."""
+    seen, storage = set(), CacheStorage(alias)
+    for nth in range(6):
+        renewed: list[bool] = []
+        claim = claim_of(f"{key}{nth}", f"me{nth}")
+        found = expired(storage, claim)
+        late = Midway(alias, nth, partial(lambda claim, told: told.append(storage.renew(claim)), claim, renewed))
+        taken = late.take_over(found, replace(claim, owner="other"))
+        assert [not taken] == (renewed or [False])
+        assert read(storage, claim).owner == ("other" if taken else claim.owner)
+        seen.add(taken)
+    assert seen == {True, False}
+
+
+class WholeSeconds(LocMemCache):
+    """As Memcached: fractions of a second are cut off, and less than one is in the past."""
+
+    def get_backend_timeout(self, timeout: Any = 300) -> Any:
+        return super().get_backend_timeout(timeout if timeout is None else int(timeout) or -1)
+
+
+def test_a_cache_that_counts_whole_seconds(key: str, settings: Any) -> None:
+    settings.CACHES = {"default": {"BACKEND": f"{__name__}.WholeSeconds", "LOCATION": "whole"}}
+    storage, claim = CacheStorage("default"), claim_of(key, claim_ttl=0.5)
+    assert storage.claim(claim) is None
+    assert not read(storage, claim).expired
+    assert storage.renew(claim)
+
+
 class SilentCache(DummyCache):
     """As django-redis with IGNORE_EXCEPTIONS and a server that is down."""
 
@@ -187,46 +256,55 @@ def test_torn_entries_are_unknown_and_a_cache_that_keeps_nothing_an_error(key: s
         storage.claim(claim)
 
 
-@pytest.mark.parametrize("kind", [DatabaseStorage, PortableStorage])
 @every_database
-def test_purge_in_batches(alias: str, kind: type[DatabaseStorage], databases: None, tables: None) -> None:
+def test_purge_in_batches(alias: str, databases: None, tables: None) -> None:
     """What still runs is left, also if its lifetime is shorter."""
-    storage = kind(alias)
+    storage = DatabaseStorage(alias)
     for number in range(25):
         storage.claim(claim_of(f"{number:02d}"))
     sql(alias, "UPDATE {keys} SET lives_until = 1 WHERE scope < '21'")
     sql(alias, "UPDATE {keys} SET expires_at = 1 WHERE scope < '20'")
     try:
-        assert [storage.purge(batch=7, batches=1), storage.purge(batch=7), storage.purge(), purge()] == [7, 13, 0, 0]
+        assert [storage.purge(batch=7), purge(), storage.purge()] == [7, 13, 0]
         assert storage.read("20".ljust(64, "0")) is not None
     finally:
         forget_everything(alias)
 
 
-@every_database
-def test_a_site_on_a_database_that_is_not_known(
+def test_a_database_whose_sql_is_not_known_is_refused(
     site: Stage, sender: Sender, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Oracle, CockroachDB, ...: the stand-in is a server whose vendor is unknown. Naive code sends SQLite's
-    statements: each request with a key is answered 503."""
+    """Oracle, CockroachDB, ...: before the view acts, and by a check. With a cache the site works."""
     monkeypatch.setattr(type(connections[site.alias]), "vendor", "unheard_of")
-    assert {message.id for message in findings()} <= {"distlock.E003"}  # the lease table refuses it
-    for shape in ("plain", "atomic", "async"):
-        sent = [sender.post(shape, data) for data in (None, None, {"name": "other"})]
-        assert [answer.status_code for answer in sent] == [201, 201, 422]
-        found = {answer.status_code for answer in at_once(lambda shape=shape: Sender("crowd").post(shape), 4)}
-        assert found <= {201, 409}
-        site.during = fails(ValueError)
-        assert sender.post(shape, key="error").status_code == 500
-        site.during = lambda request: None
-        assert sender.post(shape, key="error").status_code == 201
-    assert states(site.alias) == ["completed"] * 9
-    browser = Browser()
-    fields = browser.open("atomic_form")
-    assert [browser.send(fields, "atomic_form")["Location"] for _ in range(2)] == ["/made/1/"] * 2
-    for shape, code in (("hold", "outcome_unknown"), ("retry", None)):
-        die(site, lambda shape=shape: sender.post(shape, key="died"))  # type: ignore[misc]
-        expire(site.alias)
-        assert sender.post(shape, key="died").json().get("code") == code
-    change(settings, MAX_KEYS=2)
-    assert [Sender(f"k{number}", who="b").post().status_code for number in range(3)] == [201, 201, 429]
+    storage_of.cache_clear()
+    assert "distlock.E035" in {message.id for message in findings()}
+    with pytest.raises(ImproperlyConfigured, match='"STORAGE"] = "cache"'):
+        storage_of()
+    assert (sender.post().status_code, site.effects) == (500, 0)
+    change(settings, STORAGE="cache")
+    assert [sender.post().status_code for _ in range(2)] == [201, 201]
+    assert site.effects == 1
+    assert purge() == 0
+
+
+def test_an_answer_that_comes_while_another_request_notes_that_there_is_none(
+    key: str, databases: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claim of a slow view has expired, and a copy writes "unknown" in the moment in which the view ends."""
+    storage, claim = CacheStorage("default"), claim_of(key)
+    found = expired(storage, claim)
+    kind, stored = type(caches["default"]), []
+    write = kind.set
+    first = threading.Thread(target=lambda: stored.append(CacheStorage("default").complete(claim, ANSWER)))
+
+    def slowly(cache: Any, entry: str, value: Any, *args: Any) -> Any:
+        if not first.ident:
+            first.start()
+            first.join(0.1)
+        return write(cache, entry, value, *args)
+
+    monkeypatch.setattr(kind, "set", slowly)
+    assert storage.hold(found, 60)
+    first.join(PATIENCE)
+    assert stored == [True]
+    assert read(storage, claim).answer == ANSWER

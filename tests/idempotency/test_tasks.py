@@ -127,8 +127,8 @@ def test_a_client_that_goes_during_the_claim(site: Stage, key: str, monkeypatch:
     claiming, go_on = threading.Event(), threading.Event()
     plain = DatabaseStorage.claim
 
-    def slow(self: DatabaseStorage, claim: Any) -> Any:
-        found = plain(self, claim)
+    def slow(self: DatabaseStorage, claim: Any, **how: Any) -> Any:
+        found = plain(self, claim, **how)
         claiming.set()
         assert go_on.wait(PATIENCE)
         return found

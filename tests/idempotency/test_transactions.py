@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from typing import Any
+from contextlib import ExitStack, closing, contextmanager
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import transaction
+from asgiref.sync import async_to_sync
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections, transaction
 from django.http import HttpResponse
+from django.test import RequestFactory
 
-from django_distlock.idempotency import signals
-from tests.idempotency.views import SHAPES
+from django_distlock.idempotency import Idempotency, IdempotencyMiddleware, idempotent, signals
+from tests.idempotency.views import SHAPES, aact, act
 from tests.idempotency.world import (
     Running,
     Sender,
@@ -20,8 +23,12 @@ from tests.idempotency.world import (
     expire,
     on_servers,
     sql,
+    states,
 )
 from tests.transactions import rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def same_request(response: Any) -> Any:
@@ -74,6 +81,59 @@ def test_a_copy_that_comes_while_an_old_key_is_used_anew(site: Stage, sender: Se
     with Running(site, lambda: Sender(key).post("atomic")):
         assert sender.post("atomic").json()["code"] == "in_flight"
     assert site.effects == 2
+
+
+def test_a_file_that_another_writer_keeps_busy(site: Stage, sender: Sender) -> None:
+    """On SQLite. Naive code says that the request is still being worked on, or runs the view unprotected."""
+    sql("default", "PRAGMA busy_timeout = 20")
+    with closing(connections["default"].copy()) as other, other.cursor() as cursor:
+        cursor.execute("BEGIN IMMEDIATE")
+        answers = [sender.post(shape) for shape in ("atomic", "atomic_open", "plain")]
+        cursor.execute("ROLLBACK")
+    assert [answer.json().get("code") for answer in answers] == ["store_unavailable"] * 3
+    assert site.effects == 0
+    assert sender.post("atomic").status_code == 201
+
+
+@contextmanager
+def inside(autocommit: bool, commits: bool) -> Iterator[None]:
+    """A transaction of the caller, also one that begins by itself because autocommit is off."""
+    if autocommit:
+        with transaction.atomic():
+            yield
+            transaction.set_rollback(not commits)
+        return
+    transaction.set_autocommit(False)
+    try:
+        yield
+        (transaction.commit if commits else transaction.rollback)()
+    finally:
+        transaction.rollback()
+        transaction.set_autocommit(True)
+
+
+@pytest.mark.parametrize("autocommit", [True, False])
+def test_inside_a_transaction_it_is_exactly_once(site: Stage, key: str, autocommit: bool) -> None:
+    """Nobody else would see the claim, so claim, view and answer end together; what cannot be part of it is refused."""
+    view = idempotent(act)
+
+    def request() -> Any:
+        return RequestFactory(headers={"Idempotency-Key": key, "Authorization": "a"}).post("/")
+
+    with inside(autocommit, commits=False):
+        view(request())
+    assert (states(site.alias), site.effects) == ([], 0)
+    with inside(autocommit, commits=True):
+        view(request())
+    with inside(autocommit, commits=True):
+        assert view(request())["Idempotency-Replayed"] == "true"
+    assert site.effects == 1
+    plain = request()
+    plain.idempotency = Idempotency()
+    with inside(autocommit, commits=False), pytest.raises(ImproperlyConfigured, match="in a transaction"):
+        IdempotencyMiddleware(act).process_view(plain, act, (), {})
+    with inside(autocommit, commits=False), pytest.raises(ImproperlyConfigured, match="in a transaction"):
+        async_to_sync(idempotent(aact))(request())
 
 
 def connected(stack: ExitStack, signal: Any, receiver: Any) -> None:

@@ -35,20 +35,18 @@ def bad_key(key: str) -> decisions.BadKey:
 
 PAGES: dict[str, Any] = {
     "busy": lambda request: LockBusyMiddleware(HttpResponse).process_exception(request, LockNotAcquired("taken")),
-    "working": lambda request: responses.working(request, "/form/"),
-    "failed": lambda request: responses.page(request, "working", 200),
-    "saved": lambda request: responses.page(request, "saved", 409, location="/1/", **AGAIN),
-    "changed": lambda request: responses.page(request, "saved", 422, location="/1/", changed=True, **AGAIN),
-    "running": lambda request: responses.page(request, "saved", 409, running=True, **AGAIN),
-    "unknown": lambda request: responses.page(request, "saved", 409, unknown=True, action=None),
-    "refused": lambda request: responses.page(request, "refused", 409, **AGAIN),
+    **{
+        f"{answer.code}, {answer.text}, {action}": lambda request, answer=answer, action=action: responses._given(
+            answer, request, True, location="/1/", **(AGAIN if action else {"action": None})
+        )
+        for answer in vars(responses).values()
+        if isinstance(answer, responses.Answer)
+        for action in (True, False)
+    },
     "missing_key": lambda request: responses.bad_key(request, decisions.MissingKey(), html=True),
     "bad_key": lambda request: responses.bad_key(request, decisions.BadKey("The key is empty."), html=True),
     "long_key": lambda request: responses.bad_key(request, bad_key("x" * 256), html=True),
     "problem": lambda request: responses.bad_key(request, bad_key("x" * 256), html=False),
-    "store_down": lambda request: responses.store_down(request, html=True),
-    "session_changed": lambda request: responses.page(request, "session_changed", 403, shown=[("1", "2")], **AGAIN),
-    "session_lost": lambda request: responses.page(request, "session_changed", 403, shown=[("1", "2")], action=None),
 }
 
 

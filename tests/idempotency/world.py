@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CROWD = 8
-LOCKS = {"default": "default", "postgres": "postgres", "mariadb": "mysql"}  # database alias -> lock alias
-every_database = pytest.mark.parametrize("alias", list(LOCKS))
+DATABASES = ("default", "postgres", "mariadb")
+every_database = pytest.mark.parametrize("alias", DATABASES)
 on_servers = pytest.mark.parametrize("alias", ["postgres", "mariadb"])
 
 
@@ -137,11 +137,6 @@ def hidden_fields(html: str) -> dict[str, Any]:
         assert name, tag
         found[name[1]] = value[1] if value else ""
     return found
-
-
-def refresh_of(page: Any) -> str:
-    """The address that a waiting page loads next."""
-    return str(page["Refresh"].partition("url=")[2])
 
 
 def by_task(shape: str, key: str, data: Any = None, **headers: str) -> Any:

@@ -16,7 +16,7 @@ from django.utils import translation
 
 import django_distlock
 from django_distlock import LockNotAcquired, LockTimeout
-from django_distlock.idempotency.http.responses import page
+from django_distlock.idempotency.http.responses import store_down
 from django_distlock.middleware import LockBusyMiddleware
 from tests.locks.elsewhere import held_elsewhere
 from tests.locks.views import NAME, to_raise
@@ -118,7 +118,7 @@ def test_retry_after_of_a_subclass_in_whole_seconds(rf: RequestFactory, seconds:
     assert '<html lang="en">' in response.content.decode()
 
 
-@pytest.mark.parametrize("answer", [busy, lambda request: page(request, "working", 409, 2.0)])
+@pytest.mark.parametrize("answer", [busy, lambda request: store_down(request, html=True)])
 def test_styles_have_the_nonce_of_a_content_security_policy(answer: Any) -> None:
     """If there is one: django.middleware.csp came with Django 6.0."""
     templates = copy.deepcopy(settings.TEMPLATES)

@@ -8,7 +8,7 @@ FEATURES = (
     Mutant(
         "row locks: rows are locked in the caller's order",
         "R9",
-        "data/rows/select_for_update.py",
+        "data/rows/fetch.py",
         '        locked = locked.order_by("pk")\n',
         "",
         (
@@ -80,7 +80,7 @@ FEATURES = (
         "leases/rows.py",
         "MINE = \"(lease = %(lease)s AND lease <> '' AND (%(principal)s = '' OR principal = %(principal)s))\"",
         "MINE = \"(lease = %(lease)s AND lease <> '' AND (%(principal)s = '' OR principal <> ''))\"",
-        ("tests/editing/store/test_verbs.py",),
+        ("tests/leases/test_objects.py",),
     ),
     Mutant(
         "edit locks: a beat claims another object than that of its page",
@@ -101,9 +101,9 @@ FEATURES = (
     Mutant(
         "browser locks: a stream forgets a lease that was lost, and tells no further turn of it",
         "browser locks",
-        "browser/http/watching.py",
+        "browser/events.py",
         "self._held.discard(lease)  # its tab may ask for it again, and then waits with the same id",
-        "del self.names[lease]",
+        "self.names = {each: name for each, name in self.names.items() if each != lease}",
         ("tests/browserlocks/http/test_events.py",),
     ),
     Mutant(

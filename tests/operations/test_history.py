@@ -168,5 +168,7 @@ def test_a_flood_takes_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     free.set()
     eventually(lambda: mine._thread is None, "it goes on for ever")
     written_down = [item for batch in batches for item in batch]
-    assert written_down == list(range(20_000 - MOST, 20_000))
-    assert max(map(len, batches)) == BATCH
+    # and the batch that was being written
+    assert written_down[-MOST:] == list(range(20_000 - MOST, 20_000))
+    assert len(written_down) <= MOST + BATCH
+    assert max(map(len, batches)) <= BATCH

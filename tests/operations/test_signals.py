@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.support.clock import FakeClock
 
 pytestmark = pytest.mark.usefixtures("databases")
-BASIC = {"signal", "sender", "name", "using", "template"}
+BASIC = {"signal", "sender", "name", "namespace", "using", "template"}
 FACTS = {
     "acquired": {"wait", "hold", "fence"},
     "released": {"hold", "fence"},

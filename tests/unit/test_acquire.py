@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Engine(Backend):
     """Answers what it was given: an exception, None (busy), or a number, which is the fence of a grant."""
 
-    queues_waiters = supports_fencing = True
+    supports_fencing = True
 
     def __init__(self, alias: str, options: Any) -> None:
         super().__init__(alias, options)
@@ -36,7 +36,7 @@ class Engine(Backend):
         self.journal: list[Any] = []
         self.clock: FakeClock | None = None
         self.gates: dict[str, threading.Event] = {}  # what is to be waited for before the answer
-        self.fails: Exception | None = None  # of withdraw()
+        self.fails: Exception | None = None  # of undo()
 
     def _at_gate(self, entry: Any) -> None:
         self.journal.append(entry)
@@ -51,19 +51,17 @@ class Engine(Backend):
             raise answer
         return answer and Grant(claim=claim, acquired_at=0, fence=answer)
 
-    def wait(self, claim: Claim, attempt: int, longest: float) -> None:
-        if self.clock is not None:
-            self.clock.time += min(2, longest)
-
     def pause(self, claim: Claim, attempt: int) -> float:
-        return PATIENCE
+        if self.clock is not None:
+            self.clock.time += min(2, self.journal[-1][1])
+        return 0
 
     def release(self, grant: Grant) -> bool:
         self.journal.append(f"release {grant.fence}")
         return True
 
-    def withdraw(self, claim: Claim) -> None:
-        self._at_gate("withdraw")
+    def undo(self, claim: Claim) -> None:
+        self._at_gate("undo")
         if self.fails is not None:
             raise self.fails
 
@@ -98,52 +96,29 @@ def test_backoff_doubles_up_to_a_bound_with_jitter() -> None:
 def test_r5_busy_until_the_deadline(engine: Engine, lock: Lock, fake_clock: FakeClock) -> None:
     engine.clock = fake_clock
     assert lock.try_acquire(timeout=5) is None
-    assert engine.journal == [("try", 5), ("try", 3), ("try", 1), ("try", 0), "withdraw"]
+    assert engine.journal == [("try", 5), ("try", 3), ("try", 1), ("try", 0)]
     engine.journal.clear()
     assert lock.try_acquire(timeout=0) is None
-    assert engine.journal == [("try", 0), "withdraw"]
+    assert engine.journal == [("try", 0)]
     engine.journal.clear()
     engine.answers = [7]
     lock.acquire(timeout=None).release()
-    assert engine.journal == [("try", math.inf), "release 7"], "what is granted is not withdrawn"
+    assert engine.journal == [("try", math.inf), "release 7"]
 
 
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("error", [KeyboardInterrupt("mine"), OSError("mine")])
-def test_r7_whatever_ends_it_the_waiter_leaves_the_queue(
+def test_r7_what_the_engine_does_not_know_is_undone(
     engine: Engine, lock: Lock, error: BaseException, fails: bool, caplog: Any
 ) -> None:
-    """Another thread withdraws it: a caller that is interrupted does not wait. What fails is in the log."""
+    """By another thread: a caller that is interrupted does not wait. What fails is in the log."""
     engine.answers = [None, error]
     engine.fails = BackendUnavailable("still gone") if fails else None
     with pytest.raises(type(error)):
         lock.acquire(timeout=9)
     eventually(lambda: not lock_table.all(), "it stays in the line")
-    assert engine.journal[2:] == ["withdraw"]
+    assert engine.journal[-1] == "undo"
     eventually(lambda: ("still gone" in caplog.text) is fails, "the failure is not told")
-
-
-def test_r7_a_second_cancellation_does_not_stop_the_clean_up(engine: Engine, lock: Lock, caplog: Any) -> None:
-    """Who cancels a task waits for its CancelledError; what the clean-up met is in the log."""
-    gate = engine.gates["withdraw"] = threading.Event()
-    engine.fails = BackendUnavailable("still gone")
-
-    async def main() -> None:
-        task = asyncio.create_task(lock.aacquire())
-        await asyncio.to_thread(eventually, lambda: engine.journal, "it does not ask")
-        await turns(10)
-        task.cancel()
-        await asyncio.to_thread(eventually, lambda: "withdraw" in engine.journal, "it does not leave")
-        task.cancel()
-        await turns(10)
-        assert not task.done()
-        gate.set()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(main())
-    assert engine.journal[1:] == ["withdraw"]
-    assert "still gone" in caplog.text
 
 
 @pytest.mark.parametrize("answer", [7, OSError()])

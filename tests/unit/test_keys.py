@@ -82,3 +82,15 @@ def test_names_that_are_allowed() -> None:
     for name in ("a", " ", "\x00", "x" * 512, "😀" * 512, type("Sub", (str,), {})("sub")):
         assert validate_name(name) == name
     assert LockKey("a", "n", b"x" * 32) != b"x" * 32
+
+
+@given(NAMES, ANY_TEXT, ANY_TEXT)
+@example("b", "a", "")
+def test_a_namespace_is_a_part_of_every_form_and_none_is_none(name: str, first: str, second: str) -> None:
+    assume(first != second)
+    one, other = (derive_key(SITE, "a", name, namespace=namespace) for namespace in (first, second))
+    assert len({one.number, other.number}) == len({one.text, other.text}) == len({one.path, other.path}) == 2
+    assert derive_key(SITE, "a", name, namespace="") == derive_key(SITE, "a", name)
+    # neither a longer name nor a name with parts is taken for it
+    for alike in ((one.full_name,), (first, name), (name, first)):
+        assert not first or derive_key(SITE, "a", *alike) != one

@@ -22,6 +22,7 @@ from django_distlock.backends.base import IDLE, TICK, Backend
 from django_distlock.backends.text import short
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.background import Background, NotStarted
+from django_distlock.concurrency.deadline import PATIENCE
 from django_distlock.concurrency.origin import describe_caller
 from django_distlock.concurrency.text import one_line
 from django_distlock.exceptions import BackendUnavailable
@@ -50,10 +51,6 @@ LOOKS_PER_TURN = 4
 SHARE_OF_HOLD, LONGEST_OF_NEXT = 0.05, 0.02
 # Seconds between two prunings by one process, on average; and between two batches, for the statements of others.
 PRUNE_EVERY, BREATH = 3600.0, 0.001
-# Seconds for a release, a renewal or a listing: a statement that hangs is sent once more.
-PATIENCE = 2.0
-# Seconds that close() waits for what runs in the background.
-END = 2.0
 
 
 class Pace:
@@ -300,7 +297,7 @@ class LeaseTableBackend(Backend):
     def close(self) -> None:
         self._undoing.clear()  # leases end by themselves
         self._closing = True
-        wait_for(self._jobs.values(), END)
+        wait_for(self._jobs.values(), PATIENCE)
         self._closing = False
         self.store.close()
         super().close()

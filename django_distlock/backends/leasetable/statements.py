@@ -191,7 +191,7 @@ class Statements:
             "digest": self.digest(claim),
             "token": claim.token,
             "alias": self._alias,
-            "name": printable(claim.key.name),
+            "name": printable(claim.key.full_name),
             "ttl": microseconds(claim.ttl or 0.0),
             "holder": holder,
             "place": place,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from django_distlock.backends.base import TICK, Backend
 from django_distlock.concurrency import clock, leftovers
+from django_distlock.concurrency.deadline import PATIENCE, SILENCE
 from django_distlock.concurrency.flow import run
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import Claim, Finding, Grant, LockInfo, drift
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     from django.core.checks import CheckMessage
 
     from django_distlock.keys import LockKey
-
-# The time that a release or a listing may take; a renewal, for which all other renewals wait. Seconds.
-PATIENCE, RENEWAL_PATIENCE = 2.0, 1.0
 
 
 class RedisBackend(Backend):
@@ -103,7 +101,7 @@ class RedisBackend(Backend):
 
     async def aextend(self, grant: Grant, ttl: float) -> Grant | None:
         asked = clock.now()
-        extended, _ = await self._asked(EXTEND, grant, RENEWAL_PATIENCE, milliseconds(ttl), int(asked * 1e6))
+        extended, _ = await self._asked(EXTEND, grant, SILENCE, milliseconds(ttl), int(asked * 1e6))
         return grant._replace(valid_until=asked + ttl - drift(ttl)) if extended else None
 
     def extend(self, grant: Grant, ttl: float) -> Grant | None:

@@ -23,7 +23,7 @@ from django_distlock.backends.redis.scripts import (
     milliseconds,
 )
 from django_distlock.concurrency import clock, leftovers
-from django_distlock.concurrency.deadline import SILENCE
+from django_distlock.concurrency.deadline import PATIENCE, SILENCE
 from django_distlock.concurrency.flow import run
 from django_distlock.exceptions import BackendUnavailable
 from django_distlock.records import Claim, Finding, Grant, LockInfo, drift
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 # The time of a node for its answer: this share of the TTL, at least and at most so many seconds.
 SHARE_OF_TTL, LEAST_NODE_TIMEOUT = 0.05, 0.05
-# The time for a release or an operator's request; and for a renewal, for which all others wait. Seconds.
-PATIENCE, RENEWAL_PATIENCE = 2.0, 1.0
 # A waiter asks only the lead at first for a name that was busy within this time; seconds.
 BUSY = 1.0
 MOST_BUSY = 4096
@@ -152,7 +150,7 @@ class RedlockBackend(Backend):
         ballot = Round(self.nodes, self._requests(EXTEND, grant, milliseconds(ttl), int(asked * 1e6)), votes.late)
         last: Mapping[int, Request] = {}
         try:
-            verdict = await ballot.run(confirm, RENEWAL_PATIENCE)
+            verdict = await ballot.run(confirm, SILENCE)  # all other renewals wait for it
             if verdict is Verdict.REFUSED:
                 last = votes.requests(grant.claim)
             elif verdict is Verdict.GRANTED and not votes.ended:

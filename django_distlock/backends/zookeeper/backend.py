@@ -10,7 +10,7 @@ from kazoo.exceptions import ZookeeperError
 from django_distlock.backends.base import Backend
 from django_distlock.backends.holders import holder_json
 from django_distlock.concurrency import clock, leftovers
-from django_distlock.concurrency.deadline import SILENCE
+from django_distlock.concurrency.deadline import PATIENCE, SILENCE
 from django_distlock.concurrency.flow import run
 from django_distlock.records import Claim, Finding, Grant, LockInfo
 
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from django_distlock.keys import LockKey
 
 T = TypeVar("T")
-
-# A release, a listing and a break may take this long; seconds.
-REQUEST_TIMEOUT = 2.0
 
 
 class ZooKeeperBackend(Backend):
@@ -124,7 +121,7 @@ class ZooKeeperBackend(Backend):
     async def _release(self, grant: Grant) -> bool:
         contender: Contender = grant.session
         session, path = contender.session, contender.path
-        until, sent_before = clock.now() + REQUEST_TIMEOUT, False
+        until, sent_before = clock.now() + PATIENCE, False
         try:
             if path is None or not session.lives():
                 return False
@@ -172,7 +169,7 @@ class ZooKeeperBackend(Backend):
 
     async def _verify(self, grant: Grant) -> bool:
         contender: Contender = grant.session
-        path, until = contender.path, clock.now() + REQUEST_TIMEOUT
+        path, until = contender.path, clock.now() + PATIENCE
         while path is not None and self.alive(grant):
             try:
                 (stat,) = await contender.session.ask(until, lambda kazoo: kazoo.exists_async(path))
@@ -203,7 +200,7 @@ class ZooKeeperBackend(Backend):
         return self._look(lambda session, until: delete_holder(session, until, info.key, info.fence))
 
     def _look(self, work: Callable[[ZooKeeperSession, float], Coroutine[Any, Any, T]]) -> T:
-        until = clock.now() + REQUEST_TIMEOUT
+        until = clock.now() + PATIENCE
         return run(self._on_session(lambda session: work(session, until), until))
 
     # the keepalive thread

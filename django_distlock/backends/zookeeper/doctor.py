@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from kazoo.hosts import collect_hosts
 
+from django_distlock.concurrency.deadline import SILENCE
 from django_distlock.records import Finding
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from .options import Settings
     from .session import ZooKeeperSession
 
-ANSWER_TIMEOUT = 1.0
 # The only command that servers answer without configuration:
 # https://zookeeper.apache.org/doc/r3.8.0/zookeeperAdmin.html#sc_4lw
 COMMAND = b"srvr"
@@ -54,8 +54,8 @@ def findings(alias: str, settings: Settings, session: ZooKeeperSession | None) -
 def _srvr(address: tuple[str, int]) -> str | None:
     """The server's answer, empty if it refuses the command; None if it cannot be reached."""
     try:
-        with socket.create_connection(address, ANSWER_TIMEOUT) as sock:
-            sock.settimeout(ANSWER_TIMEOUT)
+        with socket.create_connection(address, SILENCE) as sock:
+            sock.settimeout(SILENCE)
             sock.sendall(COMMAND)
             answer = b""
             while chunk := sock.recv(4096):

@@ -11,6 +11,7 @@ import select
 import socket
 import ssl
 import threading
+import traceback
 from typing import TYPE_CHECKING, Any
 
 from kazoo.handlers.threading import SequentialThreadingHandler
@@ -83,7 +84,12 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         return *([each for each in group if each.fileno() in found] for group in (readers, writers)), []
 
     def create_connection(self, *args: Any, timeout: float, **options: Any) -> Any:
-        self._socket = super().create_connection(*args, timeout=min(CONNECT_TIMEOUT, timeout / 3), **options)
+        try:
+            self._socket = super().create_connection(*args, timeout=min(CONNECT_TIMEOUT, timeout / 3), **options)
+        except Exception as error:
+            # kazoo closes no socket whose handshake failed, and the error, which is kept to be told, would keep it open
+            traceback.clear_frames(error.__traceback__)
+            raise
         return self._socket
 
     def create_socket_pair(self) -> Any:

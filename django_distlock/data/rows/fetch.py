@@ -1,29 +1,30 @@
-"""Runs the statement that locks rows, with its limit of time, on each engine."""
+"""The statement that locks rows: ``SELECT ... FOR UPDATE`` in the order of the primary key, with a limit of time."""
 
 from __future__ import annotations
 
 import re
-from contextlib import ExitStack, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from django.db import connections, transaction
-from django.db.models import prefetch_related_objects
+from django.db.models import Model, prefetch_related_objects
+from django.db.models.query import ModelIterable
 
 from django_distlock.data.base import held
 from django_distlock.data.errors import lock_errors
 from django_distlock.data.tables import sqlite
-from django_distlock.data.timeouts import milliseconds, mysql_limits, run, wait_limit
+from django_distlock.data.timeouts import milliseconds, mysql_limits, resolve, run, wait_limit
 from django_distlock.exceptions import LockNotAcquired, UnsupportedOperation
 from django_distlock.manager.open_transactions import in_transaction
-
-from .select_for_update import M, RowLockOptions, locking
+from django_distlock.validation import UNSET, Timeout, flag
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Sequence
 
-    from django.db.models import Model, QuerySet
+    from django.db.models import QuerySet
 
+M = TypeVar("M", bound=Model)
 
 # From TABLES and ENGINES: a view has no engine, and a temporary table belongs to one session.
 WITHOUT_ROLLBACK = (
@@ -31,16 +32,96 @@ WITHOUT_ROLLBACK = (
     " JOIN information_schema.ENGINES e ON e.ENGINE = t.ENGINE"
     " WHERE t.TABLE_SCHEMA = DATABASE() AND t.TABLE_NAME IN ({}) AND COALESCE(e.TRANSACTIONS, 'NO') <> 'YES'"
 )
+# (server, database, tables) that were found to have row locks.
+_good: set[tuple[object, ...]] = set()
 
 # The place of the hints of a statement: one comment, which may exist.
 HEAD = re.compile(r"((?:\s|/\*.*?\*/)*SELECT\b)(\s*/\*\+)?", re.IGNORECASE | re.DOTALL)
 
-# (server, database, tables) that were found to have row locks.
-_good: set[tuple[object, ...]] = set()
+
+class RowOptions(TypedDict, total=False):
+    """The options of every lock on rows, for ``**options``: all may be left out."""
+
+    timeout: Timeout
+    nowait: bool
+    of: Sequence[str]
+    no_key: bool
 
 
-def describe(queryset: QuerySet[Any]) -> str:
-    return f"A row of {queryset.model._meta.label}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowLockOptions:
+    """How rows are locked. ``timeout`` is in seconds, 0 is ``nowait``, None is for ever."""
+
+    timeout: float | None
+    skip_locked: bool
+    of: tuple[str, ...]
+    no_key: bool
+
+    @property
+    def waits(self) -> bool:
+        return self.timeout != 0
+
+
+def options_of(
+    timeout: Timeout = UNSET,
+    *,
+    nowait: bool = False,
+    skip_locked: bool = False,
+    of: Sequence[str] = (),
+    no_key: bool = False,
+) -> RowLockOptions:
+    """Check the options. ValueError or TypeError that names the argument."""
+    seconds = resolve(timeout, nowait=nowait, skip_locked=skip_locked)
+    if nowait and skip_locked:
+        raise ValueError("nowait and skip_locked exclude each other.")
+    if not isinstance(of, (tuple, list)) or not all(isinstance(name, str) for name in of):
+        raise TypeError(f'of must be a tuple of relation names such as ("self",), not {of!r}.')
+    return RowLockOptions(timeout=seconds, skip_locked=skip_locked, of=tuple(of), no_key=flag("no_key", no_key))
+
+
+def refuse_queryset(queryset: QuerySet[Any], options: RowLockOptions) -> None:
+    """ValueError for a queryset that gives no instances, or whose rows would be waited for in another order. What else
+    cannot be locked the engine refuses."""
+    query: Any = queryset.query
+    if query.combinator:
+        label = queryset.model._meta.label
+        raise ValueError(f"row_lock cannot lock the rows of a {query.combinator}: lock {label} by pk__in=... instead.")
+    if queryset._fields is not None or not issubclass(queryset._iterable_class, ModelIterable):  # type: ignore[attr-defined]
+        raise ValueError("row_lock gives instances: leave out values(), values_list(), dates() and datetimes().")
+    if query.is_sliced and options.waits and not _by_primary_key(queryset):
+        raise ValueError(
+            "row_lock waits for the rows of a slice only if it is ordered by pk, else two callers could wait for each "
+            "other: add skip_locked=True, nowait=True or order_by('pk')."
+        )
+
+
+def _by_primary_key(queryset: QuerySet[Any]) -> bool:
+    query, pk = queryset.query, queryset.model._meta.pk
+    own = query.order_by or (queryset.model._meta.ordering if query.default_ordering else ())
+    names = {"pk", pk.name, pk.attname} if pk is not None else {"pk"}
+    return query.standard_ordering and len(own) == 1 and own[0] in names and not query.extra_order_by
+
+
+def locking(queryset: QuerySet[M], options: RowLockOptions) -> QuerySet[M]:
+    """The queryset that locks. Where the engine lacks a weaker lock, the plain one is taken, which is stronger.
+
+    A slice keeps its order: it does not wait for rows, or it is ordered by primary key.
+    """
+    refuse_queryset(queryset, options)
+    features = connections[queryset.db].features
+    if not features.has_select_for_update:
+        locked = queryset.select_for_update()  # Django ignores it, and reads from the database that is written
+    else:
+        locked = queryset.select_for_update(
+            nowait=not options.waits and not options.skip_locked,
+            skip_locked=options.skip_locked,
+            of=options.of if features.has_select_for_update_of else (),
+            no_key=options.no_key and features.has_select_for_no_key_update,
+        )
+    if not locked.query.is_sliced:
+        locked = locked.order_by("pk")
+        locked.query.standard_ordering = True  # an earlier reverse() would reverse this order
+    return locked
 
 
 def locked_rows(
@@ -73,24 +154,27 @@ def _fetch(stack: ExitStack, connection: Any, queryset: QuerySet[M], options: Ro
 
     Each row once, although a join may find it twice: of two instances the second save() would undo the first.
     """
+    what = f"A row of {queryset.model._meta.label}"
     if connection.vendor == "mysql":
         _refuse_without_rows(connection, queryset.model)
-    if connection.vendor == "sqlite" and not _lock_sqlite(stack, connection, queryset, options):
+    if connection.vendor == "sqlite" and not _lock_sqlite(stack, connection, queryset, what, options):
         return []
     lookups = queryset._prefetch_related_lookups  # type: ignore[attr-defined]
-    with lock_errors(connection, describe(queryset), options.timeout), _limit(connection, options):
+    with lock_errors(connection, what, options.timeout), _limit(connection, options):
         rows = list({row.pk: row for row in queryset.prefetch_related(None)}.values())
     if lookups:
         prefetch_related_objects(rows, *lookups)
     return rows
 
 
-def _lock_sqlite(stack: ExitStack, connection: Any, queryset: QuerySet[Any], options: RowLockOptions) -> bool:
+def _lock_sqlite(
+    stack: ExitStack, connection: Any, queryset: QuerySet[Any], what: str, options: RowLockOptions
+) -> bool:
     """Take SQLite's write lock. If it is busy and ``skip_locked``, False, in a transaction without it."""
     inside, broken = in_transaction(connection), connection.needs_rollback
     table = connection.ops.quote_name(queryset.model._meta.db_table)
     try:
-        sqlite.lock_database(stack, connection, table, describe(queryset), options.timeout)
+        sqlite.lock_database(stack, connection, table, what, options.timeout)
     except LockNotAcquired:
         if not options.skip_locked:
             raise
@@ -107,15 +191,14 @@ def _limit(connection: Any, options: RowLockOptions) -> AbstractContextManager[N
     if connection.vendor == "sqlite":
         return nullcontext()
     if connection.vendor == "mysql" and not connection.mysql_is_mariadb:
-        return _hinted(connection, options.timeout)
+        return connection.execute_wrapper(_hints(connection, options.timeout))  # type: ignore[no-any-return]
     return wait_limit(connection, options.timeout, whole=options.waits)
 
 
-@contextmanager
-def _hinted(connection: Any, timeout: float | None) -> Iterator[None]:
-    """Limit the wait of the SELECT inside by hints, so that no setting has to be restored.
+def _hints(connection: Any, timeout: float | None) -> Callable[..., Any]:
+    """An execute wrapper that gives a SELECT of Oracle's MySQL its limits as hints, so that no setting has to be
+    restored. There is none for innodb_lock_wait_timeout, which ends a longer wait for rows (50 s by default).
 
-    There is no hint for innodb_lock_wait_timeout, at least a second: for a longer wait for rows it has to be set.
     max_execution_time limits the whole statement, in milliseconds, and 0 is no limit: NOWAIT ends a wait of 0, and a
     wait for a table ends after a second, the shortest that there is.
     https://dev.mysql.com/doc/refman/8.4/en/optimizer-hints.html
@@ -129,9 +212,7 @@ def _hinted(connection: Any, timeout: float | None) -> Iterator[None]:
         hinted = HEAD.sub(lambda head: f"{head[1]} /*+ {hints}{'' if head[2] else ' */'}", sql, count=1)
         return execute(hinted, *rest)
 
-    longer = timeout is None or timeout > 1
-    with wait_limit(connection, timeout) if longer else nullcontext(), connection.execute_wrapper(hint):
-        yield
+    return hint
 
 
 def _refuse_without_rows(connection: Any, model: type[Model]) -> None:

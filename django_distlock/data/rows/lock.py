@@ -6,21 +6,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
-from django.db.models import Model
+from django.db.models import Manager, Model, QuerySet
 
 from django_distlock.data.base import DataLock, wrap
 from django_distlock.locks.name_templates import check_known, follow, signature_of, values_of, without
 from django_distlock.validation import UNSET, Timeout, Unset, check_names, qualified_name
 
-from .fetch import locked_rows
-from .select_for_update import M, RowLockOptions, RowOptions, options_of, queryset_of, refuse_queryset
+from .fetch import M, RowLockOptions, RowOptions, locked_rows, options_of, refuse_queryset
 
 if TYPE_CHECKING:
     import inspect
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
-
-    from django.db.models import Manager, QuerySet
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -65,7 +62,7 @@ class RowLock(DataLock[R]):
     @contextmanager
     def hold(self) -> Iterator[R]:
         """A new block that holds the rows."""
-        queryset = queryset_of(self.target, self.pk, self.using)
+        queryset = _queryset(self.target, self.pk, self.using)
         with locked_rows(queryset, self.options) as rows:
             if self.pk is UNSET:
                 yield rows  # type: ignore[misc]
@@ -118,10 +115,10 @@ def row_lock(
     ``skip_locked`` leaves out the rows that are locked. ``of`` and ``no_key`` as for Django's ``select_for_update``;
     an engine without them takes the stronger lock. SQLite locks the whole database against writers.
 
-    Raises LockNotAcquired or LockTimeout (busy), DeadlockDetected, UnsupportedOperation (a MySQL table without
-    transactions), ValueError for a queryset that cannot be locked, FieldError for a name in ``of`` that is no relation
-    of it. A row that a join finds several times is given once. After an error of the lock an enclosing ``atomic()``
-    is rolled back.
+    Raises LockNotAcquired or LockTimeout (busy), DeadlockDetected, UnsupportedOperation (rows that the engine cannot
+    lock, as those of a nullable relation on PostgreSQL; a MySQL table without transactions), ValueError for a queryset
+    that gives no instances. A row that a join finds several times is given once. After an error of the lock an
+    enclosing ``atomic()`` is rolled back.
     """
     options = options_of(timeout, nowait=nowait, skip_locked=skip_locked, of=of, no_key=no_key)
     check_names(into=into, using=using)
@@ -130,8 +127,18 @@ def row_lock(
     elif pk is not UNSET:
         raise ValueError("pk goes with a model; filter the queryset instead.")
     else:
-        refuse_queryset(queryset_of(target, None, using), options)
+        refuse_queryset(_queryset(target, None, using), options)
     return RowLock(target=target, pk=pk, using=using, into=into, options=options)
+
+
+def _queryset(target: object, pk: object, using: str | None) -> QuerySet[Any]:
+    if isinstance(target, type) and issubclass(target, Model):
+        queryset = target._default_manager.filter(pk=pk)
+    elif isinstance(target, (QuerySet, Manager)):
+        queryset = target.all()
+    else:
+        raise TypeError(f"row_lock takes a queryset, or a model and pk=, not {target!r}.")
+    return queryset.using(using) if using is not None else queryset
 
 
 def _check_one(model: Any, pk: object, options: RowLockOptions) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django.db import connections, models, router
 
@@ -16,7 +15,7 @@ from . import mysql, postgres, sqlite
 from .modes import WEAK, Table, TableLockMode, validate_mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -26,7 +25,6 @@ ENGINES = {"postgresql": postgres.lock, "mysql": mysql.lock, "sqlite": sqlite.lo
 # The ORM's aliases of a table that a query uses twice (T) or in a subquery (U, and V in a subquery of that):
 # django.db.models.sql.query.Query.table_alias and bump_prefix.
 ORM_ALIASES = ("T2", "T3", "T4", "T5", "U0", "U1", "U2", "U3", "V0", "V1")
-ALIAS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 class table_lock(DataLock[None]):
@@ -64,19 +62,19 @@ class table_lock(DataLock[None]):
         timeout: Timeout = UNSET,
         nowait: bool = False,
     ) -> None:
-        groups = (
-            ("models", validate_mode(mode), models),
-            ("read", validate_mode("read"), _models("read", read)),
-            ("write", validate_mode("write"), _models("write", write)),
-        )
-        named = [(_model(name, model), kind) for name, kind, group in groups for model in group]
+        groups = (("models", models, mode), ("read", read, "read"), ("write", write, "write"))
+        named = [(model, validate_mode(kind)) for name, group, kind in groups for model in _models(name, group)]
         if not named:
             raise ValueError("table_lock needs at least one model.")
         if len({model._meta.concrete_model for model, _ in named}) < len(named):
             raise ValueError("A model is named twice; write includes read.")
         check_names(using=using)
         self.wanted = dict(named)
-        self.aliases = _aliases(aliases)
+        self.aliases = dict(aliases or {})
+        for model in _models("aliases", self.aliases):
+            names = self.aliases[model]
+            if isinstance(names, str) or not all(isinstance(name, str) and name.isidentifier() for name in names):
+                raise ValueError(f"aliases[{model.__name__}] must be a list of names such as 'T6', not {names!r}.")
         self.using = using
         self.timeout = resolve(timeout, nowait=nowait)
 
@@ -107,36 +105,16 @@ class table_lock(DataLock[None]):
         return found.pop()
 
 
-def _model(argument: str, model: object) -> Model:
-    """A concrete model class; TypeError or ValueError that names the argument."""
-    if not (isinstance(model, type) and issubclass(model, models.Model) and hasattr(model, "_meta")):
-        kind = model.__name__ if isinstance(model, type) else type(model).__name__
-        raise TypeError(f"{argument} must be model classes, not {kind}.")
-    if model._meta.abstract:
-        raise ValueError(f"{argument}: {model.__name__} is abstract and has no table.")
-    if model._meta.swapped:
-        raise ValueError(f"{argument}: {model.__name__} was swapped for {model._meta.swapped}.")
-    return model
-
-
-def _models(argument: str, given: object) -> tuple[Any, ...]:
-    if isinstance(given, (str, type)) or not hasattr(given, "__iter__"):
+def _models(argument: str, given: Iterable[Model]) -> Iterator[Model]:
+    """Models that have a table; TypeError or ValueError that names the argument."""
+    if isinstance(given, (str, type)):
         raise TypeError(f"{argument} must be a list of model classes, not {given!r}.")
-    return tuple(given)
-
-
-def _aliases(given: Mapping[Model, Sequence[str]] | None) -> dict[Model, tuple[str, ...]]:
-    found: dict[Model, tuple[str, ...]] = {}
-    for model, names in (given or {}).items():
-        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-            raise TypeError(f"aliases[{getattr(model, '__name__', model)!s}] must be a list of str, not {names!r}.")
-        for name in names:
-            if any(name in others for others in found.values()):
-                raise ValueError(f"aliases: {name!r} is given to two models; an alias belongs to one table.")
-            if not ALIAS.fullmatch(name):
-                raise ValueError(f"aliases: {name!r} is no alias; the ORM's are letters and digits, like T6.")
-        found[_model("aliases", model)] = tuple(names)
-    return found
+    for model in given:
+        if not (isinstance(model, type) and issubclass(model, models.Model)):
+            raise TypeError(f"{argument} must be model classes, not {model!r}.")
+        if model is models.Model or model._meta.abstract or model._meta.swapped:
+            raise ValueError(f"{argument}: {model.__name__} has no table.")
+        yield model
 
 
 def tables_of(
@@ -150,13 +128,12 @@ def tables_of(
             name = table_name(connection, part)
             known = found.setdefault(name, Table(name, mode))
             known.mode = _both(known.mode, mode)
-    taken: set[str] = set()
     for model, names in aliases.items():
         name = table_name(connection, model)
         if name not in found:
             raise ValueError(f"aliases: {model.__name__} is not among the models that are locked.")
         found[name].aliases += tuple(names)
-        taken |= set(names)
+    taken = {alias for names in aliases.values() for alias in names}
     first = next(iter(found.values()))  # an alias belongs to one table
     first.aliases += tuple(alias for alias in ORM_ALIASES if alias not in taken)
     return [found[name] for name in sorted(found)]

@@ -3,10 +3,10 @@
 LOCK TABLES commits an open transaction, and START TRANSACTION or BEGIN drop its locks without an error (measured). So
 the block is a durable ``atomic()``: Django sends no BEGIN inside it, and an inner ``atomic()`` is a savepoint.
 
-The statements of the block must not end that transaction, nor use tables that are not locked. The text of a statement
-does not show that it commits: comments, procedures, prepared statements and DDL may. The server shows it: a savepoint
-ends with its transaction. UNLOCK TABLES, BEGIN and LOCK TABLES, which drop the locks, commit first and so end it too
-(measured with MariaDB 10.11). https://dev.mysql.com/doc/refman/8.4/en/implicit-commit.html
+No statement of the block may end that transaction, and what a statement does its text does not show. The server does,
+at the end of the block: a savepoint ends with its transaction. UNLOCK TABLES, BEGIN and LOCK TABLES, which drop the
+locks, commit first and so end it too (measured with MariaDB 10.11).
+https://dev.mysql.com/doc/refman/8.4/en/implicit-commit.html
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import re
 from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from django.apps import apps
 from django.db import Error, transaction
 
 from django_distlock.data.errors import code_of, lock_errors
@@ -36,32 +35,24 @@ WITHOUT = re.compile("vitess|tidb", re.IGNORECASE)
 # (database alias, host, port) -> is the server a node of Galera? Asked once per process.
 _galera: dict[tuple[str, str, str], bool] = {}
 
-BLOCK, STATEMENT = "distlock_block", "distlock_statement"
+SAVEPOINT = "distlock_block"
 NO_SAVEPOINT = 1305  # ER_SP_DOES_NOT_EXIST
-OUT_OF_SYNC = 2014  # CR_COMMANDS_OUT_OF_SYNC: the caller has not read all results of the statement yet
-# ER_TABLE_NOT_LOCKED, ER_TABLE_NOT_LOCKED_FOR_WRITE
-UNNAMED, READ_ONLY = 1100, 1099
-QUOTED = re.compile(r"'(.*)' was ", re.DOTALL)
-
-# What may precede the first word.
-SKIPPED = r"[\s;(]|--(?=\s|$)[^\n]*+|\#[^\n]*+|/\*(?!M?!).*?\*/"
-# /*! and /*M! begin a comment that the server executes, unless the number after it is a later version.
-LEAD = rf"(?:{SKIPPED}|/\*M?!\d*)*+"
-# Statements that are refused, because they would unlock the tables or commit.
+# ER_TABLE_NOT_LOCKED, ER_TABLE_NOT_LOCKED_FOR_WRITE, and what to do
+CURES = {
+    1100: "Inside table_lock every table and alias must be locked: name its model in table_lock(...), or the alias in "
+    "aliases={Model: [...]}.",
+    1099: "It is locked for reading only, by table_lock or by the server for a foreign key: name its model in "
+    "write=[...].",
+}
+# Statements that say by their first words that they would unlock the tables or commit. Others are told at the end.
 ENDS = re.compile(
-    LEAD
-    + r"""(?:START\s+TRANSACTION | BEGIN(?!\s+NOT\b) | COMMIT | ROLLBACK(?!\s+(?:WORK\s+)?TO\b)
-    | UNLOCK\s+TABLES? | LOCK\s+TABLES? | SET\s+(?:@@)?(?:SESSION[\s.]+|LOCAL[\s.]+)?AUTOCOMMIT
-    | CREATE(?!\s+(?:OR\s+REPLACE\s+)?TEMPORARY\b) | ALTER | DROP(?!\s+(?:TEMPORARY|PREPARE)\b) | TRUNCATE | RENAME
-    | (?:ANALYZE|CHECK|OPTIMIZE|REPAIR)\s+(?:\w+\s+)?TABLES? | FLUSH | RESET | GRANT | REVOKE)\b""",
-    re.IGNORECASE | re.DOTALL | re.VERBOSE,
+    r"\s*(START\s+TRANSACTION|BEGIN|COMMIT|UNLOCK|LOCK|ALTER|TRUNCATE|RENAME|SET\s+(@@)?(SESSION[\s.]+)?AUTOCOMMIT)\b",
+    re.IGNORECASE,
 )
-# A single statement that cannot commit, nor can the functions and triggers that it calls (error 1422): everything that
-# the ORM sends. After any other the server is asked: /*!999999 SELECT */ COMMIT is a COMMIT.
-HARMLESS = re.compile(
-    rf"(?:{SKIPPED})*+"
-    r"(?:SELECT|INSERT|UPDATE|DELETE|REPLACE|WITH|SAVEPOINT|RELEASE|ROLLBACK|SHOW|EXPLAIN)\b[^;]*;?\s*",
-    re.IGNORECASE | re.DOTALL,
+ENDED = (
+    "Something inside table_lock has ended its transaction, and perhaps unlocked the tables: what the block had "
+    "written until then is committed (after a rollback or a deadlock: gone), what it wrote later is rolled back. Do "
+    "that before the block or after it."
 )
 
 
@@ -75,13 +66,12 @@ def lock(stack: ExitStack, connection: Any, tables: Sequence[Table], timeout: fl
             "TransactionTestCase."
         )
     refuse_server(connection)
-    sql = statement(connection, tables)
     unlock = stack.enter_context(ExitStack())
     unlock.callback(_unlock, connection)
     stack.enter_context(transaction.atomic(using=connection.alias, durable=True))
     transaction.on_commit(unlock.close, using=connection.alias)  # the first hook: before those of the block
     with lock_errors(connection, described(tables), timeout), wait_limit(connection, timeout):
-        run(connection, sql)
+        run(connection, statement(connection, tables))
     stack.enter_context(guarded(connection))
 
 
@@ -127,110 +117,50 @@ def _unlock(connection: Any) -> None:
 def guarded(connection: Any) -> Iterator[None]:
     """Guard the block, which begins right after LOCK TABLES.
 
-    LockLost at its end if anything has ended its transaction, also past Django's cursors. If the block fails, its error
-    is raised, and that message becomes a note of it.
+    LockLost at its end if anything has ended its transaction. If the block fails, its error is raised, and that message
+    becomes a note of it.
     """
-    guard, raw = Guard(connection), connection.connection
+    raw = connection.connection
+    _send(connection, connection.ops.savepoint_create_sql(SAVEPOINT))
     try:
-        with connection.execute_wrapper(guard):
+        with connection.execute_wrapper(_explained):
             yield
     except BaseException as error:
         if not isinstance(error, LockLost) and connection.connection is raw:
             with suppress(Error):
-                try:
-                    guard.finish()
-                except LockLost as lost:
-                    error.add_note(str(lost))
+                if _ended(connection):
+                    error.add_note(ENDED)
         raise
-    guard.finish()
+    if _ended(connection):
+        raise LockLost(ENDED)
 
 
-class Guard:
-    """Execute wrapper of the block: refuses statements that would end its transaction, and reports one that did."""
-
-    def __init__(self, connection: Any) -> None:
-        self.connection = connection
-        self.lost: str | None = None
-        self._send(connection.ops.savepoint_create_sql(BLOCK))
-
-    def __call__(self, execute: Callable[..., Any], sql: Any, *rest: Any) -> Any:
-        text = str(sql)
-        shown = repr(text.strip()[:40])
-        if ENDS.match(text):
-            raise UnsupportedOperation(f"{shown} inside table_lock would unlock the tables or end its transaction.")
-        asked = not HARMLESS.fullmatch(text)
-        if asked:
-            self._send(self.connection.ops.savepoint_create_sql(STATEMENT))
-        try:
-            result = execute(sql, *rest)
-        except Error as error:
-            if asked:
-                with suppress(Error):
-                    self._check(STATEMENT, shown)  # CREATE TABLE commits, and may fail then
-            if code_of(error) in (UNNAMED, READ_ONLY):
-                raise not_locked(error, text) from error
+def _ended(connection: Any) -> bool:
+    """Is the savepoint gone, and the transaction with it?"""
+    try:
+        _send(connection, connection.ops.savepoint_commit_sql(SAVEPOINT))
+    except Error as error:
+        if code_of(error) != NO_SAVEPOINT:
             raise
-        if asked:
-            self._check(STATEMENT, shown)
-        return result
-
-    def finish(self) -> None:
-        """LockLost if the transaction of the block has ended."""
-        if self.lost is not None:
-            raise LockLost(self.lost)
-        self._check(BLOCK, "Something")
-
-    def _check(self, savepoint: str, what: str) -> None:
-        try:
-            self._send(self.connection.ops.savepoint_commit_sql(savepoint))
-        except Error as error:
-            if code_of(error) == OUT_OF_SYNC:
-                return  # finish() will notice it
-            if code_of(error) != NO_SAVEPOINT:
-                raise
-            self.lost = (
-                f"{what} inside table_lock has ended its transaction, and perhaps unlocked the tables: what the block "
-                "had written until then is committed (after a rollback or a deadlock: gone), what it wrote later is "
-                "rolled back. Do that before the block or after it."
-            )
-            self.connection.needs_rollback = True
-            lost = self.connection.rollback_exc = LockLost(self.lost)
-            raise lost from None
-
-    def _send(self, sql: str) -> None:
-        """Send it past this guard, and past Django's refusal of statements before a rollback."""
-        with self.connection.wrap_database_errors, closing(self.connection.create_cursor()) as cursor:
-            cursor.execute(sql)
+        return True
+    return False
 
 
-def not_locked(error: Exception, sql: str) -> LockNotHeld:
-    """The error for a table or an alias that is not locked. The server gives the name that the query uses, the query
-    the table, and Django the model."""
-    match = QUOTED.search(str(error.args[-1]))
-    name = match[1] if match else "?"
-    if error.args[0] == READ_ONLY:
-        return LockNotHeld(
-            f"The table {name!r} is locked for reading only, by table_lock or by the server for a foreign key: name "
-            f"{model_named(name)} in write=[...]."
-        )
-    found = re.search(rf"`((?:[^`]|``)+)`\s+(?:AS\s+)?`?{re.escape(name)}`?(?![\w`.])", sql, re.IGNORECASE)
-    if found is None or found[1] == name:
-        return LockNotHeld(
-            f"The table {name!r} is used inside table_lock and not locked: name {model_named(name)} in table_lock(...)."
-        )
-    return LockNotHeld(
-        f"The alias {name!r} of the table {found[1]!r} is used inside table_lock and not locked: add "
-        f"aliases={{{model_named(found[1])}: [{name!r}]}}, and the model if it is not named yet."
-    )
+def _send(connection: Any, sql: str) -> None:
+    """Send it past the wrappers, and past Django's refusal of statements before a rollback."""
+    with connection.wrap_database_errors, closing(connection.create_cursor()) as cursor:
+        cursor.execute(sql)
 
 
-def model_named(table: str) -> str:
-    """The model of a table, as code refers to it."""
-    for model in apps.get_models(include_auto_created=True):
-        if model._meta.proxy or model._meta.db_table.strip("`") != table:
-            continue
-        owner: Any = model._meta.auto_created
-        fields = owner._meta.local_many_to_many if owner else ()
-        names = (f"{owner.__name__}.{field.name}.through" for field in fields if field.remote_field.through is model)
-        return next(names, model.__name__)
-    return "its model"
+def _explained(execute: Callable[..., Any], sql: Any, *rest: Any) -> Any:
+    """Execute wrapper of the block: refuse what plainly ends it, and say how to use a table that is not locked."""
+    if ENDS.match(str(sql)):
+        shown = repr(str(sql).strip()[:40])
+        raise UnsupportedOperation(f"{shown} inside table_lock would unlock the tables or end its transaction.")
+    try:
+        return execute(sql, *rest)
+    except Error as error:
+        cure = CURES.get(code_of(error))  # type: ignore[arg-type]
+        if cure is None:
+            raise
+        raise LockNotHeld(f"{error.args[-1]}. {cure}") from error

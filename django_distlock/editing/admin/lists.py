@@ -78,7 +78,7 @@ class EditedFilter(admin.SimpleListFilter):
 def held_of(model: type[Model], database: str) -> dict[Any, EditLease]:
     """The leases of the objects of a model that are edited now, by primary key."""
     found = {}
-    for row in store.held(config().database or database, label_of(model), MOST_HELD):
+    for row in store.held(database, label_of(model), MOST_HELD):
         with suppress(ValueError):
             found[pk_of(replace(row.resource, kind=model._meta.label_lower))] = row
     return found

@@ -242,14 +242,16 @@ class EditLockAdmin(EditLockLists):
         self, request: HttpRequest, object_id: str, guard: SaveGuard, refusal: Refusal, obj: Any, page: Page
     ) -> HttpResponse:
         fields, inlines = self.get_edit_fields(request, obj), pages.inlines_of(self, request, obj)
-        ready = guard.prepare(refusal, obj, fields=fields, inlines=inlines)
+        ready = guard.prepare(
+            refusal,
+            obj,
+            fields=fields,
+            inlines=inlines,
+            may_overwrite=lambda holder: may_take_over(request, guard.config, obj, holder, self.may_take_over),
+        )
         if ready is None:
             return refusals.page(request, refusal, template=self.edit_conflict_template)
         self._load(request, object_id, obj, ready.obj)
-        holder = guard.other_holder(ready.leases)
-        can_overwrite = may_take_over(request, guard.config, obj, holder, self.may_take_over)
-        posted = replace(guard.posted, text=refusal.grant or guard.posted.text)
-        ready_forms(request)[guard.resources[0]] = replace(ready, posted=posted, can_overwrite=can_overwrite)
         request._distlock_refusal = refusal  # type: ignore[attr-defined]
         try:
             with transactions_of_request():
@@ -284,7 +286,7 @@ class EditLockAdmin(EditLockLists):
         """The inlines; after a refused save their rows say what is saved now."""
         formsets, inlines = super()._create_formsets(request, obj, change)  # type: ignore[misc]
         refusal = _refusal(request)
-        if refusal is not None and refusal.reason in ("changed", "grant"):
+        if refusal is not None and refusal.replaces:
             for formset, inline in zip(formsets, inlines, strict=True):
                 if inline.has_change_permission(request, obj):
                     for form in formset.initial_forms:
@@ -320,7 +322,7 @@ class EditLockAdmin(EditLockLists):
             return guard.save(lambda save: self._delete(request, object_id, save, obj, page))
         except SaveRefused as refused:
             refused.refusal.deletes = True
-            return refusals.page(request, refused.refusal, [], template=self.edit_conflict_template)
+            return refusals.page(request, refused.refusal, template=self.edit_conflict_template)
 
     def _delete(self, request: HttpRequest, object_id: str, save: Save, obj: Any, page: Page) -> HttpResponse:
         _loaded(request)[id(self), unquote(object_id)] = obj
@@ -339,7 +341,7 @@ class RefusedForm:
     def full_clean(self) -> None:
         super().full_clean()  # type: ignore[misc]
         if self.is_bound:
-            add_conflict(self, self.refusal)
+            add_conflict(self, self.refusal)  # type: ignore[arg-type]
 
 
 def gone_rows_text() -> str:

@@ -1,1 +1,1 @@
-"""Requests, responses, forms and the waiting page."""
+"""Requests, responses, forms, and clients that disconnect."""

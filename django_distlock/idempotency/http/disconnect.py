@@ -1,4 +1,4 @@
-"""Finish a request that has claimed a key even if its client disconnects."""
+"""Finish a request with a key even if its client disconnects."""
 
 from __future__ import annotations
 
@@ -11,29 +11,26 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Coroutine
 
 T = TypeVar("T")
 # Tasks whose client has disconnected; asyncio itself keeps only weak references.
 _orphans: set[asyncio.Task[Any]] = set()
 
 
-async def finish_despite_disconnect(answering: Coroutine[Any, Any, T], begun: Callable[[], bool]) -> T:
-    """Await ``answering``. If Django cancels this task after ``begun``, because the client has disconnected, the work
-    still ends in a task that nothing awaits, so that what the view did and what is stored agree. The caller sees the
-    ContextVars that the work has set, as if it had awaited it directly."""
+async def finish_despite_disconnect(answering: Coroutine[Any, Any, T]) -> T:
+    """Await ``answering``. If Django cancels this task, because the client has disconnected, the work still ends in a
+    task that nothing awaits, so that what the view did and what is stored agree. The caller sees the ContextVars that
+    the work has set, as if it had awaited it directly."""
     task, context = asyncio.current_task(), contextvars.copy_context()
     work: asyncio.Task[T] = asyncio.create_task(answering, context=context)
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
         if task is not None and task.cancelling() and not work.done():
-            if begun():
-                orphan = asyncio.create_task(_finish(work))
-                _orphans.add(orphan)
-                orphan.add_done_callback(_orphans.discard)
-            else:
-                work.cancel()
+            orphan = asyncio.create_task(_finish(work))
+            _orphans.add(orphan)
+            orphan.add_done_callback(_orphans.discard)
         raise
     finally:
         if work.done():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from enum import Enum
 from typing import TYPE_CHECKING
 
 from django.core import signing
@@ -22,14 +21,6 @@ if TYPE_CHECKING:
 SALT = "django_distlock.idempotency.form"
 MOST_ACTIONS = 20
 LONGEST = 1024  # characters of a key with its signatures, one for each action of the form
-
-
-class Verified(Enum):
-    """The validity of a form key."""
-
-    GOOD = "issued to this principal for this action"
-    FOREIGN = "issued, but to somebody else (a log-in since, a cached page), or for another address"
-    INVENTED = "never issued"
 
 
 def issue(request: HttpRequest, actions: Iterable[str] = ()) -> str:
@@ -52,18 +43,24 @@ def issue(request: HttpRequest, actions: Iterable[str] = ()) -> str:
     paths = [path.partition("?")[0].partition("#")[0] or request.path for path in actions] or [request.path]
     if len(paths) > MOST_ACTIONS:
         raise ValueError(f"A form can have {MOST_ACTIONS} addresses, not {len(paths)}.")
-    issued = _signature("issued", number)
-    return ".".join([number, issued, *(_signature("form", number, principal, path) for path in paths)])
+    return ".".join([number, *(_signer().signature(_text(number, principal, path))[:43] for path in paths)])
 
 
-def verify(request: HttpRequest, value: str, principal: str) -> Verified:
-    """Verify the key ``value`` for this request of ``principal``."""
-    number, *signatures = value[: LONGEST + 1].split(".") if len(value) <= LONGEST else ("",)
-    if len(signatures) < 2 or not _signed(signatures[0], "issued", number):
-        return Verified.INVENTED
-    if any(_signed(signature, "form", number, principal, request.path) for signature in signatures[1:]):
-        return Verified.GOOD
-    return Verified.FOREIGN
+def is_valid(request: HttpRequest, key: str, principal: str) -> bool:
+    """Was the key issued to ``principal`` for the address of this request?
+
+    If it was not, the form comes from this site all the same: the CSRF check has passed. The visitor has logged in or
+    out since, the page was cached, or the key was made for another address.
+    """
+    if len(key) > LONGEST:
+        return False
+    number, *signatures = key.split(".")
+    return any(_is_signed(signature, _text(number, principal, request.path)) for signature in signatures)
+
+
+def number_of(key: str) -> str:
+    """The key without its signatures."""
+    return key.partition(".")[0]
 
 
 def hidden_field(request: HttpRequest, actions: Iterable[str] = ()) -> SafeString:
@@ -86,18 +83,14 @@ def _signer() -> signing.Signer:
     return signing.Signer(salt=SALT, sep="/")
 
 
-def _text(parts: Iterable[str]) -> str:
+def _text(*parts: str) -> str:
     return "".join(f"{len(part)}:{part}" for part in parts)
 
 
-def _signature(*parts: str) -> str:
-    return _signer().signature(_text(parts))[:43]
-
-
-def _signed(signature: str, *parts: str) -> bool:
-    """Is it the signature of these parts, by SECRET_KEY or one of SECRET_KEY_FALLBACKS?"""
+def _is_signed(signature: str, text: str) -> bool:
+    """Is it the signature of the text, by SECRET_KEY or one of SECRET_KEY_FALLBACKS?"""
     try:
-        _signer().unsign(f"{_text(parts)}/{signature}")
+        _signer().unsign(f"{text}/{signature}")
     except signing.BadSignature:
         return False
     return True

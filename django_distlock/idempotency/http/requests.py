@@ -11,13 +11,11 @@ import os
 import tempfile
 import weakref
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import IO, TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qsl
 
 from django.core.exceptions import SuspiciousOperation
-from django.core.files.uploadedfile import UploadedFile
-from django.core.files.uploadhandler import FileUploadHandler
-from django.http.multipartparser import MultiPartParser
 from django.utils.encoding import escape_uri_path, iri_to_uri
 from django.utils.http import escape_leading_slashes
 
@@ -29,12 +27,12 @@ if TYPE_CHECKING:
 
     from django.http import HttpRequest, QueryDict
 
-    from django_distlock.idempotency.options import Options
+    from django_distlock.idempotency.conf import Options
 
 HEADER = "HTTP_IDEMPOTENCY_KEY"  # in META: cheaper than request.headers
 FIELD = "_idempotency_key"  # of a form
-FORM_TYPES = ("application/x-www-form-urlencoded", "multipart/form-data")
-JSON_TYPES = ("application/json",)
+MULTIPART = "multipart/form-data"
+FORM_TYPES = ("application/x-www-form-urlencoded", MULTIPART)
 CHUNK = 64 * 1024
 Source = Literal["form", "header", "callable"]
 
@@ -57,21 +55,16 @@ class Principal:
         return self.kind in ("user", "credential")
 
 
-def find_key(request: HttpRequest, options: Options, view: Any = None) -> tuple[Source, str] | None:
+def find_key(request: HttpRequest, options: Options) -> tuple[Source, str] | None:
     """The source and the key: from the ``key`` callable of the view, the form, or the header. :exc:`BadKey`."""
     if options.key is not None:
         found = options.key(request)
         return None if found is None else ("callable", decisions.validate_key(found))
-    field = _form_field(request, view)
+    field = _form_field(request)
     if field is not None:
         return "form", field
     raw = request.META.get(HEADER)
     return None if raw is None else ("header", decisions.parse_header(raw))
-
-
-def has_no_key(request: HttpRequest, options: Options) -> bool:
-    """Is it certain without reading the body that the request has no key and needs none?"""
-    return options.key is None and not options.required and not may_have_key(request)
 
 
 def may_have_key(request: HttpRequest) -> bool:
@@ -79,9 +72,10 @@ def may_have_key(request: HttpRequest) -> bool:
     return HEADER in request.META or request.content_type in FORM_TYPES
 
 
-def _form_field(request: HttpRequest, view: Any) -> str | None:
+def _form_field(request: HttpRequest) -> str | None:
     if request.content_type not in FORM_TYPES or not (request.method == "POST" or hasattr(request, "_post")):
         return None
+    view = getattr(request.resolver_match, "func", None)
     if getattr(view, "csrf_exempt", False) and not is_parsed(request):
         # a view without CSRF may read the stream, or choose the upload handlers, itself
         return None
@@ -112,16 +106,11 @@ def principal_of(request: HttpRequest) -> Principal:
     if (credential := request.headers.get("Authorization")) and conf.config().credentials:
         return Principal("credential", f"credential:{credential}", "credential")
     if secret := request.META.get("CSRF_COOKIE"):
-        return Principal("browser", browser_text(secret), "browser")
+        return Principal("browser", f"csrf:{secret}", "browser")
     session: Any = getattr(request, "session", None)
     if session is not None and session.session_key:
         return Principal("browser", f"session:{session.session_key}", "browser")
     return Principal("anonymous", "", "anonymous")
-
-
-def browser_text(secret: str) -> str:
-    """The text of the principal for a browser with this CSRF secret."""
-    return f"csrf:{secret}"
 
 
 def user_label(number: Any) -> str:
@@ -149,10 +138,9 @@ def route_of(request: HttpRequest) -> str:
 
 def tenant_of(request: HttpRequest, options: Options) -> str:
     """What separates the keys of the sites of one project: the host, or the result of ``scope``."""
-    scope = options.scope or conf.config().scope
-    if scope is None:
+    if options.scope is None:
         return request.get_host().lower()
-    found = scope(request)
+    found = options.scope(request)
     if not isinstance(found, str):
         raise TypeError(f"scope must return a str, not {type(found).__name__}.")
     return found
@@ -161,12 +149,12 @@ def tenant_of(request: HttpRequest, options: Options) -> str:
 def fingerprint_of(request: HttpRequest, site_key: str, options: Options) -> str:
     """The hash that is equal for two sendings of the same request."""
     # names in any order, the values of one name in theirs: QueryDict.get returns the last one
-    query = decisions.canonical_json(sorted(query_of(request), key=lambda pair: pair[0]))
-    address = (request.method or "", route_of(request), request.path, query)
+    query = sorted(_query_of(request), key=itemgetter(0))
+    address = (request.method or "", route_of(request), request.path, decisions.written(query))
     return decisions.keyed(site_key, "fingerprint", *address, *body_of(request, options))
 
 
-def query_of(request: HttpRequest) -> list[tuple[str, str]]:
+def _query_of(request: HttpRequest) -> list[tuple[str, str]]:
     """The parameters of the address, byte for byte.
 
     ``request.GET`` would decode them by the charset of the Content-Type, which the client chooses.
@@ -174,10 +162,9 @@ def query_of(request: HttpRequest) -> list[tuple[str, str]]:
     return parse_qsl(request.META.get("QUERY_STRING", ""), keep_blank_values=True, encoding="latin-1")
 
 
-def address_of(request: HttpRequest, query: str | None = None) -> str:
-    """The address of the request, escaped for a page or a header. Two slashes at its start would name another host."""
-    if query is None:
-        query = iri_to_uri(request.META.get("QUERY_STRING", "")) or ""
+def address_of(request: HttpRequest) -> str:
+    """The address of the request, escaped for a page. Two slashes at its start would name another host."""
+    query = iri_to_uri(request.META.get("QUERY_STRING", "")) or ""
     return escape_leading_slashes(escape_uri_path(request.path)) + (f"?{query}" if query else "")
 
 
@@ -199,20 +186,20 @@ def body_of(request: HttpRequest, options: Options) -> Iterator[bytes]:
             raise TypeError(f"fingerprint must return a str or bytes, not {type(own).__name__}.")
         yield own if isinstance(own, bytes) else own.encode("utf-8", "surrogatepass")
         return
-    exclude = {*options.fingerprint_exclude, FIELD, "csrfmiddlewaretoken"}
     kind = request.content_type or ""
-    if kind in FORM_TYPES and is_parsed(request):
-        yield from _form(request.POST.lists(), request.FILES.lists(), exclude)
-        if not _length(request):  # Django parses no multipart form without a length
-            yield _digest(_rest(request))
+    # Django parses no multipart form whose length is not said
+    if kind in FORM_TYPES and is_parsed(request) and not (kind == MULTIPART and not _said_length(request)):
+        yield from _form(request, {*options.fingerprint_exclude, FIELD, "csrfmiddlewaretoken"})
         return
     yield _content_type(request)
     if hasattr(request, "_body") or may_be_read(request):
         raw = _bytes(lambda: request.body)
-        is_json = kind in JSON_TYPES or kind.endswith("+json")
+        is_json = kind == "application/json" or kind.endswith("+json")
         yield decisions.json_body(raw, options.fingerprint_exclude) if is_json else raw
         return
-    yield from _stream(request, exclude)
+    stream = _rewindable(request)
+    yield _digest(_pieces(request, stream))
+    stream.seek(0)
 
 
 def is_parsed(request: HttpRequest) -> bool:
@@ -227,7 +214,7 @@ def is_parsed(request: HttpRequest) -> bool:
 
 def may_be_read(request: HttpRequest) -> bool:
     """May the body be read into memory, from where the view reads it again?"""
-    if getattr(request, "_read_started", False) or request.content_type == "multipart/form-data":
+    if getattr(request, "_read_started", False) or request.content_type == MULTIPART:
         return False
     limit, length = conf.longest_body(), _length(request)
     return length is not None and length >= 0 and (limit is None or length <= limit)
@@ -240,14 +227,19 @@ def _bytes(read: Callable[[], bytes]) -> bytes:
         raise BadKey(gettext_noop("The body of the request could not be read.")) from error
 
 
-def _length(request: HttpRequest) -> int | None:
-    """The length of the body in bytes; None if the header is no number."""
+def _said_length(request: HttpRequest) -> int | None:
+    """The length of the body in the header; None if it is no number."""
     try:
-        said = int(request.META.get("CONTENT_LENGTH") or 0)
+        return int(request.META.get("CONTENT_LENGTH") or 0)
     except ValueError:
         return None
+
+
+def _length(request: HttpRequest) -> int | None:
+    """The length of the body in bytes; None if the header is no number."""
+    said = _said_length(request)
     stream: Any = getattr(request, "_stream", None)
-    if said or stream is None or stream.closed or not stream.seekable():
+    if said != 0 or stream is None or stream.closed or not stream.seekable():
         return said
     # a chunked body under ASGI: Django has written it to a file
     at = stream.tell()
@@ -259,32 +251,22 @@ def _length(request: HttpRequest) -> int | None:
 def _content_type(request: HttpRequest) -> bytes:
     """The content type, since the same bytes of another type are other data. Without the boundary, which is random."""
     parameters = {name: value.lower() for name, value in (request.content_params or {}).items()}
-    if request.content_type == "multipart/form-data":
+    if request.content_type == MULTIPART:
         parameters.pop("boundary", None)
     if parameters.get("charset") in ("utf-8", "utf8"):
         del parameters["charset"]
-    found = [request.content_type, parameters, request.META.get("HTTP_CONTENT_ENCODING", "")]
-    return decisions.canonical_json(found).encode("utf-8", "surrogatepass")
+    encoding = request.META.get("HTTP_CONTENT_ENCODING", "")
+    return decisions.written([request.content_type, sorted(parameters.items()), encoding])
 
 
-def _form(
-    fields: Iterable[tuple[str, list[Any]]], files: Iterable[tuple[str, list[Any]]], exclude: Collection[str]
-) -> Iterator[bytes]:
-    yield decisions.form_body({name: list(values) for name, values in fields}, exclude)
-    for field, several in sorted(files, key=lambda pair: pair[0]):
-        for file in several:
-            if field not in exclude:
-                kind = [file.content_type, getattr(file, "content_type_extra", None)]
-                facts = [field, str(file.name), kind, file.size or 0, _digest_of_file(file)]
-                yield decisions.canonical_json(facts).encode("utf-8", "surrogatepass")
-
-
-def _digest_of_file(file: Any) -> str:
-    if isinstance(file, _Digested):
-        return file.digest
-    digest = _digest(file.chunks())
-    file.seek(0)
-    return digest.hex()
+def _form(request: HttpRequest, exclude: Collection[str]) -> Iterator[bytes]:
+    """The fields of a form with the pressed button, and its files. The order of the values of one name counts."""
+    yield decisions.written(sorted(pair for pair in request.POST.lists() if pair[0] not in exclude))
+    for field, files in sorted(request.FILES.lists(), key=itemgetter(0)):
+        for file in files if field not in exclude else ():
+            kind = [file.content_type, sorted((getattr(file, "content_type_extra", None) or {}).items())]
+            yield decisions.written([field, str(file.name), kind, file.size or 0, _digest(file.chunks())])
+            file.seek(0)
 
 
 def _digest(chunks: Iterable[bytes]) -> bytes:
@@ -294,50 +276,16 @@ def _digest(chunks: Iterable[bytes]) -> bytes:
     return state.digest()
 
 
-def _stream(request: HttpRequest, exclude: Collection[str]) -> Iterator[bytes]:
-    """The comparison of a body that is too long for memory, or of a multipart form that the view parses."""
-    stream = _rewindable(request)
-    if request.content_type == "multipart/form-data" and (request.META.get("CONTENT_LENGTH") or "0") != "0":
-        # a repeated upload may have another boundary, and so other bytes
-        try:
-            parsed = list(_form(*_parsed(request, stream), exclude))
-        except Exception:  # noqa: S110 - a form that cannot be parsed is compared by its bytes
-            pass
-        else:
-            stream.seek(0)
-            yield from parsed
-            return
-    stream.seek(0)
-    yield _digest(iter(lambda: stream.read(CHUNK), b""))
-    stream.seek(0)
-
-
-def _parsed(request: HttpRequest, stream: IO[bytes]) -> tuple[Any, Any]:
-    encoding = request.encoding or conf.charset()
-    fields, files = MultiPartParser(request.META, stream, [_Digests(request)], encoding).parse()  # type: ignore[arg-type]
-    return fields.lists(), files.lists()
-
-
-class _Digested(UploadedFile):  # type: ignore[type-arg]
-    """An uploaded file; only its digest is kept."""
-
-    digest = ""
-
-
-class _Digests(FileUploadHandler):
-    """Hash the uploaded files and keep nothing else."""
-
-    def new_file(self, *args: Any, **kwargs: Any) -> None:
-        super().new_file(*args, **kwargs)
-        self._state = hashlib.blake2b(digest_size=32)
-
-    def receive_data_chunk(self, raw_data: bytes, start: int) -> None:
-        self._state.update(raw_data)
-
-    def file_complete(self, file_size: int) -> _Digested:
-        file = _Digested(None, self.file_name, self.content_type, file_size, self.charset, self.content_type_extra)
-        file.digest = self._state.hexdigest()
-        return file
+def _pieces(request: HttpRequest, stream: IO[bytes]) -> Iterator[bytes]:
+    """The bytes of a body; of a multipart form without its boundary, which is random: a retry has another one."""
+    boundary = (request.content_params or {}).get("boundary") if request.content_type == MULTIPART else None
+    if not boundary:
+        yield from iter(lambda: stream.read(CHUNK), b"")
+        return
+    line, begins = f"--{boundary}".encode("utf-8", "surrogatepass"), True
+    while piece := stream.readline(CHUNK):
+        yield b"--" if begins and piece.startswith(line) else piece
+        begins = piece.endswith(b"\n")
 
 
 def _rewindable(request: HttpRequest) -> IO[bytes]:
@@ -382,16 +330,6 @@ def _spooled(request: HttpRequest, stream: Any, limit: int) -> IO[bytes]:
     spool.seek(0)
     request._stream = spool
     return spool  # type: ignore[no-any-return]
-
-
-def _rest(request: HttpRequest) -> Iterable[bytes]:
-    """The rest of a stream that nothing has parsed; the position is restored for the view."""
-    stream: Any = getattr(request, "_stream", None)
-    if stream is None or stream.closed or not stream.seekable():
-        return
-    at = stream.tell()
-    yield from iter(lambda: stream.read(CHUNK), b"")
-    stream.seek(at)
 
 
 def _too_large(limit: int) -> BadKey:

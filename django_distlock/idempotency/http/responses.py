@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import math
-import zlib
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.contrib.messages import get_messages
-from django.core import signing
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.template.loader import render_to_string
 from django.utils.cache import patch_cache_control, patch_vary_headers
@@ -18,8 +13,8 @@ from django.utils.safestring import mark_safe
 from django.utils.translation import gettext as _
 
 from django_distlock.concurrency.text import is_secret
-from django_distlock.idempotency import decisions
-from django_distlock.idempotency.records import CLAIMED, COMPLETED, Record, StoredResponse
+from django_distlock.idempotency.decisions import BadKey, gettext_noop
+from django_distlock.idempotency.records import StoredResponse
 from django_distlock.middleware import language_of_texts, text_language
 
 from . import forms
@@ -28,169 +23,241 @@ from .requests import FIELD, address_of
 if TYPE_CHECKING:
     from django_distlock.idempotency.handle import KeyedRequest
 
-# RFC 9457: a URI reference that names the problem. The codes are listed in docs/idempotency/apis.md.
-PROBLEM = "https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/#{}"
-WAIT_PARAMETER = "_idempotency_wait"
-WAIT_SALT = "django_distlock.idempotency.wait"
-REFRESH = 2  # seconds
+PAGE = "django_distlock/idempotency/page.html"
+HELP = "https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/"
+REFRESH = 2  # seconds until the page "still working" sends its form again
 
 
-def problem(status: int, code: str, title: str, detail: str, retry_after: float | None = None) -> HttpResponse:
+class Answer(NamedTuple):
+    """One row of the table: what a program is told, and what a person. An empty ``title`` goes to people only."""
+
+    code: str
+    status: int
+    title: str
+    text: str
+    page_title: str
+    page_text: str
+    button: str = ""  # sends the same data again
+    no_button: str = ""  # where the page does not keep them
+
+
+OPEN_AGAIN = gettext_noop("What you sent has not been saved. Please open the form again.")
+SUBMIT = gettext_noop("Submit as new")
+FILL_IN = gettext_noop("To send it as something new, open the form again and fill it in.")
+SAVE = gettext_noop("Save it now")
+IN_FLIGHT = Answer(
+    "in_flight",
+    409,
+    gettext_noop("Still working"),
+    gettext_noop("A request with this idempotency key is still being worked on. Ask again in a moment."),
+    gettext_noop("Still working"),
+    gettext_noop("What you sent has arrived and is being worked on."),
+    gettext_noop("Look now"),
+    gettext_noop("To see what has become of it, go back and press the button once more. It is saved only once."),
+)
+MISMATCH = Answer(
+    "mismatch",
+    422,
+    gettext_noop("The request has changed"),
+    gettext_noop("This idempotency key belongs to an earlier request with other data. Take a new key."),
+    gettext_noop("Already saved"),
+    gettext_noop("This form has been sent before, with other data. What it says now has not been saved."),
+    SUBMIT,
+    FILL_IN,
+)
+MISMATCH_RUNNING = MISMATCH._replace(
+    page_title=gettext_noop("Still being saved"),
+    page_text=gettext_noop(
+        "This form has been sent before, with other data, and that is still being worked on. What it says now has not "
+        "been saved."
+    ),
+)
+COMPLETED = Answer(
+    "already_completed",
+    409,
+    gettext_noop("Already done"),
+    gettext_noop("This request has been carried out. Its answer was not kept."),
+    gettext_noop("Already saved"),
+    gettext_noop("This form has been sent before, and was saved then. It was not saved a second time."),
+    SUBMIT,
+    FILL_IN,
+)
+WITHHELD = COMPLETED._replace(
+    text=gettext_noop("This request has been carried out. Its answer is not repeated to an unchecked credential.")
+)
+UNKNOWN = Answer(
+    "outcome_unknown",
+    409,
+    gettext_noop("Outcome unknown"),
+    gettext_noop("The first request with this idempotency key broke off. Whether it has acted is not known."),
+    gettext_noop("Not known whether it was saved"),
+    gettext_noop(
+        "Something went wrong while it was being saved. Please look whether it is there before you send it again."
+    ),
+    SUBMIT,
+    FILL_IN,
+)
+TOO_MANY = Answer(
+    "too_many_keys",
+    429,
+    gettext_noop("Too many requests"),
+    gettext_noop("There are too many idempotency keys of this client that still live. Nothing was done."),
+    gettext_noop("Too many requests"),
+    OPEN_AGAIN,
+)
+STORE_DOWN = Answer(
+    "store_unavailable",
+    503,
+    gettext_noop("Please try again in a moment"),
+    gettext_noop("The request was not carried out: it could not be made sure that this happens only once."),
+    gettext_noop("Please try again in a moment"),
+    OPEN_AGAIN,
+)
+NOT_ISSUED = Answer(
+    "not_issued",
+    409,
+    "",
+    "",
+    gettext_noop("Not saved"),
+    gettext_noop(
+        "You have logged in or out since this form was opened, or it was opened for another page. What you sent has "
+        "not been saved yet."
+    ),
+    SAVE,
+    FILL_IN,
+)
+SESSION_CHANGED = Answer(
+    "session_changed",
+    403,
+    "",
+    "",
+    gettext_noop("Not saved yet"),
+    gettext_noop(
+        "You have logged in since this form was opened, perhaps in another tab. What you sent has not been saved."
+    ),
+    SAVE,
+    gettext_noop(
+        "It has a file, a password or something of that kind, which this page does not keep. Please copy what you "
+        "need, open the form again and fill it in."
+    ),
+)
+
+
+def _problem(status: int, code: str, title: str, detail: str, retry_after: float | None) -> HttpResponse:
     """An error for a program; ``code`` is stable, the texts are not."""
-    facts = {"type": PROBLEM.format(code), "title": title, "status": status, "detail": detail, "code": code}
+    facts = {"type": "about:blank", "title": title, "status": status, "detail": detail, "code": code}
     response = JsonResponse(facts, status=status, content_type="application/problem+json")
-    response["Content-Language"] = text_language()
-    if code == "missing_key":
-        response["Link"] = f'<{PROBLEM.format("section-2.1")}>; rel="help"'
     return _never_stored(response, retry_after)
 
 
-def page(
-    request: HttpRequest, name: str, status: int, retry_after: float | None = None, **context: Any
-) -> HttpResponse:
-    """A page for a person, from the template ``django_distlock/idempotency/<name>.html``."""
-    context["language"] = language_of_texts()
-    text = render_to_string(f"django_distlock/idempotency/{name}.html", context, request)
+def _page(request: HttpRequest, status: int, retry_after: float | None = None, **context: Any) -> HttpResponse:
+    """A page for a person."""
+    text = render_to_string(PAGE, {"language": language_of_texts(), **context}, request)
     # typed text may have lone surrogates: the client chooses the charset
     response = HttpResponse(text.encode("utf-8", "replace"), status=status)
-    response["Content-Language"] = text_language()
     return _never_stored(response, retry_after)
 
 
-def _never_stored(response: HttpResponse, retry_after: float | None = None) -> HttpResponse:
+def _never_stored(response: HttpResponse, retry_after: float | None) -> HttpResponse:
+    response["Content-Language"] = text_language()
     response["Cache-Control"] = "no-store"
     if retry_after is not None:
         response["Retry-After"] = str(max(1, math.ceil(retry_after)))
     return response
 
 
-def bad_key(request: HttpRequest, why: decisions.BadKey, *, html: bool) -> HttpResponse:
+def _given(
+    answer: Answer, request: HttpRequest, html: bool, retry_after: float | None = None, **context: Any
+) -> HttpResponse:
+    if not html:
+        return _problem(answer.status, answer.code, _(answer.title), _(answer.text), retry_after)
+    return _page(
+        request,
+        answer.status,
+        retry_after,
+        code=answer.code,
+        title=_(answer.page_title),
+        text=_(answer.page_text),
+        button=answer.button and _(answer.button),
+        no_button=answer.no_button and _(answer.no_button),
+        **context,
+    )
+
+
+def bad_key(request: HttpRequest, why: BadKey, *, html: bool) -> HttpResponse:
     detail = _(why.text) % why.values if why.values else _(why.text)
     if html:
-        return page(request, "refused", why.status, detail=detail)
-    return problem(why.status, why.code, _(why.title), detail)
+        return _page(request, why.status, code=why.code, title=_("Not saved"), detail=detail, text=_(OPEN_AGAIN))
+    response = _problem(why.status, why.code, _(why.title), detail, None)
+    if why.code == "missing_key":
+        response["Link"] = f'<{HELP}>; rel="help"'
+    return response
 
 
-def not_issued(request: HttpRequest, verified: forms.Verified) -> HttpResponse:
+def not_issued(request: HttpRequest) -> HttpResponse:
     """The answer to a form key that was not issued to this principal: nothing was done."""
-    if verified is forms.Verified.INVENTED:
-        return bad_key(
-            request, decisions.BadKey(decisions.gettext_noop("The form was not made by this site.")), html=True
-        )
-    return page(request, "refused", 409, **_resubmission(request))
+    return _given(NOT_ISSUED, request, True, **_again(request))
 
 
-def session_changed(request: HttpRequest, key: str | None) -> HttpResponse:
-    """The answer to a form whose CSRF token is that of the previous session; ``key`` if it is still valid."""
-    facts = _resubmission(request)
-    if key is not None and facts["action"]:
-        facts["key_field"] = forms.field(key)
+def session_changed(request: HttpRequest, key: str) -> HttpResponse:
+    """The answer to a form whose CSRF token is that of the previous session; its key is still valid."""
     shown = [(name, value) for name, value in _fields(request) if value and not is_secret(name)]
-    response = page(request, "session_changed", 403, shown=shown, **facts)
+    response = _given(SESSION_CHANGED, request, True, shown=shown, **_again(request, key))
     response["X-Frame-Options"] = "DENY"  # no other site may frame the button
     return response
 
 
-def sent_before(request: HttpRequest, record: Record, *, changed: bool) -> HttpResponse:
-    """The answer to such a form if it was already sent in the previous session."""
-    running = record.state == CLAIMED and not record.expired
-    facts = {"running": running, "unknown": record.state != COMPLETED, "changed": changed}
-    response = page(request, "saved", 403, **facts, **_resubmission(request))
-    response["X-Frame-Options"] = "DENY"
-    return response
-
-
 def in_flight(attempt: KeyedRequest) -> HttpResponse:
+    """The page asks again by sending the same form, so that everything that guards the view guards the outcome."""
     if not attempt.html:
-        detail = _("A request with this idempotency key is still being worked on. Ask again in a moment.")
-        return problem(409, "in_flight", _("Still working"), detail, retry_after=1)
-    return working(attempt.request, waiting_url(attempt))
+        return _given(IN_FLIGHT, attempt.request, False, 1)
+    key = attempt.request.POST.get(FIELD)
+    context = {"action": None} if key is None else _again(attempt.request, key)
+    return _given(IN_FLIGHT, attempt.request, True, REFRESH, seconds=REFRESH, **context)
 
 
-def working(request: HttpRequest, url: str) -> HttpResponse:
-    """The page that reloads until there is an answer, without a script."""
-    response = page(request, "working", 409, REFRESH, url=url, seconds=REFRESH)
-    response["Refresh"] = f"{REFRESH}; url={url}"
-    return response
-
-
-def wait_salt(request: HttpRequest) -> str:
-    """The salt ties the outcome to the path of the request: another view may have other permissions."""
-    return f"{WAIT_SALT}:{request.path}"
-
-
-def waiting_url(attempt: KeyedRequest) -> str:
-    """The address that shows the outcome, to the same principal only."""
-    claim, method = attempt.claim, attempt.request.method or ""
-    facts = {"scope": claim.scope, "mark": attempt.mark, "alias": attempt.alias or "", "method": method}
-    facts |= {"fingerprint": claim.fingerprint} | ({"replays": "1"} if attempt.replays else {})
-    token = signing.dumps(facts, salt=wait_salt(attempt.request))
-    return address_of(attempt.request, urlencode({WAIT_PARAMETER: token}))
-
-
-def mismatch(attempt: KeyedRequest, answer: StoredResponse | None, *, running: bool = False) -> HttpResponse:
+def mismatch(attempt: KeyedRequest, stored: StoredResponse | None, *, running: bool = False) -> HttpResponse:
     """The answer to other data with the same key. ``running``: the first request has not ended, and may fail."""
-    if not attempt.html:
-        detail = _("This idempotency key belongs to an earlier request with other data. Take a new key.")
-        return problem(422, "mismatch", _("The request has changed"), detail)
-    location = answer.location if answer else None
-    again = _resubmission(attempt.request)
-    return page(attempt.request, "saved", 422, location=location, changed=True, running=running, **again)
+    answer = MISMATCH_RUNNING if running else MISMATCH
+    return _repeatable(attempt, answer, location=stored.location if stored else None)
 
 
-def tombstone(attempt: KeyedRequest, answer: StoredResponse | None, *, withheld: bool = False) -> HttpResponse:
+def tombstone(attempt: KeyedRequest, stored: StoredResponse | None, *, withheld: bool = False) -> HttpResponse:
     """The answer if the request was carried out and its answer is not stored, or not for this client."""
-    if answer is not None and answer.location:
-        return _again(
-            attempt.request, StoredResponse(status=303, headers=answer.headers, body=b"", messages=answer.messages)
-        )
-    if not attempt.html:
-        detail = _("This request has been carried out. Its answer was not kept.")
-        if withheld:
-            detail = _("This request has been carried out. Its answer is not repeated to an unchecked credential.")
-        return problem(409, "already_completed", _("Already done"), detail)
-    return page(attempt.request, "saved", 409, changed=False, **_resubmission(attempt.request))
+    if stored is not None and stored.location:
+        moved = StoredResponse(status=303, headers=stored.headers, body=b"", messages=stored.messages)
+        return replay(attempt.request, moved)
+    return _repeatable(attempt, WITHHELD if withheld else COMPLETED)
 
 
 def held(attempt: KeyedRequest) -> HttpResponse:
     """The answer if the first request broke off and its effect is unknown."""
-    detail = _("The first request with this idempotency key broke off. Whether it has acted is not known.")
-    if not attempt.html:
-        return problem(409, "outcome_unknown", _("Outcome unknown"), detail)
-    return page(attempt.request, "saved", 409, unknown=True, **_resubmission(attempt.request))
+    return _repeatable(attempt, UNKNOWN)
+
+
+def _repeatable(attempt: KeyedRequest, answer: Answer, **context: Any) -> HttpResponse:
+    """The answer; on a page with a button that sends the same data as something new."""
+    again = _again(attempt.request) if attempt.html else {}
+    return _given(answer, attempt.request, attempt.html, **context, **again)
 
 
 def too_many_keys(attempt: KeyedRequest, seconds: float) -> HttpResponse:
     """The answer to a key beyond the quota; ``seconds`` until the next key of the principal ends."""
-    title = _("Too many requests")
-    detail = _("There are too many idempotency keys of this client that still live. Nothing was done.")
-    return _later(attempt.request, attempt.html, 429, "too_many_keys", title, detail, seconds)
+    return _given(TOO_MANY, attempt.request, attempt.html, seconds, detail=_(TOO_MANY.text))
 
 
 def store_down(request: HttpRequest, *, html: bool) -> HttpResponse:
-    title = _("Please try again in a moment")
-    detail = _("The request was not carried out: it could not be made sure that this happens only once.")
-    return _later(request, html, 503, "store_unavailable", title, detail, 5)
+    return _given(STORE_DOWN, request, html, 5, detail=_(STORE_DOWN.text))
 
 
-def _later(
-    request: HttpRequest, html: bool, status: int, code: str, title: str, detail: str, retry_after: float
-) -> HttpResponse:
-    if html:
-        return page(request, "refused", status, retry_after, title=title, detail=detail)
-    return problem(status, code, title, detail, retry_after)
-
-
-def _resubmission(request: HttpRequest) -> dict[str, Any]:
-    """What the page needs to send the same data with a new key; no action if they have files or secrets."""
+def _again(request: HttpRequest, key: str | None = None) -> dict[str, Any]:
+    """What a page needs to send the same data again, without a ``key`` as something new; no action if they have files
+    or secrets."""
     fields = _fields(request)
     if request.FILES or request.method != "POST" or any(is_secret(name) for name, _value in fields):
         return {"action": None}
-    return {
-        "action": address_of(request),
-        "fields": fields,
-        "key_field": forms.hidden_field(request, [request.path]),
-    }
+    hidden = forms.hidden_field(request, [request.path]) if key is None else forms.field(key)
+    return {"action": address_of(request), "fields": fields, "key_field": hidden}
 
 
 def _fields(request: HttpRequest) -> list[tuple[str, str]]:
@@ -203,45 +270,30 @@ def _fields(request: HttpRequest) -> list[tuple[str, str]]:
     ]
 
 
-def replay(request: HttpRequest, answer: StoredResponse) -> HttpResponse | None:
-    """The stored answer with the same status, headers and body; None if this client does not accept its encoding."""
-    encoding = answer.header("content-encoding")
-    if encoding is None or decisions.accepts(request.headers.get("Accept-Encoding", ""), encoding):
-        return _again(request, answer)
-    if encoding.strip().lower() != "gzip":
-        return None
-    try:
-        body = gzip.decompress(answer.body or b"")
-    except (OSError, EOFError, zlib.error):  # the header says gzip, and the body is not
-        return None
-    headers = tuple((name, value) for name, value in answer.headers if name.lower() != "content-encoding")
-    return _again(request, replace(answer, headers=headers, body=body))
-
-
-def _again(request: HttpRequest, answer: StoredResponse) -> HttpResponse:
-    response = HttpResponse(answer.body or b"", status=answer.status)
+def replay(request: HttpRequest, stored: StoredResponse) -> HttpResponse:
+    """The stored answer with the same status, headers and body."""
+    response = HttpResponse(stored.body or b"", status=stored.status)
     del response["Content-Type"]
-    for name, value in answer.headers:
+    for name, value in stored.headers:
         response[name] = value
-    if 300 <= answer.status < 400 and answer.location:
+    if 300 <= stored.status < 400 and stored.location:
         # the attribute of Django's redirects, which the test client follows
-        response.url = answer.location  # type: ignore[attr-defined]
+        response.url = stored.location  # type: ignore[attr-defined]
     if response.has_header("Content-Encoding"):
         patch_vary_headers(response, ["Accept-Encoding"])
-    for name, value in answer.marks.items():
-        setattr(response, name, value)
     response["Idempotency-Replayed"] = "true"
-    show_again(request, answer)
-    return _never_stored(response)
+    response["Cache-Control"] = "no-store"
+    _show_again(request, stored)
+    return response
 
 
-def show_again(request: HttpRequest, answer: StoredResponse) -> None:
+def _show_again(request: HttpRequest, stored: StoredResponse) -> None:
     """Add the messages of the first answer again, except those that are still queued."""
     storage: Any = get_messages(request)
-    if not answer.messages or not hasattr(storage, "add"):
+    if not stored.messages or not hasattr(storage, "add"):
         return
     waiting = [(message.level, str(message.message)) for message in storage._loaded_messages]
-    for level, text, tags, safe in answer.messages:
+    for level, text, tags, safe in stored.messages:
         if (level, text) not in waiting:
             storage.add(level, mark_safe(text) if safe else text, tags)  # noqa: S308 - it was safe when it was stored
 

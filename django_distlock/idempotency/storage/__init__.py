@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.db import connections, router
 
@@ -34,12 +35,14 @@ def storage_of(alias: str | None = None) -> Storage:
 
 
 def table_in(alias: str) -> DatabaseStorage:
-    """The table in one database, with the statements that its server understands."""
-    if connections[alias].vendor in NOW:
-        return DatabaseStorage(alias)
-    from .portable import PortableStorage  # imports the models
-
-    return PortableStorage(alias)
+    """The table in one database. ImproperlyConfigured for a database whose SQL is not known."""
+    if not is_known(alias):
+        raise ImproperlyConfigured(
+            f"Idempotency keys need PostgreSQL, MySQL, MariaDB or SQLite; {alias!r} is "
+            f"{connections[alias].display_name}. Keep them in another database, or set "
+            'DISTLOCK_IDEMPOTENCY["STORAGE"] = "cache".'
+        )
+    return DatabaseStorage(alias)
 
 
 def purge(days: float = 0) -> int:
@@ -58,8 +61,13 @@ def forget_user(user: Any) -> int:
 
 
 def databases() -> Iterable[str]:
-    """The aliases in which the routers allow the table."""
-    return filter(is_allowed, connections)
+    """The aliases in which the table is used: the routers allow it, and its SQL is known."""
+    return (alias for alias in connections if is_allowed(alias) and is_known(alias))
+
+
+def is_known(alias: str) -> bool:
+    """Is the SQL of this database known?"""
+    return connections[alias].vendor in NOW
 
 
 def is_allowed(alias: str) -> bool:
@@ -68,7 +76,11 @@ def is_allowed(alias: str) -> bool:
 
 
 def _purge(alias: str, days: float = 0) -> int:
-    return table_in(alias).purge(days * 86400) if _has_table(alias) else 0
+    deleted = 0
+    if _has_table(alias):
+        while found := table_in(alias).purge(days * 86400):
+            deleted += found
+    return deleted
 
 
 def _has_table(alias: str) -> bool:

@@ -1,16 +1,19 @@
-"""The operations of a storage. Each is one short atomic step.
-
-A storage that does not answer raises BackendUnavailable. One that stays busy for longer than it waits (a locked SQLite
-file, a deadlock, a lock timeout) raises LockNotAcquired.
-"""
+"""What a storage does with claims and answers: nine operations, made of a few primitives that each storage has."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from django_distlock.idempotency.records import CLAIMED, COMPLETED, FAILED, UNKNOWN
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from django_distlock.idempotency.records import KeyClaim, Record, StoredResponse
+
+# The states of a request that has no answer yet.
+OPEN = (CLAIMED, FAILED, UNKNOWN)
 
 
 class TooManyKeys(Exception):
@@ -22,53 +25,99 @@ class TooManyKeys(Exception):
 
 
 class Storage(ABC):
-    """Records by scope.
+    """Records by scope. Each operation is one short atomic step.
 
-    Each write names the owner token of a claim. If the record has another owner, it stays as it is and the method
-    returns False.
+    Each write names the owner token of a claim and the states that it may change. If the record has another owner or
+    another state, it stays as it is and the method returns False: a late worker must not overwrite the record of the
+    next one.
+
+    Raises BackendUnavailable if the store is down, LockNotAcquired if it is busy (a locked SQLite file, a deadlock, a
+    lock timeout).
     """
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
 
+    # -- what each storage has
+
     @abstractmethod
-    def claim(self, claim: KeyClaim) -> Record | None:
-        """Claim the key. None: it was free and is claimed now. Else the record that is there. :exc:`TooManyKeys`."""
+    def claim(self, claim: KeyClaim, *, last: bool = True) -> Record | None:
+        """Claim the key. None: it was free and is claimed now. Else the record that is there. :exc:`TooManyKeys`.
+
+        In a transaction it does not wait for another transaction that has the key: it returns the committed record, or
+        one that only says "in flight". ``last``: the caller does not try again in this transaction.
+        """
 
     @abstractmethod
     def read(self, scope: str) -> Record | None:
         """The record, if there is one."""
 
     @abstractmethod
+    def renew(self, claim: KeyClaim) -> bool:
+        """Extend the claim to ``claim.claim_ttl`` seconds from now."""
+
+    @abstractmethod
+    def change(
+        self,
+        held: KeyClaim | Record,
+        states: Sequence[str],
+        *,
+        ttl: float,
+        expires: float | None = None,
+        ended: bool = False,
+        **values: Any,
+    ) -> bool:
+        """Set ``values`` in the record of ``held`` if it is in one of ``states``; keep the record ``ttl`` seconds.
+
+        ``expires``: seconds until its claim or its answer ends, where that changes. ``ended``: only if the claim has
+        expired, or its request has failed. ``values`` are fields of a record; phases are given as JSON.
+        """
+
+    @abstractmethod
+    def remove(self, held: KeyClaim, states: Sequence[str]) -> bool:
+        """Delete the record of ``held`` if it is in one of ``states``."""
+
+    def close(self) -> None:  # noqa: B027 - a storage may have nothing to close
+        """Close the connection of this thread; for the background threads of the package."""
+
+    # -- what is made of it
+
     def take_over(self, record: Record, claim: KeyClaim) -> bool:
         """Replace the claim of ``record`` by ``claim``, unless the record has changed since it was read.
 
         Its phases stay, unless they belong to other data or to a request that was answered.
         """
+        kept = record.state != COMPLETED and record.fingerprint == claim.fingerprint
+        phases = {} if kept else {"phases": "{}"}
+        return self.change(
+            record,
+            (record.state,),
+            ended=True,
+            ttl=claim.ttl,
+            expires=claim.claim_ttl,
+            state=CLAIMED,
+            owner=claim.owner,
+            fingerprint=claim.fingerprint,
+            answer=None,
+            **phases,
+        )
 
-    @abstractmethod
     def hold(self, record: Record, ttl: float) -> bool:
         """Set the state "unknown" for an expired claim, unless the record has changed since it was read."""
+        return self.change(record, (CLAIMED,), ended=True, ttl=ttl, expires=ttl, state=UNKNOWN)
 
-    @abstractmethod
     def complete(self, claim: KeyClaim, answer: StoredResponse) -> bool:
         """Store the answer, for ``claim.ttl`` seconds from now."""
+        return self.change(claim, OPEN, ttl=claim.ttl, expires=claim.ttl, state=COMPLETED, answer=answer)
 
-    @abstractmethod
     def add_body(self, claim: KeyClaim, answer: StoredResponse) -> bool:
         """Store the body of an answer that was rendered after :meth:`complete`."""
+        return self.change(claim, (COMPLETED,), ttl=claim.ttl, answer=answer)
 
-    @abstractmethod
     def release(self, claim: KeyClaim, *, failed: bool = False) -> bool:
         """Free the key. ``failed``: keep the finished phases for the next attempt."""
+        return self.change(claim, OPEN, ttl=claim.ttl, state=FAILED) if failed else self.remove(claim, OPEN)
 
-    @abstractmethod
-    def renew(self, claim: KeyClaim) -> bool:
-        """Extend the claim to ``claim.claim_ttl`` seconds from now."""
-
-    @abstractmethod
     def save_phases(self, claim: KeyClaim, phases: str) -> bool:
         """Store the results of the finished phases, given as JSON."""
-
-    def close(self) -> None:  # noqa: B027 - a storage may have nothing to close
-        """Close the connection of this thread; for the background threads of the package."""
+        return self.change(claim, OPEN, ttl=claim.ttl, phases=phases)

@@ -13,40 +13,41 @@ database does not.
 
 from __future__ import annotations
 
-import base64
 import json
 import math
+import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from django.core.cache import caches
 
 from django_distlock import BackendUnavailable
-from django_distlock.idempotency.records import CLAIMED, COMPLETED, FAILED, UNKNOWN, KeyClaim, Record, StoredResponse
+from django_distlock.idempotency.records import CLAIMED, UNKNOWN, KeyClaim, Record
 
 from .base import Storage
-from .encoding import decode_record, encode_answer, encode_phases
+from .encoding import record_of, stored
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Sequence
 
 PREFIX = "django_distlock:idempotency:"
 # Attempts to add or to read: a cache that hides its errors never succeeds in either.
 ATTEMPTS = 20
 # Seconds that a request has to take over an expired claim, which is three operations.
 TAKING_OVER = 30
-UNANSWERED = frozenset({CLAIMED, FAILED, UNKNOWN})
-T = TypeVar("T")
+# Seconds between the attempts of an owner to renew its claim while another request looks at it as expired.
+PAUSES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
 class CacheStorage(Storage):
     """Two entries for each key. Claims expire by the clock of the cache."""
 
-    def claim(self, claim: KeyClaim) -> Record | None:
-        fresh = Record(scope=claim.scope, state=CLAIMED, owner=claim.owner, fingerprint=claim.fingerprint)
-        self._begin(claim)
+    def claim(self, claim: KeyClaim, *, last: bool = True) -> Record | None:
+        fresh = {"scope": claim.scope, "state": CLAIMED, "owner": claim.owner, "fingerprint": claim.fingerprint}
+        entry = _joined({**fresh, "phases": "{}"})
+        self._call("set", _alive(claim.owner), claim.owner, _whole(claim.claim_ttl))
         for _ in range(ATTEMPTS):
-            if self._call(lambda: self._cache.add(_key(claim.scope), to_text(fresh), _whole(claim.ttl))):
+            if self._call("add", _key(claim.scope), entry, _whole(claim.ttl)):
                 return None
             if (found := self.read(claim.scope)) is not None:
                 return found
@@ -54,116 +55,106 @@ class CacheStorage(Storage):
 
     def read(self, scope: str) -> Record | None:
         found = self._record(scope)
-        if found is None or found.state != CLAIMED or self._get(_alive(found.owner)) is not None:
+        if found is None or found.state != CLAIMED or self._call("get", _alive(found.owner)) is not None:
             return found
         now = self._record(scope)  # the request may have ended since the first look
         return replace(found, expired=True) if now == found else now
 
-    def take_over(self, record: Record, claim: KeyClaim) -> bool:
-        kept = record.state != COMPLETED and record.fingerprint == claim.fingerprint
-        forgotten: dict[str, Any] = {} if kept else {"phases": {}}
-        self._begin(claim)
-        return self._replace(
-            record,
-            claim.ttl,
-            state=CLAIMED,
-            owner=claim.owner,
-            fingerprint=claim.fingerprint,
-            answer=None,
-            **forgotten,
-        )
-
-    def hold(self, record: Record, ttl: float) -> bool:
-        return record.state == CLAIMED and self._replace(record, ttl, state=UNKNOWN)
-
-    def complete(self, claim: KeyClaim, answer: StoredResponse) -> bool:
-        return self._change(claim, UNANSWERED, state=COMPLETED, answer=answer)
-
-    def add_body(self, claim: KeyClaim, answer: StoredResponse) -> bool:
-        return self._change(claim, {COMPLETED}, answer=answer)
-
-    def release(self, claim: KeyClaim, *, failed: bool = False) -> bool:
-        freed = self._change(claim, UNANSWERED, state=FAILED) if failed else self._delete(claim)
-        if freed:  # the claim ends last: a request that finds it ended finds the new state too
-            self._call(lambda: self._cache.delete(_alive(claim.owner)))
-        return freed
-
     def renew(self, claim: KeyClaim) -> bool:
-        if self._mine(claim, {CLAIMED}) is None:
+        if self._entry(claim, (CLAIMED,)) is None:
             return False
-        self._call(lambda: self._cache.touch(_key(claim.scope), _whole(claim.ttl)))
+        self._call("touch", _key(claim.scope), _whole(claim.ttl))
         if not self._extend(claim):
             return False
-        if self._mine(claim, {CLAIMED}) is None:  # it has ended meanwhile: whoever comes next need not wait for it
-            self._call(lambda: self._cache.delete(_alive(claim.owner)))
+        if self._entry(claim, (CLAIMED,)) is None:  # it has ended meanwhile: whoever comes next need not wait for it
+            self._call("delete", _alive(claim.owner))
             return False
         return True
 
-    def save_phases(self, claim: KeyClaim, phases: str) -> bool:
-        return self._change(claim, UNANSWERED, phases=json.loads(phases))
+    def change(
+        self,
+        held: KeyClaim | Record,
+        states: Sequence[str],
+        *,
+        ttl: float,
+        expires: float | None = None,
+        ended: bool = False,
+        **values: Any,
+    ) -> bool:
+        if isinstance(held, Record):
+            if "owner" in values:
+                self._call("set", _alive(values["owner"]), values["owner"], _whole(expires or ttl))
+            return self._replace(held, states, ttl, values)
+        return self._keep(held) and self._write(held, states, ttl, values)
+
+    def remove(self, held: KeyClaim, states: Sequence[str]) -> bool:
+        if not self._keep(held) or self._entry(held, states) is None:
+            return False
+        return bool(self._call("delete", _key(held.scope)))
+
+    def release(self, claim: KeyClaim, *, failed: bool = False) -> bool:
+        freed = super().release(claim, failed=failed)
+        if freed:  # the claim ends last: a request that finds it ended finds the new state too
+            self._call("delete", _alive(claim.owner))
+        return freed
 
     def close(self) -> None:
-        self._call(lambda: self._cache.close())
+        self._call("close")
 
-    @property
-    def _cache(self) -> Any:
-        return caches[self.alias]
-
-    def _get(self, key: str) -> Any:
-        return self._call(lambda: self._cache.get(key))
-
-    def _record(self, scope: str) -> Record | None:
-        text = self._get(_key(scope))
-        if text is None:
-            return None
-        # an entry that cannot be read may belong to a request that was carried out
-        return of_text(text) or Record(scope=scope, state=UNKNOWN, owner="", fingerprint="")
-
-    def _mine(self, claim: KeyClaim | Record, states: Collection[str]) -> Record | None:
-        """The record of ``claim``, unless it has another owner by now or is in none of ``states``."""
-        found = self._record(claim.scope)
-        return found if found is not None and found.owner == claim.owner and found.state in states else None
-
-    def _begin(self, claim: KeyClaim) -> None:
-        self._call(lambda: self._cache.set(_alive(claim.owner), claim.owner, _whole(claim.claim_ttl)))
+    def _keep(self, claim: KeyClaim) -> bool:
+        """Let the claim last until its record is written. False: another request has taken it over."""
+        for pause in PAUSES:
+            if self._extend(claim):
+                return True
+            found = self._record(claim.scope)
+            if found is None or found.owner != claim.owner:
+                return False
+            time.sleep(pause)  # another request notes that the outcome is unknown, which the answer then corrects
+        return False
 
     def _extend(self, claim: KeyClaim) -> bool:
-        """Let the claim last for ``claim_ttl`` seconds from now. False: another request is taking it over."""
+        """Let the claim last for ``claim_ttl`` seconds from now. False: another request looks at it as expired."""
         key, seconds = _alive(claim.owner), _whole(claim.claim_ttl)
-        if self._call(lambda: self._cache.touch(key, seconds)):
-            return bool(self._get(key) == claim.owner)
-        return bool(self._call(lambda: self._cache.add(key, claim.owner, seconds)))
+        if self._call("touch", key, seconds):
+            return bool(self._call("get", key) == claim.owner)
+        return bool(self._call("add", key, claim.owner, seconds))
 
-    def _change(self, claim: KeyClaim, states: Collection[str], **changes: Any) -> bool:
-        """Change the record of a claim, which nobody can take over meanwhile."""
-        if not self._extend(claim) or (found := self._mine(claim, states)) is None:
-            return False
-        return self._write(replace(found, **changes), claim.ttl)
-
-    def _delete(self, claim: KeyClaim) -> bool:
-        if not self._extend(claim) or self._mine(claim, UNANSWERED) is None:
-            return False
-        return bool(self._call(lambda: self._cache.delete(_key(claim.scope))))
-
-    def _replace(self, record: Record, ttl: float, **changes: Any) -> bool:
+    def _replace(self, record: Record, states: Sequence[str], ttl: float, values: dict[str, Any]) -> bool:
         """Change a record whose claim has ended, unless its owner renews it or another request is first."""
         key = _alive(record.owner)
-        if not self._call(lambda: self._cache.add(key, "", TAKING_OVER)):
+        if not self._call("add", key, "", TAKING_OVER):
             return False
         try:
-            found = self._mine(record, {record.state})
-            return found is not None and self._write(replace(found, **changes), ttl)
+            return self._write(record, states, ttl, values)
         finally:
-            self._call(lambda: self._cache.delete(key))
+            self._call("delete", key)
 
-    def _write(self, record: Record, ttl: float) -> bool:
-        self._call(lambda: self._cache.set(_key(record.scope), to_text(record), _whole(ttl)))
+    def _write(self, held: KeyClaim | Record, states: Sequence[str], ttl: float, values: dict[str, Any]) -> bool:
+        """Change a record that nobody else can change meanwhile."""
+        found = self._entry(held, states)
+        if found is None:
+            return False
+        self._call("set", _key(held.scope), _joined({**found, **stored(held.scope, values)}), _whole(ttl))
         return True
 
-    def _call(self, call: Callable[[], T]) -> T:
-        """Raise BackendUnavailable for any error: each cache raises the errors of its driver."""
+    def _entry(self, held: KeyClaim | Record, states: Sequence[str]) -> dict[str, Any] | None:
+        """What is stored for a claim, unless it has another owner by now or is in none of ``states``."""
+        found = _split(self._call("get", _key(held.scope)))
+        return found if found and found["owner"] == held.owner and found["state"] in states else None
+
+    def _record(self, scope: str) -> Record | None:
+        entry = self._call("get", _key(scope))
+        if entry is None:
+            return None
+        if (found := _split(entry)) is None:  # it may belong to a request that was carried out
+            return Record(scope=scope, state=UNKNOWN, owner="", fingerprint="")
+        texts = [found[name] for name in ("scope", "state", "owner", "fingerprint")]
+        return record_of([*texts, False, found["answer"], found["phases"]])
+
+    def _call(self, method: str, *args: Any) -> Any:
+        """Call a method of the cache. BackendUnavailable for any error: each cache raises the errors of its driver."""
         try:
-            return call()
+            return getattr(caches[self.alias], method)(*args)
         except Exception as error:
             raise BackendUnavailable("The cache of idempotency keys cannot be used.") from error
 
@@ -182,28 +173,19 @@ def _whole(seconds: float) -> int:
     return math.ceil(seconds) + 1
 
 
-def to_text(record: Record) -> str:
-    """A record as JSON, and never as pickle."""
-    facts, body = (None, None) if record.answer is None else encode_answer(record.scope, record.answer)
-    return json.dumps(
-        {
-            "scope": record.scope,
-            "state": record.state,
-            "owner": record.owner,
-            "fingerprint": record.fingerprint,
-            "answer": facts,
-            "body": None if body is None else base64.b64encode(body).decode("ascii"),
-            "phases": encode_phases(record.scope, json.dumps(record.phases)) if record.phases else "{}",
-        }
-    )
+def _joined(entry: dict[str, Any]) -> bytes:
+    """A record as it is stored: a line of JSON, and the stored form of the answer if there is one."""
+    answer = entry.pop("answer", None)
+    line = json.dumps(entry).encode()
+    return line if answer is None else line + b"\n" + bytes(answer)
 
 
-def of_text(text: object) -> Record | None:
-    """The record that :func:`to_text` wrote; None for any other text."""
+def _split(entry: Any) -> dict[str, Any] | None:
+    """What :func:`_joined` has joined; None for anything else."""
     try:
-        found: Any = json.loads(text) if isinstance(text, str) else None
-        body = None if found["body"] is None else base64.b64decode(found["body"])
-        texts = [str(found[name]) for name in ("scope", "state", "owner", "fingerprint")]
-        return decode_record([*texts, False, found["answer"], body, found["phases"]])
+        line, newline, answer = entry.partition(b"\n")
+        found = json.loads(line)
+        texts = {name: str(found[name]) for name in ("scope", "state", "owner", "fingerprint", "phases")}
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
+    return {**texts, "answer": answer if newline else None}

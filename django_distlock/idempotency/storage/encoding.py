@@ -1,20 +1,19 @@
-"""The stored form of answers and finished phases: JSON, which is encrypted if ``ENCRYPT`` is set.
+"""The stored form of answers and finished phases, which is encrypted if ``ENCRYPT`` is set.
 
-Encryption is AES-256-GCM of the package ``cryptography``. HKDF derives the keys from SECRET_KEY (for reading also from
-SECRET_KEY_FALLBACKS) and from the scope of the record: the content of one row cannot be read in another row, and no key
-is used so often that two random nonces could meet.
+An answer is one line of JSON and, unless it is a tombstone, its body. Encryption is Fernet of the package
+``cryptography`` (AES-128-CBC with HMAC-SHA256), with keys from SECRET_KEY and, for reading, SECRET_KEY_FALLBACKS. The
+scope of the record is inside the encrypted text: what is copied into another row cannot be read there.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.utils.encoding import force_bytes
+from django.utils.crypto import salted_hmac
 
 from django_distlock.idempotency.conf import config, secret_keys
 from django_distlock.idempotency.records import COMPLETED, STATES, UNKNOWN, Record, StoredResponse
@@ -22,13 +21,8 @@ from django_distlock.idempotency.records import COMPLETED, STATES, UNKNOWN, Reco
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MARK = "sealed:"  # no JSON begins with it
-NONCE = 12  # bytes
-SALT = b"django_distlock.idempotency.sealing"
-
-
-class Unreadable(ValueError):
-    """The text was changed, or its key is no longer among SECRET_KEY and SECRET_KEY_FALLBACKS."""
+ENCRYPTED_PREFIX = b"encrypted:"  # no JSON begins with it
+SALT = "django_distlock.idempotency.encryption"
 
 
 def require_cryptography() -> None:
@@ -47,59 +41,30 @@ def require_cryptography() -> None:
         ) from error
 
 
-def encode_answer(scope: str, answer: StoredResponse) -> tuple[str, bytes | None]:
-    """The stored form of an answer: everything but the body as text, and the body."""
-    marks = {"marks": answer.marks} if answer.marks else {}
-    facts = json.dumps({"status": answer.status, "headers": answer.headers, "messages": answer.messages, **marks})
-    if not config().encrypt:
-        return facts, answer.body
-    body = None if answer.body is None else _encrypt(scope, "body", answer.body)
-    return _text(_encrypt(scope, "facts", facts.encode())), body
-
-
-def decode_answer(scope: str, facts: str, body: bytes | None) -> StoredResponse:
-    """The stored answer, encrypted or not. ValueError if it cannot be read."""
-    if facts.startswith(MARK):
-        facts = _decrypt(scope, "facts", _bytes(facts)).decode()
-        body = None if body is None else _decrypt(scope, "body", body)
-    try:
-        found = json.loads(facts)
-        return StoredResponse(
-            status=int(found["status"]),
-            headers=tuple((str(name), str(value)) for name, value in found["headers"]),
-            body=body,
-            messages=tuple((int(a), str(b), str(c), bool(d)) for a, b, c, d in found["messages"]),
-            marks=dict(found.get("marks", {})),
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError("This is no stored answer.") from error
-
-
-def encode_phases(scope: str, phases: str) -> str:
-    """The stored form of finished phases, which are given as JSON."""
-    return _text(_encrypt(scope, "phases", phases.encode())) if config().encrypt else phases
-
-
-def decode_phases(scope: str, text: str) -> dict[str, Any]:
-    """The stored phases, encrypted or not. ValueError if they cannot be read."""
-    found = json.loads(_decrypt(scope, "phases", _bytes(text)) if text.startswith(MARK) else text)
-    if not isinstance(found, dict):
-        raise ValueError("These are no phases.")
+def stored(scope: str, values: dict[str, Any]) -> dict[str, Any]:
+    """The stored form of fields of a record: answer and phases are encoded, and an answer has its status beside it."""
+    found = dict(values)
+    if "answer" in values:
+        answer: StoredResponse | None = values["answer"]
+        found["status"] = None if answer is None else answer.status
+        found["answer"] = None if answer is None else _encoded(scope, "answer", _plain(answer))
+    if "phases" in values:
+        found["phases"] = _encoded(scope, "phases", values["phases"].encode()).decode()
     return found
 
 
-def decode_record(row: Sequence[Any]) -> Record:
-    """The record that a storage has read: scope, state, owner, fingerprint, expired, facts, body and phases.
+def record_of(row: Sequence[Any]) -> Record:
+    """The record that a storage has read: scope, state, owner, fingerprint, expired, answer and phases.
 
-    A record with an unknown state, or with phases that cannot be read, must not run again: until its lifetime ends it
-    counts as broken off. A completed one whose answer cannot be read counts as completed.
+    If the state or the phases cannot be read, the record is treated as UNKNOWN: it is never run again. A completed one
+    whose answer cannot be read counts as completed.
     """
-    scope, state, owner, fingerprint, expired, facts, body, phases = row
-    answer = finished = None
+    scope, state, owner, fingerprint, expired, answer, phases = row
+    response = finished = None
     with suppress(ValueError):
-        answer = None if facts is None else decode_answer(scope, facts, None if body is None else bytes(body))
+        response = None if answer is None else _answer(_decoded(scope, "answer", bytes(answer)))
     with suppress(ValueError):
-        finished = decode_phases(scope, phases)
+        finished = _phases(_decoded(scope, "phases", phases.encode()))
     if state not in STATES or (finished is None and state != COMPLETED):
         state, expired = UNKNOWN, False
     return Record(
@@ -108,42 +73,70 @@ def decode_record(row: Sequence[Any]) -> Record:
         owner=owner,
         fingerprint=fingerprint,
         expired=bool(expired),
-        answer=answer,
+        answer=response,
         phases=finished or {},
     )
 
 
-def _encrypt(scope: str, part: str, plain: bytes) -> bytes:
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+def _plain(answer: StoredResponse) -> bytes:
+    marks = {"marks": answer.marks} if answer.marks else {}
+    facts = {"status": answer.status, "headers": answer.headers, "messages": answer.messages, **marks}
+    line = json.dumps(facts).encode()
+    return line if answer.body is None else line + b"\n" + answer.body
 
-    nonce = os.urandom(NONCE)
-    return nonce + AESGCM(_key(scope, secret_keys()[0])).encrypt(nonce, plain, part.encode())
 
-
-def _decrypt(scope: str, part: str, sealed: bytes) -> bytes:
+def _answer(text: bytes) -> StoredResponse:
+    line, newline, body = text.partition(b"\n")
     try:
-        from cryptography.exceptions import InvalidTag
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+        found = json.loads(line)
+        return StoredResponse(
+            status=int(found["status"]),
+            headers=tuple((str(name), str(value)) for name, value in found["headers"]),
+            body=body if newline else None,
+            messages=tuple((int(a), str(b), str(c), bool(d)) for a, b, c, d in found["messages"]),
+            marks=dict(found.get("marks", {})),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError("This is no stored answer.") from error
+
+
+def _phases(text: bytes) -> dict[str, Any]:
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError("These are no phases.")
+    return found
+
+
+def _encoded(scope: str, part: str, plain: bytes) -> bytes:
+    if not config().encrypt:
+        return plain
+    return ENCRYPTED_PREFIX + bytes(_fernet().encrypt(_head(scope, part) + plain))
+
+
+def _decoded(scope: str, part: str, text: bytes) -> bytes:
+    """The plain text, encrypted or not. ValueError if no key opens it, or if it belongs to another record."""
+    if not text.startswith(ENCRYPTED_PREFIX):
+        return text
+    try:
+        from cryptography.fernet import InvalidToken
     except ImportError as error:
-        raise Unreadable("The package cryptography is not installed.") from error
-    for secret in secret_keys():
-        try:
-            return AESGCM(_key(scope, secret)).decrypt(sealed[:NONCE], sealed[NONCE:], part.encode())
-        except (InvalidTag, ValueError):  # ValueError: the text is too short
-            continue
-    raise Unreadable("No key opens it.")
+        raise ValueError("The package cryptography is not installed.") from error
+    try:
+        plain = bytes(_fernet().decrypt(text.removeprefix(ENCRYPTED_PREFIX)))
+    except InvalidToken as error:
+        raise ValueError("The text was changed, or its key is retired.") from error
+    head = _head(scope, part)
+    if not plain.startswith(head):
+        raise ValueError("The text belongs to another record.")
+    return plain.removeprefix(head)
 
 
-def _key(scope: str, secret: str | bytes) -> bytes:
-    from cryptography.hazmat.primitives.hashes import SHA256
-    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
-    return HKDF(SHA256(), 32, SALT, scope.encode()).derive(force_bytes(secret))
+def _head(scope: str, part: str) -> bytes:
+    return f"{scope} {part}\n".encode()
 
 
-def _text(sealed: bytes) -> str:
-    return MARK + base64.b64encode(sealed).decode("ascii")
+def _fernet() -> Any:
+    from cryptography.fernet import Fernet, MultiFernet
 
-
-def _bytes(text: str) -> bytes:
-    return base64.b64decode(text.removeprefix(MARK))
+    digests = [salted_hmac(SALT, "", secret=secret, algorithm="sha256").digest() for secret in secret_keys()]
+    return MultiFernet([Fernet(base64.urlsafe_b64encode(digest)) for digest in digests])

@@ -1,13 +1,13 @@
-"""``manage.py distlock <subcommand>``: the subcommands are in ``operations/commands/``."""
+"""``manage.py distlock <subcommand>``: the subcommands are commands of their own, in ``operations/commands/``."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from django.core.management.base import BaseCommand, DjangoHelpFormatter
+from django.core.management import call_command
+from django.core.management.base import BaseCommand
 
 from django_distlock.operations.commands.breaking import Break
 from django_distlock.operations.commands.doctor import Doctor
@@ -31,40 +31,32 @@ SUBCOMMANDS: dict[str, type[Subcommand]] = {
 }
 
 if find_spec("django_distlock.editing") is not None:  # a folder that may be deleted
-    from django_distlock.editing.command import Edits
+    from django_distlock.editing.listing import Edits
 
-    SUBCOMMANDS = {**SUBCOMMANDS, "edits": Edits}
+    SUBCOMMANDS["edits"] = Edits
 if find_spec("django_distlock.browser") is not None:
-    from django_distlock.browser.command import BrowserLocks
+    from django_distlock.browser.listing import BrowserLocks
 
-    SUBCOMMANDS = {**SUBCOMMANDS, "browser": BrowserLocks}
+    SUBCOMMANDS["browser"] = BrowserLocks
 
 
 class Command(BaseCommand):
     help = "Locks for operators and for programs that are not Django's."
-    # checks of templates and admin classes do not belong into the output of a program
     requires_system_checks = ()
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parsers = parser.add_subparsers(dest="subcommand", required=True, metavar="subcommand")
-        common = {action.dest for action in parser._actions}
-        for name, command in sorted(SUBCOMMANDS.items()):
-            parent = command.parent()
-            for action in parent._actions:
-                if action.dest in common:  # a value before the subcommand counts unless it is given again
-                    action.default = argparse.SUPPRESS
-            parser = parsers.add_parser(
-                name,
-                help=command.help,
-                description=f"{command.help} {command.description}".strip(),
-                formatter_class=DjangoHelpFormatter,
-                parents=[parent],
-                conflict_handler="resolve",  # each has a --help
-            )
-            command.add_arguments(parser)
+        parser.formatter_class = argparse.RawTextHelpFormatter
+        all_ = "\n".join(f"{name:8} {kind.help}" for name, kind in sorted(SUBCOMMANDS.items()))
+        parser.add_argument("subcommand", choices=SUBCOMMANDS, metavar="subcommand", help=all_)
+        parser.add_argument("arguments", nargs=argparse.REMAINDER, help="see `distlock <subcommand> --help`")
 
-    def handle(self, *args: Any, **options: Any) -> None:
-        command = SUBCOMMANDS[options.pop("subcommand")]
-        status = command(self.stdout, self.stderr).run(**options)
-        if status:
-            sys.exit(status)
+    def run_from_argv(self, argv: list[str]) -> None:
+        """From a shell the subcommand itself parses what follows it, and ends the process."""
+        if len(argv) > 2 and argv[2] in SUBCOMMANDS:
+            SUBCOMMANDS[argv[2]]().run_from_argv([argv[0], f"{argv[1]} {argv[2]}", *argv[3:]])
+        else:
+            super().run_from_argv(argv)
+
+    def handle(self, *args: Any, subcommand: str, arguments: list[str], **options: Any) -> None:
+        command = SUBCOMMANDS[subcommand](no_color=options["no_color"])
+        call_command(command, *arguments, stdout=self.stdout, stderr=self.stderr)

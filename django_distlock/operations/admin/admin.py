@@ -7,7 +7,7 @@ added, changed or deleted.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import parse_qsl, urlencode
 
 import django
@@ -32,10 +32,14 @@ from django_distlock.records import BackendReport
 
 from . import breaking
 from .listing import LockList
-from .rows import LockRow, duration, facts_of, moment, unsigned
+from .rows import duration, facts_of, label_of, moment, pk_of, place_of, row_of, signed, unsigned
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from django.http import HttpRequest, HttpResponse
+
+    from .sections import LeaseSection
 
     Base = admin.ModelAdmin[HeldLock]
 else:
@@ -57,22 +61,12 @@ EVENTS = {
 }
 
 
-class Section(Protocol):
-    """A table of another feature below the list of held locks, and the addresses of its buttons."""
-
-    def urls(self, held: Any) -> list[Any]:
-        """The addresses, for the admin of held locks."""
-
-    def html(self, held: Any, request: HttpRequest) -> str:
-        """The markup; empty if there is nothing to show."""
-
-
 @admin.register(HeldLock)
 class HeldLockAdmin(Base):
     """Shows ``held_locks()``; there is no table. It is registered for the admin's index and its permissions."""
 
-    # What other features show below the list: see django_distlock.admin.
-    sections: ClassVar[list[Section]] = []
+    # Tables of other features below the list (sections.py); django_distlock.admin adds them.
+    sections: ClassVar[list[LeaseSection]] = []
 
     # permissions
 
@@ -132,7 +126,7 @@ class HeldLockAdmin(Base):
         context = {
             "title": _("Held locks"),
             "held": held,
-            "rows": [(row, self.address(request, "change", row.pk)) for row in held.rows],
+            "rows": [(row, self.address(request, "change", row["pk"])) for row in held.rows],
             "may_break": self.has_break_permission(request),
             "sections": [section.html(self, request) for section in self.sections],
         }
@@ -144,8 +138,7 @@ class HeldLockAdmin(Base):
         if not self.has_break_permission(request):
             raise PermissionDenied
         wanted = dict.fromkeys(request.POST.getlist("selected")[: breaking.MOST])
-        held = {row.pk: row for report in map(_report, set(map(_alias, wanted))) for row in _rows(report)}
-        rows = [held[pk] for pk in wanted if pk in held]
+        rows = [row for alias in set(map(_alias, wanted)) for row in _rows(_report(alias), wanted)]
         if rows:
             return self._confirmation(request, rows)
         text = (
@@ -163,30 +156,31 @@ class HeldLockAdmin(Base):
         if request.method not in ("GET", "HEAD") or not self.has_view_permission(request):
             raise PermissionDenied
         report = _report(_alias(pk := unquote(object_id)))
-        row = _find(report, pk)
-        if row is None:
+        rows = _rows(report, [pk])
+        if not rows:
             return self._gone(request, report, pk)
+        (row,) = rows
+        info = row["info"]
+        may_break = row["breakable"] and self.has_break_permission(request)
         context = {
-            "title": row.label,
+            "title": row["label"],
             "row": row,
-            "key": one_line(row.info.key, LONGEST),
-            "facts": [(fact, one_line(value, LONGEST)) for fact, value in facts_of(row.info)],
-            "blocks": one_line(row.info.details.get("blocks", ""), LONGEST),
-            "history": _history(row.info.backend, row.info.name),
-            "break_url": self.address(request, "confirm", row.pk)
-            if row.breakable and self.has_break_permission(request)
-            else None,
+            "key": one_line(info.key, LONGEST),
+            "facts": [(fact, one_line(value, LONGEST)) for fact, value in facts_of(info)],
+            "blocks": one_line(info.details.get("blocks", ""), LONGEST),
+            "history": _history(info.backend, info.name),
+            "break_url": self.address(request, "confirm", pk) if may_break else None,
         }
         return self._page(request, "detail", context)
 
     def _gone(self, request: HttpRequest, report: BackendReport, pk: str) -> HttpResponse:
         """The page of a lock that its holder has released, or whose alias does not answer."""
         place = pk.rpartition("/")[0]
-        others = [row for row in _rows(report) if row.place == place]
+        others = [info for info in report.locks if place_of(info) == place]
         context = {
             "title": _("This lock cannot be shown now") if report.error else _("This lock is no longer held"),
             "unanswered": report if report.error else None,
-            "others": [(row.label, self.address(request, "change", row.pk)) for row in others],
+            "others": [(label_of(info), self.address(request, "change", pk_of(info))) for info in others],
         }
         return self._page(request, "gone", context, status=200 if report.error else 404)
 
@@ -197,14 +191,14 @@ class HeldLockAdmin(Base):
         if request.method not in ("GET", "HEAD") or not self.has_break_permission(request):
             raise PermissionDenied
         report = _report(_alias(pk := unquote(object_id)))
-        row = _find(report, pk)
-        return self._gone(request, report, pk) if row is None else self._confirmation(request, [row])
+        rows = _rows(report, [pk])
+        return self._confirmation(request, rows) if rows else self._gone(request, report, pk)
 
-    def _confirmation(self, request: HttpRequest, rows: list[LockRow]) -> HttpResponse:
+    def _confirmation(self, request: HttpRequest, rows: list[dict[str, Any]]) -> HttpResponse:
         context = {
             "title": _("Break this lock?") if len(rows) == 1 else _("Break these locks?"),
-            "locks": [row for row in rows if row.breakable],
-            "refused": [row.label for row in rows if not row.breakable],
+            "locks": [row | {"signed": signed(row["info"])} for row in rows if row["breakable"]],
+            "refused": [row["label"] for row in rows if not row["breakable"]],
             "break_url": self.address(request, "break"),
             "longest_reason": breaking.LONGEST_REASON,
         }
@@ -236,7 +230,7 @@ class HeldLockAdmin(Base):
 
 
 def _alias(pk: str) -> str:
-    """The alias in a primary key of :class:`LockRow`."""
+    """The alias in a primary key."""
     return pk.rsplit("/", 2)[0]
 
 
@@ -245,18 +239,15 @@ def _report(alias: str) -> BackendReport:
     return held_locks(alias)[0] if alias in aliases() else BackendReport(alias=alias, backend="")
 
 
-def _rows(report: BackendReport) -> list[LockRow]:
+def _rows(report: BackendReport, wanted: Collection[str]) -> list[dict[str, Any]]:
+    """The holds with these primary keys, as far as they still last."""
     now = timezone.now()
-    return [LockRow(info, report, now) for info in report.locks]
-
-
-def _find(report: BackendReport, pk: str) -> LockRow | None:
-    return next((row for row in _rows(report) if row.pk == pk), None)
+    return [row_of(info, report, now) for info in report.locks if pk_of(info) in wanted]
 
 
 def _history(alias: str, name: str | None) -> dict[str, Any] | None:
-    """``events`` of a lock, newest first; or ``error``, the class of the error that prevented reading them. None if no
-    history is recorded."""
+    """``events`` of a lock as cells of a table, newest first; or ``error``, the class of the error that prevented
+    reading them. None if no history is recorded."""
     if name is None or not history.enabled():
         return None
     try:
@@ -266,17 +257,18 @@ def _history(alias: str, name: str | None) -> dict[str, Any] | None:
     except DatabaseError as error:
         logger.warning("The history of locks cannot be read: %s", one_line(error))
         return {"error": type(error).__name__}
-    return {"events": [_event(event) for event in events]}
-
-
-def _event(event: LockEvent) -> dict[str, Any]:
     return {
-        "at": moment(event.at),
-        "what": EVENTS.get(event.kind, event.kind),
-        "wait": _seconds(event.wait),
-        "hold": _seconds(event.hold),
-        "who": one_line(event.holder, 200),
-        "reason": one_line(event.reason, 200),
+        "events": [
+            (
+                moment(event.at),
+                EVENTS.get(event.kind, event.kind),
+                _seconds(event.wait),
+                _seconds(event.hold),
+                event.holder,
+                event.reason,
+            )
+            for event in events
+        ]
     }
 
 

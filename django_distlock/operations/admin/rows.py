@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ from django.utils.html import format_html
 from django.utils.translation import gettext as _
 
 from django_distlock.concurrency.text import one_line
-from django_distlock.operations.query import kind_of
 from django_distlock.records import LockInfo
 
 if TYPE_CHECKING:
@@ -25,101 +23,47 @@ if TYPE_CHECKING:
 # The details that identify a holder, by engine. Its own description is left out: it may change during the hold.
 _IDENTITY = ("token", "node", "pid", "connection", "backend_start")
 # Details that the page shows elsewhere, or that only the engine needs.
-_APART = {"kind", "blocks", "also_holds", "backend_start", "last_statement"}
+_SHOWN_ELSEWHERE = {"kind", "blocks", "also_holds", "backend_start", "last_statement"}
 SALT = "django_distlock.heldlock"
 
 
-@dataclass(frozen=True, slots=True)
-class LockRow:
-    """One held lock at the time ``now``. Its texts are printable, and empty where something is not known."""
+def row_of(info: LockInfo, report: BackendReport, now: datetime) -> dict[str, Any]:
+    """What pages show of a held lock at the time ``now``: printable texts, empty where something is not known."""
+    acquired, expires, kind = info.acquired_at, info.expires_at, kind_of(info)
+    return {
+        "info": info,
+        "report": report,
+        "kind": kind,
+        "pk": pk_of(info),
+        "label": label_of(info),
+        "backend": one_line(info.backend, 100),
+        "mode": _("shared") if info.shared else _("exclusive"),
+        "holder": one_line(info.holder or "", 200),
+        "age": "" if acquired is None else duration((now - acquired).total_seconds()),
+        "since": "" if acquired is None else format_html(_("since {}"), moment(acquired)),
+        "ttl_left": "" if expires is None else duration((expires - now).total_seconds()),
+        "fence": "" if info.fence is None else str(info.fence),
+        "waiters": "" if info.waiters is None else str(info.waiters),
+        "waiting": [one_line(who, 200) for who in info.waiting],
+        # those that are counted, but not among the named ones
+        "more_waiting": max(0, (info.waiters or 0) - len(info.waiting)) if info.waiting else 0,
+        "breakable": report.breakable and kind == "named",
+        # does a break end the session, with everything that it holds?
+        "ends_session": not {"pid", "connection"}.isdisjoint(info.details),
+        "also_holds": one_line(info.details.get("also_holds", ""), 2000),
+    }
 
-    info: LockInfo
-    report: BackendReport
-    now: datetime
 
-    @property
-    def breakable(self) -> bool:
-        return self.report.breakable and self.kind == "named"
+def kind_of(info: LockInfo) -> str:
+    """Is it a "named" lock, one on a "relation" or on a "row"?"""
+    return info.details.get("kind", "named")
 
-    @property
-    def kind(self) -> str:
-        """A Kind of operations.query."""
-        return kind_of(self.info)
 
-    @property
-    def label(self) -> str:
-        """The name, or the engine's key if the name is not known."""
-        return label_of(self.info)
-
-    @property
-    def backend(self) -> str:
-        return one_line(self.info.backend, 100)
-
-    @property
-    def mode(self) -> str:
-        return _("shared") if self.info.shared else _("exclusive")
-
-    @property
-    def holder(self) -> str:
-        return one_line(self.info.holder or "", 200)
-
-    @property
-    def age(self) -> str:
-        at = self.info.acquired_at
-        return "" if at is None else duration((self.now - at).total_seconds())
-
-    @property
-    def since(self) -> SafeString | str:
-        at = self.info.acquired_at
-        return "" if at is None else format_html(_("since {}"), moment(at))
-
-    @property
-    def ttl_left(self) -> str:
-        at = self.info.expires_at
-        return "" if at is None else duration((at - self.now).total_seconds())
-
-    @property
-    def fence(self) -> str:
-        return "" if self.info.fence is None else str(self.info.fence)
-
-    @property
-    def waiters(self) -> str:
-        return "" if self.info.waiters is None else str(self.info.waiters)
-
-    @property
-    def waiting(self) -> list[str]:
-        return [one_line(who, 200) for who in self.info.waiting]
-
-    @property
-    def more_waiting(self) -> int:
-        """Waiters that are counted, but not among the named ones."""
-        return max(0, (self.info.waiters or 0) - len(self.info.waiting)) if self.info.waiting else 0
-
-    @property
-    def ends_session(self) -> bool:
-        """Does a break end the session, with everything that it holds?"""
-        return not {"pid", "connection"}.isdisjoint(self.info.details)
-
-    @property
-    def also_holds(self) -> str:
-        return one_line(self.info.details.get("also_holds", ""), 2000)
-
-    @property
-    def place(self) -> str:
-        """Alias and key: the same for every holder of the lock."""
-        return place_of(self.info)
-
-    @property
-    def pk(self) -> str:
-        return pk_of(self.info)
-
-    @property
-    def signed(self) -> str:
-        """What a form sends back: the hold itself, for :func:`unsigned`. Signed, because it names a session to end."""
-        info = self.info
-        details = {key: value for key, value in info.details.items() if key != "also_holds"}
-        values = {"backend": info.backend, "key": info.key, "name": info.name, "holder": info.holder}
-        return signing.dumps({**values, "shared": info.shared, "fence": info.fence, "details": details}, salt=SALT)
+def signed(info: LockInfo) -> str:
+    """What a form sends back: the hold itself, for :func:`unsigned`. Signed, because it names a session to end."""
+    details = {key: value for key, value in info.details.items() if key != "also_holds"}
+    values = {"backend": info.backend, "key": info.key, "name": info.name, "holder": info.holder}
+    return signing.dumps({**values, "shared": info.shared, "fence": info.fence, "details": details}, salt=SALT)
 
 
 def unsigned(text: str) -> LockInfo:
@@ -129,6 +73,7 @@ def unsigned(text: str) -> LockInfo:
 
 
 def place_of(info: LockInfo) -> str:
+    """Alias and key: the same for every holder of the lock."""
     return f"{info.backend}/{_digest(info.key)}"
 
 
@@ -141,13 +86,14 @@ def pk_of(info: LockInfo) -> str:
 
 
 def label_of(info: LockInfo) -> str:
-    """As :attr:`LockRow.label`."""
+    """The name, or the engine's key if the name is not known."""
     return one_line(info.key if info.name is None else info.name, 200)
 
 
 def facts_of(info: LockInfo) -> list[tuple[str, str]]:
     """Further facts about the holder: fence, token, process of the server, ..."""
-    facts = [(fact.replace("_", " "), value) for fact, value in info.details.items() if fact not in _APART and value]
+    details = info.details.items()
+    facts = [(fact.replace("_", " "), value) for fact, value in details if fact not in _SHOWN_ELSEWHERE and value]
     with suppress(KeyError, ValueError, OverflowError, OSError):  # seconds since 1970
         told = datetime.fromtimestamp(float(info.details["last_statement"]), UTC)
         facts.append((_("last statement"), f"{timezone.localtime(told):%Y-%m-%d %H:%M:%S}"))

@@ -7,7 +7,6 @@ import getpass
 import math
 import os
 import sys
-from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
@@ -20,7 +19,7 @@ from django_distlock.operations.lookup import aliases, with_cause
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from django.core.management.base import CommandParser, OutputWrapper
+    from django.core.management.base import CommandParser
 
 # The answer is no.
 FAILED = 1
@@ -31,56 +30,42 @@ EX_UNAVAILABLE = 69
 EX_TEMPFAIL = 75
 
 
-class Subcommand(ABC):
-    """One subcommand. ``help`` is one sentence for the list of all; ``description`` follows it in ``--help``."""
+class Subcommand(BaseCommand):
+    """A command of its own. ``help`` is one sentence for the list of all; ``description`` follows it in ``--help``."""
 
-    help: ClassVar[str]
     description: ClassVar[str] = ""
+    # checks of templates and admin classes do not belong into the output of a program
+    requires_system_checks = ()
 
-    def __init__(self, stdout: OutputWrapper, stderr: OutputWrapper) -> None:
-        self.stdout, self.stderr = stdout, stderr
-
-    @staticmethod
-    def parent() -> CommandParser:
-        """A parser with arguments that this subcommand takes as well: those of every Django command."""
-        return _Plain().create_parser("manage.py", "distlock")
-
-    @staticmethod  # noqa: B027 - some have none
-    def add_arguments(parser: CommandParser) -> None:
-        """Add the arguments of this subcommand."""
-
-    @abstractmethod
-    def handle(self, **options: Any) -> int:
-        """Run the subcommand and return its exit status."""
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        parser = super().create_parser(prog_name, subcommand, **kwargs)
+        parser.description = f"{self.help} {self.description}".strip()
+        return parser
 
     def run(self, **options: Any) -> int:
-        """As :meth:`handle`; errors become CommandError with an exit status."""
+        """Run the subcommand and return its exit status."""
+        raise NotImplementedError
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """End with the status of :meth:`run`; errors become CommandError with an exit status."""
         try:
-            self._check_alias(options.get("using"))
-            return self.handle(**options)
+            if (using := options.get("using")) is not None and using not in aliases():
+                known = ", ".join(map(repr, aliases()))
+                raise ValueError(f"There is no lock backend {using!r} in DISTLOCK. Known: {known}.")
+            status = self.run(**options)
         except BackendUnavailable as error:
             raise CommandError(one_line(with_cause(error)), returncode=EX_UNAVAILABLE) from error
         except ValueError as error:
             raise CommandError(one_line(str(error)), returncode=WRONG_ARGUMENTS) from error
         except (UnsupportedOperation, ImproperlyConfigured) as error:
             raise CommandError(one_line(str(error))) from error
+        if status:
+            sys.exit(status)
 
     def say(self, line: str) -> None:
-        """Write a line; what the terminal cannot show is escaped."""
-        self.stdout.write(encodable(line, getattr(self.stdout, "encoding", None)))
-
-    @staticmethod
-    def _check_alias(using: str | None) -> None:
-        """ValueError for an alias that is not in DISTLOCK, which is a wrong argument for every subcommand."""
-        if using is not None and using not in aliases():
-            known = ", ".join(map(repr, aliases()))
-            raise ValueError(f"There is no lock backend {using!r} in DISTLOCK. Known: {known}.")
-
-
-class _Plain(BaseCommand):
-    """Has the arguments of every Django command."""
-
-    requires_system_checks = ()
+        """Write a line, with escapes for what the encoding of the terminal does not have."""
+        encoding = getattr(self.stdout, "encoding", None) or "utf-8"
+        self.stdout.write(line.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def number(unit: str = "seconds", *, positive: bool = False, none: bool = False) -> Callable[[str], float | None]:
@@ -124,9 +109,3 @@ def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """The lines of a table; each column is as wide as its longest text."""
     sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, sizes)).rstrip() for row in rows]
-
-
-def encodable(text: str, encoding: str | None) -> str:
-    """``text`` with escapes for characters that the encoding (None: UTF-8) does not have."""
-    encoding = encoding or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)

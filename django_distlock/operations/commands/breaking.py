@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import CommandError
 
@@ -24,13 +24,12 @@ if TYPE_CHECKING:
 
 class Break(Subcommand):
     help = "Take a lock away from its holder, which learns that it has lost it."
-    description: ClassVar[str] = (
+    description = (
         "Shows the holder and the waiters, and asks for confirmation. Exit status: 0 if the lock was broken; 1 if it "
         "is not held, has changed hands, or you said no; 69 if its server does not answer."
     )
 
-    @staticmethod
-    def add_arguments(parser: CommandParser) -> None:
+    def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("name", nargs="?", help="the name of the lock")
         parser.add_argument("--key", help="the key of the lock, as `list` shows it, instead of its name")
         parser.add_argument("--using", metavar="ALIAS", help="one alias in DISTLOCK instead of all")
@@ -40,7 +39,7 @@ class Break(Subcommand):
         which.add_argument("--holder", type=int, metavar="N", help="break the N-th of several holders")
         parser.add_argument("--reason", default="", help="why, for the log and the signal")
 
-    def handle(self, **options: Any) -> int:
+    def run(self, **options: Any) -> int:
         if (options["name"] is None) == (options["key"] is None):
             raise CommandError("Give the name of the lock, or --key.", returncode=WRONG_ARGUMENTS)
         found = self._found(**options)

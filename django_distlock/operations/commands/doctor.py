@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from django_distlock.concurrency.text import one_line
 from django_distlock.operations.doctor import diagnose
@@ -19,17 +19,16 @@ SITE = "site key"
 
 class Doctor(Subcommand):
     help = "Check the servers of the locks for errors and risks."
-    description: ClassVar[str] = (
+    description = (
         "Acquires and releases a lock on each alias, and asks its server for versions, limits and settings. "
         "Exit status: 1 if there is an error, else 0."
     )
 
-    @staticmethod
-    def add_arguments(parser: CommandParser) -> None:
+    def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--using", metavar="ALIAS", help="one alias in DISTLOCK instead of all")
         parser.add_argument("--json", action="store_true", help="write JSON")
 
-    def handle(self, **options: Any) -> int:
+    def run(self, **options: Any) -> int:
         found = diagnose(options["using"])
         if options["json"]:
             self.stdout.write(json.dumps({"findings": [asdict(finding) for finding in found]}, indent=2))

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from django_distlock import held_locks
 from django_distlock.concurrency.text import one_line
@@ -29,13 +29,12 @@ UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 class List(Subcommand):
     help = "List the locks that are held, by any process."
-    description: ClassVar[str] = (
+    description = (
         "A table in a terminal, JSON elsewhere. A line names each backend that does not answer. Exit status: 0; "
         "69 if --using names a backend that does not answer."
     )
 
-    @staticmethod
-    def add_arguments(parser: CommandParser) -> None:
+    def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--using", metavar="ALIAS", help="one alias in DISTLOCK instead of all")
         form = parser.add_mutually_exclusive_group()
         form.add_argument("--json", action="store_true", help="JSON also in a terminal")
@@ -49,31 +48,33 @@ class List(Subcommand):
             help=f"repeat every SECONDS ({WATCH:g}) until Ctrl-C; JSON is then one line each time",
         )
 
-    def handle(self, **options: Any) -> int:
+    def run(self, **options: Any) -> int:
+        using, watch = options["using"], options["watch"]
         try:
-            return self._show(**options)
+            reports = self._show(using, options)
+            while watch is not None:
+                time.sleep(watch)
+                self._show(using, options)
         except KeyboardInterrupt:
-            if options["watch"] is None:
+            if watch is None:
                 raise
             return 0
         except BrokenPipeError:  # the reader has ended; at its exit the interpreter would report it again
             if vars(self.stdout)["_out"] is sys.stdout:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
+        return EX_UNAVAILABLE if using is not None and reports[0].error else 0
 
-    def _show(self, *, using: str | None, watch: float | None, **options: Any) -> int:
-        as_table = options["table"] or (self.stdout.isatty() and not options["json"])
-        while True:
-            reports = held_locks(using)
-            now = datetime.now(UTC)
-            text = table(reports, now) if as_table else json.dumps(as_data(reports, now), indent=None if watch else 2)
-            if as_table and watch is not None and self.stdout.isatty():
-                text = HOME_AND_CLEAR + text
-            self.say(text)
-            self.stdout.flush()
-            if watch is None:
-                return EX_UNAVAILABLE if using is not None and reports[0].error else 0
-            time.sleep(watch)
+    def _show(self, using: str | None, options: dict[str, Any]) -> list[BackendReport]:
+        reports, now, watch = held_locks(using), datetime.now(UTC), options["watch"] is not None
+        terminal = self.stdout.isatty()
+        if options["table"] or (terminal and not options["json"]):
+            text = (HOME_AND_CLEAR if watch and terminal else "") + table(reports, now)
+        else:
+            text = json.dumps(as_data(reports, now), indent=None if watch else 2)
+        self.say(text)
+        self.stdout.flush()
+        return reports
 
 
 def as_data(reports: Iterable[BackendReport], now: datetime) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from django.core.management import get_commands, load_command_class
 from django.core.management.base import BaseCommand
@@ -28,22 +28,25 @@ if TYPE_CHECKING:
 PAUSE, NEWS = 0.5, 10.0
 # Seconds for which the server may not answer: it may be busy or starting.
 SILENCE = 10.0
+NO_TABLES = (
+    "Before the first migrate the tables of this backend are missing: leave out --using, or name an alias with another "
+    "backend."
+)
 
 
 class Migrate(Subcommand):
     help = "Run Django's migrate in one process at a time."
-    description: ClassVar[str] = (
+    description = (
         "Takes all options of migrate. A second process waits, says for which one, and then finds nothing to do. The "
         "lock belongs to the database that is migrated and needs no table. Exit status: that of migrate; 75 after "
         "--timeout; 69 if the lock's server does not answer for 10 s, or if the lock was lost."
     )
 
-    @staticmethod
-    def parent() -> CommandParser:
-        return _migrate().create_parser("manage.py", "migrate")
-
-    @staticmethod
-    def add_arguments(parser: CommandParser) -> None:
+    def add_arguments(self, parser: CommandParser) -> None:
+        migrate = _migrate()
+        if migrate.requires_system_checks:
+            parser.add_argument("--skip-checks", action="store_true", help="Skip system checks.")
+        migrate.add_arguments(parser)
         parser.add_argument(
             "--using", metavar="ALIAS", help="an alias in DISTLOCK instead of locks of the migrated database"
         )
@@ -54,16 +57,15 @@ class Migrate(Subcommand):
             help='seconds to wait for the lock (default: "none", for ever)',
         )
 
-    def handle(self, **options: Any) -> int:
+    def run(self, **options: Any) -> int:
         lock = migration_lock(options["database"], options["using"])
         lease = self._acquire(lock, options["timeout"])
         if lease is None:
             return EX_TEMPFAIL
-        lease.on_lost(self._lost)
-        migrate = _migrate()
-        migrate.stdout, migrate.stderr = self.stdout, self.stderr
+        lost = "The lock was lost: another process may run migrate at the same time."
+        lease.on_lost(lambda _: self.stderr.write(lost))
         try:
-            migrate.execute(**options)
+            _migrate().execute(**options)
         except BaseException:
             lease.release()
             raise
@@ -74,37 +76,28 @@ class Migrate(Subcommand):
             return EX_UNAVAILABLE
         return 0
 
-    def _lost(self, *args: Any) -> None:
-        self.stderr.write("The lock was lost: another process may run migrate at the same time.")
-
     def _acquire(self, lock: Lock, timeout: float | None) -> Lease | None:
-        began = news_at = clock.now()
-        while (lease := self._try(lock)) is None:
-            now = clock.now()
-            if timeout is not None and now - began >= timeout:
-                self.stderr.write(f"Another process is still running migrate after {timeout:g} s; nothing was done.")
-                return None
-            if now >= news_at:
-                self.stderr.write(f"Waiting for another process that runs migrate{self._holder(lock)}.")
-                news_at = now + NEWS
-            time.sleep(PAUSE if timeout is None else max(0.0, min(PAUSE, began + timeout - now)))
-        return lease
-
-    @staticmethod
-    def _try(lock: Lock) -> Lease | None:
-        until = clock.now() + SILENCE
+        began = news_at = answered = clock.now()
         while True:
             try:
-                return lock.try_acquire()
+                lease = lock.try_acquire()
+                answered = clock.now()
             except BackendUnavailable as error:
                 if "does not exist" in str(error):
-                    raise BackendUnavailable(
-                        f"{error} Before the first migrate the tables of this backend are missing: leave out --using, "
-                        "or name an alias with another backend."
-                    ) from error.__cause__
-                if clock.now() >= until:
+                    raise BackendUnavailable(f"{error} {NO_TABLES}") from error.__cause__
+                if clock.now() >= answered + SILENCE:
                     raise
-            time.sleep(PAUSE)
+                time.sleep(PAUSE)
+                continue
+            if lease is not None:
+                return lease
+            if timeout is not None and answered - began >= timeout:
+                self.stderr.write(f"Another process is still running migrate after {timeout:g} s; nothing was done.")
+                return None
+            if answered >= news_at:
+                self.stderr.write(f"Waiting for another process that runs migrate{self._holder(lock)}.")
+                news_at = answered + NEWS
+            time.sleep(PAUSE if timeout is None else max(0.0, min(PAUSE, began + timeout - answered)))
 
     @staticmethod
     def _holder(lock: Lock) -> str:

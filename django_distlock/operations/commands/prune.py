@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from django_distlock.concurrency.text import one_line
 from django_distlock.operations.pruning import prune_all
@@ -17,17 +17,16 @@ DAYS = 30.0
 
 class Prune(Subcommand):
     help = "Delete old leases, names and records."
-    description: ClassVar[str] = (
+    description = (
         "In small batches, which block no lock. Once a day is enough. Exit status: 69 if a server does not answer; the "
         "others are pruned all the same."
     )
 
-    @staticmethod
-    def add_arguments(parser: CommandParser) -> None:
+    def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--using", metavar="ALIAS", help="one alias in DISTLOCK instead of all")
         parser.add_argument("--days", type=number("days"), default=DAYS, help=f"delete what is older ({DAYS:g})")
 
-    def handle(self, **options: Any) -> int:
+    def run(self, **options: Any) -> int:
         deleted, failed = prune_all(options["using"], days=options["days"])
         for what, count in deleted.items():
             self.stdout.write(f"{what}: {count} deleted")

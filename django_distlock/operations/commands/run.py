@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 import time
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from django_distlock import DistlockError, LockNotAcquired, advisory_lock
 from django_distlock.concurrency import clock
@@ -36,15 +36,14 @@ MARGIN = 0.25
 
 class Run(Subcommand):
     help = "Run a program while holding a lock."
-    description: ClassVar[str] = (
+    description = (
         "Exit status: that of the program; 128 + n if signal n ended it; 75 if the lock is busy; 69 if the lock's "
         "server does not answer, or if the lock was lost and the program ended without an error; 126 and 127 as in a "
         "shell. Signals are passed on to the program. If the lock is lost or cannot be renewed, the program gets TERM, "
         "and KILL after the grace time or at the end of the lease."
     )
 
-    @staticmethod
-    def add_arguments(parser: CommandParser) -> None:
+    def add_arguments(self, parser: CommandParser) -> None:
         parser.usage = "%(prog)s [options] name -- command [argument ...]"
         parser.add_argument("name", help="the name of the lock")
         parser.add_argument("--using", default="default", metavar="ALIAS", help="the alias in DISTLOCK (default)")
@@ -67,7 +66,7 @@ class Run(Subcommand):
         )
         parser.add_argument("command", nargs="+", help="the program and its arguments")
 
-    def handle(self, **options: Any) -> int:
+    def run(self, **options: Any) -> int:
         ttl = {} if options["ttl"] is None else {"ttl": options["ttl"]}
         lock = advisory_lock(
             options["name"], using=options["using"], timeout=options["timeout"], shared=options["shared"], **ttl
@@ -80,27 +79,22 @@ class Run(Subcommand):
         show_name(lease)
         status = 0
         try:
-            with lease:
-                status = self._run(options["command"], lease, options["grace"])
+            with lease, received_signals() as received:
+                status = self._run(options["command"], received, lease, options["grace"])
         except DistlockError as error:
             self.stderr.write(str(error))
             return status or EX_UNAVAILABLE
         return status
 
-    def _run(self, command: list[str], lease: Lease, grace: float) -> int:
-        program = Program(command, self.stderr.write)
-        with program.forwarding_signals():
-            try:
-                program.start()
-            except FileNotFoundError:
-                self.stderr.write(f"{command[0]}: not found")
-                return NOT_FOUND
-            except OSError as error:
-                self.stderr.write(f"{command[0]}: {error.strerror}")
-                return NOT_EXECUTABLE
-            return self._watch(program, lease, grace)
-
-    def _watch(self, program: Program, lease: Lease, grace: float) -> int:
+    def _run(self, command: list[str], received: list[int], lease: Lease, grace: float) -> int:
+        try:
+            program = Program(command, received, self.stderr.write)
+        except FileNotFoundError:
+            self.stderr.write(f"{command[0]}: not found")
+            return NOT_FOUND
+        except OSError as error:
+            self.stderr.write(f"{command[0]}: {error.strerror}")
+            return NOT_EXECUTABLE
         margin = 0.0 if lease.valid_until is None else MARGIN * (lease.valid_until - clock.now())
         try:
             while (status := program.wait(CHECK_EVERY)) is None:
@@ -121,76 +115,39 @@ class Run(Subcommand):
         return program.end(grace)
 
 
+@contextlib.contextmanager
+def received_signals() -> Iterator[list[int]]:
+    """The signals that this process gets meanwhile. Only a main thread can install handlers."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    before = {number: signal.signal(number, lambda number, frame: received.append(number)) for number in FORWARDED}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 class Program:
     """A child process and all its descendants: they form a process group, so that they can be ended together.
 
     In a terminal only the child itself: a process group in the background could not read from the terminal.
+    ``received`` are signals that :meth:`wait` passes on.
     """
 
-    def __init__(self, command: list[str], warn: Callable[[str], object] = print) -> None:
-        self._command, self._warn = command, warn
-        self._process: subprocess.Popen[bytes] | None = None
+    def __init__(self, command: list[str], received: list[int], warn: Callable[[str], object]) -> None:
+        self._received, self._warn = received, warn
         self._grouped = not os.isatty(0)
-        self._pending: list[int] = []
-
-    def start(self) -> None:
-        self._process = subprocess.Popen(self._command, process_group=0 if self._grouped else None)  # noqa: S603
-        while self._pending:
-            self.send(self._pending.pop(0))
-
-    @contextlib.contextmanager
-    def forwarding_signals(self) -> Iterator[None]:
-        """Pass signals on to the program. Only a main thread can install handlers."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, self._forward) for number in FORWARDED}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _forward(self, number: int, frame: object) -> None:
-        if not self._grouped and number in FROM_TERMINAL:
-            return  # the terminal sends it to the program too
-        if self._process is None:
-            self._pending.append(number)
-        else:
-            self.send(number)
-
-    def send(self, number: int) -> bool:
-        """Send a signal to all processes that are left. False: all of them run as other users, so none has got it."""
-        assert self._process is not None  # noqa: S101 - it was started
-        try:
-            if self._grouped:
-                os.killpg(self._process.pid, number)
-            else:
-                self._process.send_signal(number)
-        except ProcessLookupError:
-            pass
-        except PermissionError:
-            return False
-        return True
-
-    def _gone(self) -> bool:
-        """Have all processes ended?"""
-        assert self._process is not None  # noqa: S101 - it was started
-        if self._process.poll() is None:
-            return False
-        if self._grouped:
-            try:
-                os.killpg(self._process.pid, 0)
-            except ProcessLookupError:
-                return True
-            except PermissionError:  # what is left runs as another user
-                return False
-            return False
-        return True
+        self._process = subprocess.Popen(command, process_group=0 if self._grouped else None)  # noqa: S603
 
     def wait(self, seconds: float) -> int | None:
         """The exit status, as a shell gives it; None if the program still runs after ``seconds``."""
-        assert self._process is not None  # noqa: S101 - it was started
+        while self._received:
+            number = self._received.pop(0)
+            if self._grouped or number not in FROM_TERMINAL:  # the terminal sends those to the program too
+                self._send(number)
         try:
             status = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -199,12 +156,30 @@ class Program:
 
     def end(self, grace: float) -> int:
         """Send TERM, and KILL after ``grace`` seconds; return the exit status."""
-        self.send(signal.SIGTERM)
+        self._send(signal.SIGTERM)
         until = clock.now() + grace
-        while not self._gone() and (left := until - clock.now()) > 0:
+        while self._runs() and (left := until - clock.now()) > 0:
             time.sleep(min(left, CHECK_EVERY / 4))
-        if not self._gone() and not self.send(signal.SIGKILL):
+        if self._runs() and self._send(signal.SIGKILL) is False:
             self._warn("Processes that run as another user could not be ended.")
         while (status := self.wait(CHECK_EVERY)) is None:
             pass
         return status
+
+    def _runs(self) -> bool:
+        """Does any of the processes run? One of another user does, too."""
+        return self._process.poll() is None or (self._grouped and self._send(0) is not None)
+
+    def _send(self, number: int) -> bool | None:
+        """Send a signal to all processes that are left. None: none is left; False: they all run as other users, and
+        have not got it."""
+        try:
+            if self._grouped:
+                os.killpg(self._process.pid, number)
+            else:
+                self._process.send_signal(number)
+        except ProcessLookupError:
+            return None
+        except PermissionError:
+            return False
+        return True

@@ -107,19 +107,8 @@ class Lock {
   constructor(lease, keeper) {
     this.#lease = lease;
     this.#keeper = keeper;
-    this.guarantee = lease.guarantee;
-  }
-
-  get name() {
-    return this.#lease.name;
-  }
-
-  get id() {
-    return this.#lease.id;
-  }
-
-  get fence() {
-    return this.#lease.fence;
+    const { guarantee, name, id, fence } = lease;
+    Object.assign(this, { guarantee, name, id, fence });
   }
 
   get expiresIn() {
@@ -134,8 +123,7 @@ class Lock {
   }
 
   get headers() {
-    const { id, fence } = this.#lease;
-    return fence === undefined ? {} : { "Distlock-Lease": `${id};${fence}` };
+    return this.fence === undefined ? {} : { "Distlock-Lease": `${this.id};${this.fence}` };
   }
 
   release() {
@@ -146,7 +134,7 @@ class Lock {
 /* A request that waits; news wakes it. */
 class Ticket {
   constructor(grant, { ifAvailable, ttl }) {
-    Object.assign(this, { grant, ifAvailable, ttl, id: randomId(), over: false, holder: null, place: null });
+    Object.assign(this, { grant, ifAvailable, ttl, id: randomId(), over: false, failures: 0, holder: null, place: null });
   }
 
   wake() {}
@@ -163,12 +151,27 @@ class Ticket {
   }
 }
 
-/* What the kinds of locks share: they end when the page is left. */
+/* What the kinds of locks share: they end when the page is left. Each has ask(): one attempt, which returns the lease,
+   null if the lock is not to be had, or nothing to be asked again. */
 class Keeper {
   held = new Map();
   waiting = new Set();
   shown = Promise.resolve(); // pending while the page is in the back/forward cache
   era = 0; // replies to requests of an earlier one are not believed
+
+  async acquire(ticket) {
+    this.waiting.add(ticket);
+    try {
+      while (!ticket.over) {
+        await this.shown;
+        const lease = await this.ask(ticket);
+        if (lease !== undefined) return lease;
+      }
+      return null;
+    } finally {
+      this.waiting.delete(ticket);
+    }
+  }
 
   lease(ticket, facts) {
     const abort = new AbortController();
@@ -216,46 +219,42 @@ class Leases extends Keeper {
   }
 
   async acquire(ticket) {
-    this.waiting.add(ticket);
     try {
-      for (let failures = 0; !ticket.over; ) {
-        await this.shown;
-        this.look();
-        const [era, sent] = [this.era, clock()];
-        ticket.news = false;
-        ticket.wake = () => (ticket.news = true); // the answer may be older
-        const reply = await this.wire.send("POST", "leases/", this.#question(ticket));
-        this.look();
-        if (era !== this.era) continue; // the page was left or slept; the same id asks again
-        if (reply.status === 201) {
-          const lease = this.#granted(ticket, reply, sent);
-          if (lease) return lease;
-        } else if (reply.status === 409) {
-          if (ticket.ifAvailable) return null;
-          failures = 0;
-          Object.assign(ticket, { holder: reply.holder, place: reply.place });
-          this.events?.update();
-        } else {
-          const refused = refusal(reply, ticket);
-          if (refused) throw refused;
-          failures += 1;
-        }
-        const pause = Math.max(reply.retry_after * 1000 || 0, failures && Math.min(AWAY, 500 * 2 ** failures));
-        await ticket.sleep(jitter(pause || 500));
-      }
+      const lease = await super.acquire(ticket);
+      if (!lease && ticket.over) this.#give(ticket.id); // the place
+      return lease;
     } catch (error) {
       if (error.reason === "unreachable") this.#give(ticket.id); // it may have reached the server
       throw error;
     } finally {
-      this.waiting.delete(ticket);
       this.events?.update();
     }
-    this.#give(ticket.id);
-    return null;
   }
 
-  #question({ grant, id, ttl, ifAvailable, place }) {
-    return { grant, id, ttl: ttl / 1000, queue: !ifAvailable, hidden: hidden(), again: place !== null };
+  async ask(ticket) {
+    this.look();
+    const [era, sent] = [this.era, clock()];
+    const { grant, id, ttl, ifAvailable, place } = ticket;
+    ticket.news = false;
+    ticket.wake = () => (ticket.news = true); // the answer may be older
+    const question = { grant, id, ttl: ttl / 1000, queue: !ifAvailable, hidden: hidden(), again: place !== null };
+    const reply = await this.wire.send("POST", "leases/", question);
+    this.look();
+    if (era !== this.era) return; // the page was left or slept; the same id asks again
+    if (reply.status === 201) {
+      const lease = this.#granted(ticket, reply, sent);
+      if (lease) return lease;
+    } else if (reply.status === 409) {
+      if (ifAvailable) return null;
+      Object.assign(ticket, { holder: reply.holder, place: reply.place, failures: 0 });
+      this.events?.update();
+    } else {
+      const refused = refusal(reply, ticket);
+      if (refused) throw refused;
+      ticket.failures += 1;
+    }
+    const failures = ticket.failures && Math.min(AWAY, 500 * 2 ** ticket.failures);
+    await ticket.sleep(jitter(Math.max(reply.retry_after * 1000 || 0, failures) || 500));
   }
 
   #granted(ticket, { fence, expires_in }, sent) {
@@ -574,28 +573,12 @@ class Events {
 
 /* Locks between the tabs of one browser: Web Locks. */
 class WebLocks extends Keeper {
-  async acquire(ticket) {
-    this.waiting.add(ticket);
-    try {
-      while (!ticket.over) {
-        await this.shown;
-        const lease = await this.#ask(ticket).catch((error) => {
-          if (error.name !== "AbortError") throw error;
-        });
-        if (lease !== undefined) return lease;
-      }
-      return null;
-    } finally {
-      this.waiting.delete(ticket);
-    }
-  }
-
-  /* The lease, null if it is not free, an AbortError if the waiting ends or the page is left. */
-  #ask(ticket) {
+  ask(ticket) {
     const abort = new AbortController();
     ticket.wake = () => ticket.over && abort.abort();
     ticket.leave = () => abort.abort();
     const options = ticket.ifAvailable ? { ifAvailable: true } : { signal: abort.signal };
+    const ended = (error) => (error.name === "AbortError" ? undefined : Promise.reject(error)); // or the page is left
     return new Promise((resolve, reject) => {
       let lease = null;
       navigator.locks
@@ -607,7 +590,7 @@ class WebLocks extends Keeper {
           });
         })
         .catch((error) => (lease ? this.lose(lease, "stolen") : reject(error)));
-    });
+    }).catch(ended);
   }
 
   async release(lease) {
@@ -640,26 +623,16 @@ class Records extends Keeper {
     });
   }
 
-  async acquire(ticket) {
+  async ask(ticket) {
     const key = `distlock:${ticket.grant}`;
-    let [seen, since] = [null, 0];
-    this.waiting.add(ticket);
-    try {
-      while (!ticket.over) {
-        await this.shown;
-        const text = localStorage.getItem(key);
-        if (text !== seen) [seen, since] = [text, clock()];
-        if (!text || clock() - since > lifetime(text)) {
-          const lease = await this.#claim(ticket, key);
-          if (lease) return lease;
-        } else if (ticket.ifAvailable) return null;
-        else await ticket.sleep(jitter(250));
-        await ticket.sleep(Math.random() * this.settle); // all who wait have heard of a release at once
-      }
-      return null;
-    } finally {
-      this.waiting.delete(ticket);
-    }
+    const text = localStorage.getItem(key);
+    if (text !== ticket.seen) Object.assign(ticket, { seen: text, since: clock() });
+    if (!text || clock() - ticket.since > lifetime(text)) {
+      const lease = await this.#claim(ticket, key);
+      if (lease) return lease;
+    } else if (ticket.ifAvailable) return null;
+    else await ticket.sleep(jitter(250));
+    await ticket.sleep(Math.random() * this.settle); // all who wait have heard of a release at once
   }
 
   async #claim(ticket, key) {

@@ -17,9 +17,8 @@ from django.db import connections
 from django.test import AsyncClient
 
 from django_distlock import BackendUnavailable
-from django_distlock.browser import store
-from django_distlock.browser.http import endpoints, events, watching
-from django_distlock.browser.http.events import MOST_STREAMS
+from django_distlock.browser import endpoints, events, store
+from django_distlock.browser.events import MOST_STREAMS
 from tests.browserlocks.people import EVENTS, Person, Tab, new
 from tests.browserlocks.served import Site
 from tests.conftest import PATIENCE, eventually
@@ -159,7 +158,7 @@ def test_a_database_that_goes_down_is_reported_once(
     answers = iter([fails] * 3)
     real = store.heads
     monkeypatch.setattr(store, "heads", lambda *asked: next(answers, real)(*asked))
-    monkeypatch.setattr(watching, "PAUSE", 0)
+    monkeypatch.setattr(events, "PAUSE", 0)
 
     with caplog.at_level(logging.WARNING, "django_distlock.browser"):
         asyncio.run(is_told(mine))
@@ -170,7 +169,7 @@ def test_a_database_that_goes_down_is_reported_once(
 def test_r22_a_thread_that_is_gone_is_replaced(mine: Tab) -> None:
     """The child of a fork has the object of a thread that runs in its parent only, and no stream would ever get an
     event again."""
-    watching.watcher._thread = threading.Thread()
+    events.watcher._thread = threading.Thread()
 
     asyncio.run(is_told(mine))
 

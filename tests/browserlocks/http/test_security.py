@@ -16,8 +16,8 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from django_distlock.browser.endpoints import MOST_RENEWED
 from django_distlock.browser.grants import SALT, lock_grant
-from django_distlock.browser.http.actions import MOST_RENEWED
 from django_distlock.models import BrowserTicket, WebLease
 from tests.browserlocks.people import CSRF, EVENTS, LEASES, RENEW, Person, Tab, holder_of, new, refusal
 
@@ -40,7 +40,7 @@ def test_a_forged_grant(ada: Person) -> None:
         *("", "\ud800", head, grant[:-1] + ("A" if grant[-1] != "A" else "B")),
         ":".join([ada.grant("another").split(":")[0], *signature]),
         signing.dumps(signing.loads(grant, salt=SALT), salt="another"),
-        signing.dumps(["n", "s", "u"], salt=SALT),
+        signing.dumps(["name", "signer"], salt=SALT),
     ]
     for held in (False, True):
         if held:
@@ -49,12 +49,13 @@ def test_a_forged_grant(ada: Person) -> None:
         assert WebLease.rows.exists() is held
 
 
-def test_an_expired_grant(mine: Tab, bo: Person) -> None:
+def test_an_expired_grant(mine: Tab, bo: Person, settings: Any) -> None:
     """No lease outlives it."""
-    mine.grant = signing.dumps({**signing.loads(mine.grant, salt=SALT), "u": 1}, salt=SALT)
+    settings.DISTLOCK_BROWSER = {"GRANT_TTL": 1e-9}
     assert mine.renew() == {"id": mine.lease, "lost": "grant"}
-    bo.tab().take()
     assert refusal(mine.ask()) == no_grant("expired")
+    settings.DISTLOCK_BROWSER = None
+    bo.tab().take()
 
 
 def test_the_grant_of_somebody_else(ada: Person, bo: Person) -> None:
@@ -73,22 +74,6 @@ def test_the_grant_of_another_name_does_not_renew(ada: Person, mine: Tab) -> Non
     mine.grant = ada.grant("another")
     assert "lost" in mine.renew()
     assert WebLease.rows.get(name="cart").expires_at == ends
-
-
-def test_a_secret_key_that_was_replaced(mine: Tab, settings: Any) -> None:
-    settings.SECRET_KEY_FALLBACKS = [settings.SECRET_KEY]
-    settings.SECRET_KEY = "another"
-    mine.take()
-
-
-def test_a_request_that_is_replayed(ada: Person, mine: Tab) -> None:
-    """It gets a new fence, and what had the old one is refused; after a log-out it gets nothing."""
-    mine.release()
-    again = Tab(ada, "cart", mine.grant, mine.lease).take()
-    assert again.fence > mine.fence
-    assert "lost" in mine.renew()
-    ada.client.logout()
-    assert refusal(mine.ask()) == (401, {"reason": "logged_out"})
 
 
 @pytest.mark.parametrize("error", [None, PermissionDenied, Http404, ObjectDoesNotExist])
@@ -128,11 +113,11 @@ def test_the_lease_of_somebody_else(ada: Person, mine: Tab, bo: Person) -> None:
     for lease in (mine.lease, new()):
         stolen = Tab(bo, "cart", bo.grant(), lease, mine.fence)
         renewed = json.dumps(stolen.renew()).replace(lease, "*")
-        ends = (bo.release(lease), bo.client.delete(f"{LEASES}{lease}/"))
-        answers.add((renewed, *((end.status_code, end.content) for end in ends)))
+        end = bo.release(lease)
+        answers.add((renewed, end.status_code, end.content))
     [(renewed, *ended)] = answers
     assert "lost" in renewed
-    assert ended == [(204, b"")] * 2
+    assert ended == [204, b""]
     Tab(bo, "cart", bo.grant(), mine.lease).wait()
     assert mine.renew()["expires_in"] > 0
     waiting = bo.tab().wait()
@@ -155,6 +140,7 @@ def test_a_log_out_ends_a_lease_at_the_next_beat(ada: Person, mine: Tab, bo: Per
         assert ada.client.get(LEASES).json() == {"leases": []}
     assert mine.renew() == {"id": mine.lease, "lost": "logged_out"}
     if not another_user:
+        assert refusal(mine.ask()) == (401, {"reason": "logged_out"})
         bo.tab().take()
 
 
@@ -201,14 +187,10 @@ def test_a_body_that_is_too_large(ada: Person, settings: Any) -> None:
     assert not WebLease.rows.exists()
 
 
-def test_a_batch_has_each_lease_once_and_a_limit(ada: Person, mine: Tab, settings: Any) -> None:
-    """One id has one answer: it must not be that of another name."""
+def test_a_batch_has_a_limit(ada: Person, mine: Tab, settings: Any) -> None:
     settings.DISTLOCK_BROWSER = {"MAX_BODY": 10**7}
-    there = Tab(ada, "other", ada.grant("other"), mine.lease).take()
-    many = [Tab(ada, "cart", mine.grant) for _ in range(MOST_RENEWED + 1)]
-    for batch in ([mine, there], many):
-        response = ada.renew(*batch)
-        assert (response.status_code, response.json()["reason"]) == (400, "request")
+    response = ada.renew(*[mine] * (MOST_RENEWED + 1))
+    assert (response.status_code, response.json()["reason"]) == (400, "request")
 
 
 # CSRF; the headers are those that browsers and django-cors-headers send
@@ -225,10 +207,8 @@ def token_of(person: Person) -> str:
 
 
 def test_nothing_is_done_without_a_token(mine: Tab, strict: Person) -> None:
-    refused = [strict.release(mine.lease), strict.client.delete(f"{LEASES}{mine.lease}/")]
-    refused += [strict.ask(mine.grant), strict.renew(mine)]
-    assert [response.status_code for response in refused] == [403] * 4
-    assert refused[0].json()["detail"].startswith("CSRF")
+    refused = [strict.release(mine.lease), strict.ask(mine.grant), strict.renew(mine)]
+    assert [response.status_code for response in refused] == [403] * 3
     assert holder_of() == mine.lease
 
 
@@ -251,7 +231,7 @@ def test_another_origin_needs_a_grant_that_names_it(strict: Person, settings: An
     """And a grant for another origin is not one for this site."""
     headers = {"X-CSRFToken": token_of(strict), "Origin": APP}
     mine = strict.tab(audience=APP)
-    assert mine.ask(headers=headers).status_code == 403  # by the CSRF check
+    assert strict.ask(mine.grant, headers=headers).status_code == 403  # by the CSRF check
     settings.CSRF_TRUSTED_ORIGINS = [APP, "https://other.example"]
     for other in (strict.tab(), strict.tab(audience="https://other.example")):
         assert refusal(other.ask(headers=headers)) == no_grant("audience")
@@ -259,18 +239,8 @@ def test_another_origin_needs_a_grant_that_names_it(strict: Person, settings: An
     assert strict.renew(mine, headers=headers).json()["leases"][0]["expires_in"] > 0
     strict.release(mine.lease, headers=headers)
     headers["Origin"] = "http://testserver"
-    assert mine.ask(headers=headers).status_code == 403
+    assert refusal(mine.ask(headers=headers)) == no_grant("audience")
     strict.tab().take(headers=headers)
-
-
-def test_a_preflight_gets_no_leave(strict: Person) -> None:
-    """Without a CORS library browsers send nothing from another origin."""
-    headers = {"Origin": APP, "Access-Control-Request-Method": "POST"}
-    headers["Access-Control-Request-Headers"] = "content-type,x-csrftoken"
-    for path in (LEASES, RENEW, CSRF, EVENTS):
-        response = strict.client.options(path, headers=headers)
-        assert response.status_code == 405
-        assert not [name for name in response.headers if name.lower().startswith("access-control")]
 
 
 # what is stored and sent

@@ -10,7 +10,8 @@ from django.db import connections
 
 from django_distlock.browser import store
 from django_distlock.browser.records import BrowserLease, digest_of
-from django_distlock.leases.rows import holder_of
+from django_distlock.leases.records import holder_of
+from django_distlock.models import BrowserTicket
 
 if TYPE_CHECKING:
     from django_distlock.browser.records import LeaseLost, Waiting
@@ -31,6 +32,12 @@ def write(alias: str, text: str, *parameters: Any) -> None:
 def forget_everything(alias: str) -> None:
     write(alias, "DELETE FROM django_distlock_weblease")
     write(alias, "DELETE FROM django_distlock_browserticket")
+
+
+def counts(alias: str, principal: str) -> tuple[int, int]:
+    """How many leases and live waiting places the principal has."""
+    alive = BrowserTicket.rows.using(alias).filter(principal=principal, alive_until__gt=1)
+    return len(store.held_by(alias, principal)), alive.count()
 
 
 @dataclass

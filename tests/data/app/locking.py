@@ -7,8 +7,8 @@ from django.db import models
 from django_distlock.data.managers import LockingManager, LockingQuerySet
 
 
-class RichQuerySet(models.QuerySet):
-    """A project's own, which knows nothing of locks."""
+class RichQuerySet(LockingQuerySet):
+    """A project's own."""
 
     def rich(self) -> RichQuerySet:
         return self.filter(balance__gte=1000)

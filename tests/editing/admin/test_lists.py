@@ -9,12 +9,11 @@ import django
 import pytest
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import Permission
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from testproject.articles.models import Article
-from tests.editing.people import GRANT, Person, controls, is_held, refused
+from tests.editing.people import GRANT, Person, controls, refused
 
 LIST = "/admin/articles/article/"
 
@@ -145,46 +144,6 @@ def test_who_edits_what(ada: Person, bo: Person, article: Article, other: Articl
     for choice, found in {"yes": 1, "no": 1, "me": 0, "others": 1}.items():
         response = bo.client.get(LIST, {"being_edited": choice})
         assert (choice, len(response.context["cl"].result_list)) == (choice, found)
-
-
-# the page of held locks
-
-HELD = "/admin/django_distlock/heldlock/"
-BREAK = f"{HELD}edit/break/"
-
-
-@pytest.fixture
-def one_alias(settings: Any) -> None:
-    """The list asks every alias: those that need a server have tests of their own."""
-    settings.DISTLOCK = {"default": {"BACKEND": "django_distlock.backends.memory.MemoryBackend"}}
-
-
-@pytest.mark.usefixtures("one_alias")
-def test_names_are_for_those_who_may_see_the_object(ada: Person, bo: Person, boss: Person, path: str) -> None:
-    assert "distlock-edits" not in boss.client.get(HELD).content.decode()
-    ada.hold(path)
-    text = boss.client.get(HELD).content.decode()
-    assert f'<a href="{path}"><bdi>A bridge opens</bdi></a>' in text
-    assert "<td><bdi>Ada</bdi></td>" in text
-    bo.user.user_permissions.set(Permission.objects.filter(codename="view_heldlock"))
-    text = bo.client.get(HELD).content.decode()
-    assert [part in text for part in ("Ada", "A bridge opens", "Break this edit lock")] == [True, False, False]
-    assert bo.client.post(BREAK, {}).status_code == 403
-
-
-@pytest.mark.usefixtures("one_alias")
-def test_breaking(ada: Person, boss: Person, article: Article, path: str) -> None:
-    held = ada.hold(path)
-    text = boss.client.get(HELD).content.decode().partition("distlock-edits")[2]
-    shown = dict(re.findall(r'<input type="hidden" name="(database|model|pk|fence)" value="([^"]*)">', text))
-    form = {"reason": "gone\nhome", **shown}
-    for fence, is_left in (("999", True), (shown["fence"], False)):
-        assert boss.client.post(BREAK, {**form, "fence": fence}).status_code == 302
-        assert is_held(article) == is_left
-    assert ada.renew(held)["reason"] == "broken"
-    assert "gone home" in LogEntry.objects.get().change_message
-    assert boss.client.post(BREAK, {**form, "database": "none"}).status_code == 403
-    assert boss.client.get(BREAK).status_code == 403
 
 
 def test_what_a_suite_for_a_plain_admin_does(boss: Person, article: Article) -> None:

@@ -90,7 +90,7 @@ def test_r7_an_acquire_that_arrives_late(
 def test_r19_a_request_that_arrives_late_does_not_shorten_the_lease(
     own: Own, proxy: Proxy, backend: RedisBackend, held: bytes, name: str, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(engine, "RENEWAL_PATIENCE", 10.0)  # a second passes before it is asked again
+    monkeypatch.setattr(engine, "SILENCE", 10.0)  # a second passes before it is asked again
     grant = backend.try_acquire(claim_of(name), 5)
     assert grant is not None
     proxy.detain(1)
@@ -107,7 +107,7 @@ def test_r19_validity_counts_from_before_the_request(
 ) -> None:
     """However late it arrives: the server may count from any time after it was sent."""
     monkeypatch.setattr(server, "SILENCE", 20.0)  # else it is asked again meanwhile
-    monkeypatch.setattr(engine, "RENEWAL_PATIENCE", 20.0)
+    monkeypatch.setattr(engine, "SILENCE", 20.0)
 
     def late(work: Any, *args: Any) -> Any:
         """Its outcome, which is valid from before its request arrived."""

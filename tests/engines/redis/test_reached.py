@@ -81,7 +81,7 @@ def test_a_fail_over_by_sentinel(
             with ThreadPoolExecutor(1) as pool:
                 waiting = pool.submit(other.try_acquire, claim_of(name), 60)
                 eventually(lambda: waiters(USING, name) == 1, "it does not wait")
-                told.execute_command("SENTINEL", "FAILOVER", "primary")
+                eventually(lambda: _fails_over(told), "Sentinel promotes no replica")
                 eventually(lambda: another.client.info("replication")["role"] == "master", "no fail-over")
                 eventually(lambda: own.client.info("replication")["role"] == "slave", "the old one is not demoted")
                 lease.extend(30)
@@ -104,3 +104,11 @@ def _replicas(sentinel: Any) -> int:
         return int(sentinel.sentinel_master("primary")["num-slaves"])
     except RedisError:  # it does not answer yet
         return 0
+
+
+def _fails_over(sentinel: Any) -> bool:
+    try:
+        sentinel.execute_command("SENTINEL", "FAILOVER", "primary")
+    except RedisError:  # NOGOODSLAVE: it has not asked the replica yet how it is
+        return False
+    return True

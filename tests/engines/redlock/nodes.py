@@ -71,7 +71,11 @@ class Nodes:
 
     def gone(self) -> None:
         """Long before the TTL of 30 s."""
-        eventually(lambda: self.keys() == [0] * 5, "a key is left")
+        eventually(lambda: self.keys() == [0] * 5, self._left)
+
+    def _left(self) -> str:
+        found = [[(key, each.pttl(key)) for key in each.scan_iter("redlock:*")] for each in self.clients]
+        return f"a key is left: {found}"
 
     def connect(self, name: str) -> None:
         """Have connections to all five, which know the scripts: a majority is enough for a caller, and whoever could

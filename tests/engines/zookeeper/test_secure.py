@@ -19,6 +19,7 @@ from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.backends.zookeeper import options as zookeeper_options
 from django_distlock.backends.zookeeper.backend import ZooKeeperBackend
 from django_distlock.manager.registry import registry
+from tests.conftest import eventually
 from tests.engines.own_servers import SaslZooKeeper, needs_programs, running
 from tests.engines.zookeeper.server import USING, address, path_of, use
 
@@ -101,9 +102,19 @@ def refused(reason: str, capfd: pytest.CaptureFixture[str]) -> None:
 )
 def test_r6_what_tls_refuses_is_said(settings: Any, tls: str, options: Any, reason: str, capfd: Any) -> None:
     use(settings, **options)
-    refused(reason, capfd)
-    registry.close()
-    gc.collect()  # here, and not in the middle of another test
+    gc.disable()
+    try:
+        refused(reason, capfd)
+        registry.close()
+        eventually(lambda: not clients(), "every refused connection is closed, without the garbage collector")
+    finally:
+        gc.enable()
+
+
+def clients() -> list[ssl.SSLSocket]:
+    # isinstance() would evaluate the lazy objects of Django
+    sockets = [each for each in gc.get_objects() if type(each) is ssl.SSLSocket]
+    return [each for each in sockets if not each.server_side and each.fileno() != -1]
 
 
 BOB = {"mechanism": "DIGEST-MD5", "username": "bob", "password": SaslZooKeeper.accounts["bob"]}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
@@ -15,7 +14,7 @@ from django.test import override_settings
 
 from django_distlock import LockLost, advisory_lock, held_locks
 from django_distlock.backends.memory import MemoryBackend
-from django_distlock.operations.admin.rows import LockRow
+from django_distlock.operations.admin.rows import signed
 from tests.operations.admin.pages import ALIASES, BREAK, LIST, address, chosen, names, rows, shown, text, told
 from tests.operations.world import listening
 
@@ -138,7 +137,7 @@ def test_what_cannot_be_broken_has_no_button_and_says_so_if_asked(boss: Client) 
         assert "These cannot be broken and are left out" in asked
         assert 'name="lock"' not in asked
         (info,) = held_locks("firm")[0].locks
-        answer = boss.post(BREAK, {"lock": LockRow(info, held_locks("firm")[0], datetime.now(UTC)).signed})
+        answer = boss.post(BREAK, {"lock": signed(info)})
         assert told(answer) == ["The lock “kept” cannot be broken here."]
         lease.ensure_held()
     assert not LogEntry.objects.exists()

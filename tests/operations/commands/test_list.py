@@ -164,7 +164,7 @@ def test_a_reader_that_has_seen_enough() -> None:
 # --- prune, and what dumpdata leaves out
 
 LOST = {"alias": "a", "digest": "d", "name": "canary", "kind": "lost", "reason": "", "holder": ""}
-KEPT = {"scope": "s", "state": "completed", "body": b"canary", "claimed_at": 0, "expires_at": 0, "lives_until": 0}
+KEPT = {"scope": "s", "state": "completed", "answer": b"canary", "claimed_at": 0, "expires_at": 0, "lives_until": 0}
 
 
 @pytest.fixture

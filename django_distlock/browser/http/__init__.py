@@ -1,1 +1,0 @@
-"""Browser locks and requests: the addresses that distlock.js asks, and the stream of events."""

@@ -1,0 +1,370 @@
+"""retrying(): what the database has ended for the sake of another transaction is run again, as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from asgiref.sync import async_to_sync, sync_to_async
+from django.db import IntegrityError, OperationalError, connections, transaction
+from django.db.models import F
+from django.db.transaction import TransactionManagementError
+
+from django_distlock import DeadlockDetected, LockNotAcquired, LockTimeout, advisory_lock, retrying, row_lock
+from tests.conftest import eventually
+from tests.data.app.models import Account
+from tests.data.world import accounts, another, ask, balances, everywhere, on_servers, rows_of, run
+from tests.faults.server import is_mariadb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.data.rival import Rival
+
+WAITS = {
+    "postgres": "SELECT count(*) FROM pg_locks WHERE NOT granted",
+    "mariadb": "SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'",
+}
+SNAPSHOTS = {
+    "default": "SELECT 1",
+    "postgres": "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL REPEATABLE READ",
+    "mariadb": "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
+}
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The longest pauses that retrying() would make."""
+    asked: list[float] = []
+    monkeypatch.setattr("random.uniform", lambda least, most: asked.append(most) or 0)
+    return asked
+
+
+def add(using: str, pks: list[int]) -> int:
+    return rows_of(using, pks).update(balance=F("balance") + 10)
+
+
+def locked(using: str, pks: list[int], **options: Any) -> None:
+    """The rows stay locked to the end of the transaction."""
+    with row_lock(rows_of(using, pks), **options):
+        pass
+
+
+def looped(function: Callable[..., Any], *arguments: Any, attempts: int = 5, using: str = "default") -> Any:
+    for attempt in retrying(attempts, using=using):
+        with attempt:
+            return function(*arguments)
+    raise AssertionError("the loop gave up without an error")
+
+
+class Circle:
+    """One run that becomes the victim of a deadlock; the next one meets nobody. The other has the rows ``theirs``, and
+    has written more, which is what MariaDB goes by; PostgreSQL ends whoever looks first."""
+
+    def __init__(self, rival: Rival, using: str) -> None:
+        self.rival, self.using, self.runs = rival, using, 0
+        self.mine, *self.theirs = accounts(using, *[0] * 4)
+        for pk in self.theirs:
+            rival.do("write", using, pk, 1)
+
+    def run(self, write_theirs: Callable[[], Any]) -> str:
+        self.runs += 1
+        add(self.using, [self.mine])
+        if self.runs == 1:
+            if self.using == "postgres":
+                run(self.using, "SET LOCAL deadlock_timeout = '10ms'")
+            self.rival.start("take_next", self.using, self.mine)
+            eventually(lambda: int(run(self.using, WAITS[self.using])[0][-1]) > 0, "the other does not wait")
+        write_theirs()
+        return "done"
+
+    def write(self) -> str:
+        return self.run(lambda: add(self.using, self.theirs))
+
+    def lock(self) -> str:
+        return self.run(lambda: locked(self.using, self.theirs))
+
+    def ended_well(self) -> bool:
+        assert self.rival.hear() == "done"
+        return self.runs == 2 and balances(self.using)[0] == 10
+
+
+@on_servers
+def test_after_a_deadlock_the_function_runs_again(rival: Rival, using: str, no_pause: list[float]) -> None:
+    """The error is Django's or, of row_lock, DeadlockDetected."""
+    for way in (Circle.write, Circle.lock):
+        Account.objects.using(using).all().delete()
+        circle = Circle(rival, using)
+        assert retrying(using=using)(way)(circle) == "done"
+        assert circle.ended_well()
+    assert no_pause == [0.05, 0.05]
+
+
+@on_servers
+def test_after_a_deadlock_the_block_runs_again(rival: Rival, using: str) -> None:
+    circle = Circle(rival, using)
+    assert looped(circle.write, using=using) == "done"
+    assert circle.ended_well()
+
+
+@everywhere
+@pytest.mark.parametrize("by_row_lock", [False, True])
+def test_after_a_serialization_failure(
+    rival: Rival, using: str, by_row_lock: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """40001, 1020, SQLITE_BUSY_SNAPSHOT: the row was written after the snapshot. row_lock calls it LockNotAcquired."""
+    if using == "mariadb" and not is_mariadb():
+        pytest.skip("Oracle's MySQL locks what is there now")
+    pks = accounts(using, 0)
+    run(using, SNAPSHOTS[using])
+    if using == "mariadb":
+        run(using, "SET SESSION innodb_snapshot_isolation = ON")
+    monkeypatch.setattr(connections[using], "transaction_mode", None, raising=False)
+    runs: list[int] = []
+
+    @retrying(using=using)
+    def work() -> None:
+        runs.extend(balances(using))
+        if len(runs) == 1:
+            rival.do("add", using, pks[0], 1)
+        if by_row_lock:
+            locked(using, pks)
+        add(using, pks)
+
+    work()
+    assert (runs, balances(using)) == ([0, 1], [11])
+
+
+def test_after_a_wait_of_mysql(rival: Rival) -> None:
+    """1205 of a plain statement ends the statement only: what the transaction wrote before goes with it. A timeout that
+    row_lock was given is an answer, and is not asked again."""
+    mine, other = accounts("mariadb", 0, 0)
+    run("mariadb", f"SET SESSION innodb_lock_wait_timeout = {0 if is_mariadb() else 1}")
+    rival.do("hold", "mariadb", [other], {})
+    runs: list[int] = []
+
+    @retrying(using="mariadb")
+    def work() -> None:
+        runs.append(add("mariadb", [mine]))
+        try:
+            add("mariadb", [other])
+        finally:
+            if len(runs) == 1:
+                rival.do("release")
+
+    work()
+    assert (len(runs), balances("mariadb")) == (2, [10, 10])
+    with rival.hold("mariadb", [other]), pytest.raises(LockTimeout):
+        retrying(using="mariadb")(locked)("mariadb", [other], timeout=0.1)
+
+
+def test_a_commit_that_fails_is_repeated_by_the_decorator_and_raised_by_a_block() -> None:
+    """A block may have been left by ``return``, whose value nobody would doubt."""
+    accounts("postgres", 0, 0)
+    serializable = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL SERIALIZABLE"
+    run("postgres", serializable)
+    first, second = Account.objects.using("postgres").order_by("pk")
+    runs: list[list[int]] = []
+
+    def skewed(other: Any) -> str:
+        """Each reads both rows and writes one; the other commits first."""
+        runs.append(balances("postgres"))
+        add("postgres", [first.pk])
+        if len(runs) % 2:
+            ask(other, serializable)
+            ask(other, "BEGIN")
+            ask(other, "SELECT sum(balance) FROM dataapp_account")
+            ask(other, "UPDATE dataapp_account SET balance = balance + 1 WHERE id = %s", second.pk)
+            ask(other, "COMMIT")
+        return "done"
+
+    with another("postgres") as other:
+        assert retrying(using="postgres")(skewed)(other) == "done"
+        assert (runs, balances("postgres")) == ([[0, 0], [0, 1]], [10, 1])
+        with pytest.raises(OperationalError, match="could not serialize"):
+            looped(skewed, other, using="postgres")
+    assert balances("postgres") == [10, 2]
+
+
+def test_the_last_error_is_raised_and_others_at_once(no_pause: list[float]) -> None:
+    runs: list[int] = []
+
+    def fail(error: Exception) -> None:
+        runs.append(Account.objects.create(owner="x").pk)
+        raise error
+
+    deadlock = DeadlockDetected("a circle")
+    for attempts in (3, 1, 8):
+        with pytest.raises(DeadlockDetected) as caught:
+            retrying(attempts)(fail)(deadlock)
+        assert (caught.value, len(runs)) == (deadlock, attempts)
+        runs.clear()
+    assert no_pause == [0.05, 0.1, *(0.05, 0.1, 0.2, 0.4, 0.8, 1, 1)], "the longest pauses"
+    for error in (ZeroDivisionError(), IntegrityError(), LockNotAcquired("busy"), LockTimeout("busy")):
+        with pytest.raises(type(error)):
+            retrying()(fail)(error)
+        with pytest.raises(type(error)):
+            looped(fail, error)
+    assert len(runs) == 8
+    with pytest.raises(DeadlockDetected):
+        looped(fail, deadlock, attempts=2)
+    assert len(runs) == 10
+    assert balances("default") == []
+
+
+def refused() -> Any:
+    return pytest.raises(TransactionManagementError, match=r"put retrying\(\) around atomic\(\)")
+
+
+def test_refused_inside_a_transaction() -> None:
+    def work() -> None:
+        pytest.fail("ran")
+
+    async def later() -> None:
+        pytest.fail("ran")
+
+    with transaction.atomic():
+        with refused():
+            retrying()(work)()
+        with refused():
+            async_to_sync(retrying()(later))()
+        with refused():
+            looped(work)
+        assert not connections["default"].needs_rollback
+    with refused():
+        looped(retrying()(work))
+    connections["default"].set_autocommit(False)
+    with refused():
+        retrying()(work)()
+    connections["default"].set_autocommit(True)
+
+
+def test_the_transaction_of_a_testcase_does_not_count() -> None:
+    block: Any = transaction.atomic()
+    block._from_testcase = True
+    with block:
+        retrying()(accounts)("default", 1)
+        assert balances("default") == [1]
+
+
+def test_bad_use() -> None:
+    for wrong, kind in ((0, ValueError), (True, TypeError), ("5", TypeError), (len, TypeError)):
+        with pytest.raises(kind, match="attempts"):
+            retrying(wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="using"):
+        retrying(using=3)  # type: ignore[arg-type]
+
+    async def later() -> None:
+        """Never awaited."""
+
+    def generator() -> Any:
+        yield
+
+    for function in (generator, Circle, 5):
+        with pytest.raises(TypeError, match="retrying"):
+            retrying()(function)  # type: ignore[type-var]
+    with pytest.raises(TypeError, match="decorate the async def"):
+        retrying()(lambda: later())()
+    with pytest.raises(TypeError, match="needs `with attempt:`"):
+        for _ in retrying():
+            pass
+
+
+def test_a_loop_that_is_left_after_an_attempt_that_failed() -> None:
+    """Python gives nobody the error of a generator that is thrown away; it is printed as unraisable."""
+    attempts = iter(retrying())
+    with next(attempts):
+        raise DeadlockDetected("a circle")
+    with pytest.raises(RuntimeError, match="nothing may follow"):
+        attempts.close()  # type: ignore[attr-defined]
+
+
+# -- async
+
+arun = sync_to_async(run)
+
+
+@on_servers
+@pytest.mark.parametrize("block", [False, True])
+def test_async(rival: Rival, using: str, block: bool) -> None:
+    circle = Circle(rival, using)
+    runs: list[int] = []
+
+    async def work() -> str:
+        runs.append(1)
+        await rows_of(using, [circle.mine]).aupdate(balance=F("balance") + 10)
+        if len(runs) == 1:
+            if using == "postgres":
+                await arun(using, "SET LOCAL deadlock_timeout = '10ms'")
+            rival.start("take_next", using, circle.mine)
+            await sync_to_async(eventually)(lambda: int(run(using, WAITS[using])[0][-1]) > 0, "the other does not wait")
+        await rows_of(using, circle.theirs).aupdate(balance=F("balance") + 10)
+        return "done"
+
+    async def in_a_block() -> str:
+        async for attempt in retrying(using=using):
+            async with attempt:
+                return await work()
+        raise AssertionError("the loop gave up without an error")
+
+    assert asyncio.run(in_a_block() if block else retrying(using=using)(work)()) == "done"
+    circle.runs = len(runs)
+    assert circle.ended_well()
+
+
+@on_servers
+def test_no_other_task_is_in_the_transaction(using: str) -> None:
+    """All tasks of a loop share a thread and a connection; an attempt has its own."""
+    accounts(using, 0)
+
+    async def run_all() -> None:
+        wrote, looked = asyncio.Event(), asyncio.Event()
+
+        async def other() -> list[int]:
+            await wrote.wait()
+            found = [row.balance async for row in Account.objects.using(using)]
+            looked.set()
+            return found
+
+        @retrying(using=using)
+        async def write_and_fail() -> None:
+            await Account.objects.using(using).aupdate(balance=1)
+            wrote.set()
+            await looked.wait()
+            raise ZeroDivisionError
+
+        looking = asyncio.create_task(other())
+        with pytest.raises(ZeroDivisionError):
+            await write_and_fail()
+        assert await looking == [0]
+        assert [row.balance async for row in Account.objects.using(using)] == [0]
+
+    asyncio.run(run_all())
+
+
+def test_r11_a_lock_taken_inside_is_kept_to_the_commit(name: str) -> None:
+    lock = advisory_lock(name, using="memory")
+
+    async def run_all() -> None:
+        left, looked = asyncio.Event(), asyncio.Event()
+
+        async def other() -> bool:
+            await left.wait()
+            lease = await lock.atry_acquire()
+            looked.set()
+            return lease is not None
+
+        looking = asyncio.create_task(other())
+        async for attempt in retrying(using="postgres"):
+            async with attempt:
+                await Account.objects.using("postgres").acreate(owner="x")
+                async with lock:
+                    pass
+                left.set()
+                await looked.wait()
+        assert not await looking
+        lease = await lock.aacquire(timeout=5)
+        await lease.arelease()
+
+    asyncio.run(run_all())

@@ -1,0 +1,217 @@
+"""Claim, adopt, renew, take over, release and read, on each database."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from django.db import connections, transaction
+
+from django_distlock.editing import store
+from django_distlock.editing.records import Busy, EditLease, Lost, Resource
+from django_distlock.editing.resources import resource_of
+from django_distlock.editing.signals import edit_taken_over
+from django_distlock.storage.dialect import contended
+from tests.editing.store.desks import TTL, Desk, expire, hearing, make_article, new_id
+from tests.support.places import READ_COMMITTED, Place, after_statement, at_the_side, isolate, statements_of
+from tests.support.zones import autumn
+
+on_servers = pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
+on_postgres = pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+
+
+@pytest.fixture
+def resource(alias: str) -> Resource:
+    return resource_of(make_article(alias))
+
+
+def row_of(resource: Resource) -> EditLease:
+    return store.read([resource])[resource.digest]
+
+
+def test_the_life_of_an_object(dialect: str) -> None:
+    resource, ada, bob = resource_of(make_article(dialect)), Desk("ada"), Desk("bob")
+    ada.claim(resource)
+    assert isinstance(ada.renew(resource), EditLease)
+    assert isinstance(bob.claim(resource), Busy)
+    ada.release(resource, 60)
+    assert isinstance(ada.adopt(resource), EditLease)
+    assert store.held_by(ada.owner.principal, dialect, ["x"]) == 1
+    assert store.break_lease(resource) is not None
+    with transaction.atomic(using=dialect):
+        store.lock([resource])
+        store.wrote([resource], "Ada", owner=ada.owner, lease=ada.lease, ttl=60)
+        if dialect != "default":
+            at_the_side(Place(dialect, READ_COMMITTED), lambda: bob.claim(resource))
+    assert [row.lease for row in store.held(dialect, "articles.article", 5)] == [ada.lease]
+    assert store.sweep(dialect, 0) == 0
+    assert bob.take_over(resource).lease == bob.lease
+
+
+def test_e1_e11_claims(resource: Resource) -> None:
+    first, second, lease = Desk("ada"), Desk("ada"), new_id()
+    held = store.claim(resource, first.owner, lease, TTL)
+    again = store.claim(resource, first.owner, lease, TTL)  # the answer was lost
+    assert (held.lease, held.fence, held.since) == (again.lease, again.fence, again.since)
+    found = Desk("bob").claim(resource)
+    assert (found.own, found.saving, found.holder.editor.label) == (False, False, "Ada")
+    assert 0 < found.holder.expires_in <= TTL
+    assert second.claim(resource).fence > held.fence  # another tab of the same person
+    lost = store.renew(resource, lease, TTL)
+    assert (lost.reason, lost.by) == ("other_tab", "Ada")
+
+
+def test_a_stolen_id_is_no_lease_of_another_person(resource: Resource) -> None:
+    ada, eve = Desk("ada"), Desk("eve")
+    ada.claim(resource)
+    eve.lease = ada.lease
+    assert isinstance(eve.renew(resource), Lost)
+    assert isinstance(eve.adopt(resource), Busy)
+    assert isinstance(store.claim(resource, eve.owner, ada.lease, TTL), Busy)
+    eve.release(resource)
+    assert row_of(resource).held
+
+
+def test_e12_beats_and_pages_that_go_and_come_back(resource: Resource) -> None:
+    ada, bob = Desk("ada"), Desk("bob")
+    ada.claim(resource)
+    expire(resource)
+    assert 120 <= store.renew(resource, ada.lease, TTL, idle=120).idle < 300, "it is not revived"
+    ada.release(resource, reserve=60)
+    assert 0 < bob.claim(resource).holder.expires_in <= 60
+    assert ada.renew(resource).reason == "released"  # a beat that was under way
+    assert row_of(resource).expires_in <= 60
+    before = ada.lease
+    assert isinstance(ada.adopt(resource), EditLease)
+    assert row_of(resource).expires_in > 60
+    store.release(resource, before, principal=ada.owner.principal)  # late, and frees nothing
+    assert row_of(resource).held
+    assert isinstance(store.renew(resource, before, TTL), Lost)
+    expire(resource)
+    bob.claim(resource)
+    lost = ada.renew(resource)
+    assert (lost.reason, lost.by) == ("expired", "Bob")
+
+
+def test_e18_takeovers_and_operators_are_told_to_all_sides(resource: Resource) -> None:
+    ada, boss = Desk("ada"), Desk("boss")
+    held = ada.claim(resource)
+    with hearing(edit_taken_over) as heard:
+        assert boss.take_over(resource).fence > held.fence
+    lost = ada.renew(resource)
+    assert (lost.reason, lost.by) == ("taken_over", "Boss")
+    assert [(told["before"].owner.label, told["reason"]) for told in heard] == [("Ada", "it is urgent")]
+    store.break_lease(resource)
+    assert boss.renew(resource).reason == "broken"
+
+
+def test_e1_what_a_claim_and_a_beat_cost(resource: Resource) -> None:
+    """One statement each; MariaDB does not return the row from it. A second one reads who holds it."""
+    ada, alias = Desk("ada"), resource.database
+    ada.claim(resource)
+    ada.release(resource)
+    assert len(statements_of(alias, lambda: ada.claim(resource))) == (2 if alias == "mariadb" else 1)
+    assert len(statements_of(alias, lambda: Desk("bob").claim(resource))) <= (3 if alias == "postgres" else 2)
+    expected = ["SET", "SELECT"] if alias == "mariadb" else ["UPDATE"]
+    assert statements_of(alias, lambda: ada.renew(resource)) == expected
+    assert statements_of(alias, lambda: store.read([resource])) == ["SELECT"]
+
+
+def test_no_one_is_told_held_by_you_if_it_changes_hands_meanwhile(resource: Resource) -> None:
+    """Bob gives it back after the claim was refused, and another tab of the same person takes it before it is read."""
+    first, second, bob = Desk("ada"), Desk("ada"), Desk("bob")
+    bob.claim(resource)
+    with after_statement(resource.database, "UPDATE", lambda: (bob.release(resource), first.claim(resource))):
+        found = second.claim(resource)
+    assert found.lease == second.lease
+
+
+@on_servers
+def test_e9_a_save_in_progress_keeps_nobody_waiting(resource: Resource) -> None:
+    """Not a beat, and not a claim, whether the row is there yet or not."""
+    fresh = resource_of(make_article(resource.database))
+    ada, bob, found = Desk("ada"), Desk("bob"), []
+    ada.claim(resource)
+
+    def ask() -> None:
+        found[:] = ada.renew(resource), bob.claim(resource), Desk("ada").claim(resource), bob.claim(fresh)
+
+    with transaction.atomic(using=resource.database):
+        store.lock([resource, fresh])
+        at_the_side(Place(resource.database, READ_COMMITTED), ask)
+    beat, busy, own, of_fresh = found
+    assert (beat.saving, beat.held) == (True, True)
+    assert isinstance(busy, Busy)
+    assert own.saving
+    assert (of_fresh.saving, of_fresh.holder) == (True, None)
+
+
+@on_servers
+@pytest.mark.tier2
+def test_a_release_during_a_short_save_is_carried_out(resource: Resource) -> None:
+    """It asks again for a second."""
+    ada, place = Desk("ada"), Place(resource.database, READ_COMMITTED)
+    ada.claim(resource)
+    with transaction.atomic(using=resource.database):
+        store.lock([resource])
+        thread = threading.Thread(target=at_the_side, args=(place, lambda: ada.release(resource)))
+        thread.start()
+        thread.join(0.1)
+    thread.join(30)
+    assert not row_of(resource).held
+
+
+@on_servers
+def test_e4_rows_are_locked_in_one_order(alias: str) -> None:
+    """Saves of the same objects, named in different orders: none ends in a deadlock."""
+    resources = [resource_of(make_article(alias)) for _ in range(4)]
+    errors: list[BaseException] = []
+    together = threading.Barrier(4)
+
+    def save(number: int) -> None:
+        try:
+            isolate(Place(alias, READ_COMMITTED))
+            together.wait(30)
+            for _ in range(10):
+                with transaction.atomic(using=alias):
+                    store.lock(resources[number:] + resources[:number])
+        except BaseException as error:
+            if not contended(error) or "deadlock" in str(error).lower():
+                errors.append(error)
+        finally:
+            connections[alias].close()
+
+    threads = [threading.Thread(target=save, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not errors
+
+
+def test_sweeping_spares_what_a_form_may_come_back_to(resource: Resource) -> None:
+    """A form from before a write must be refused, also if the lease of the row has run out long ago."""
+    Desk("ada").claim(resource)
+    assert store.sweep(resource.database, 0) == 0
+    expire(resource)
+    assert store.count_write(resource, "a command")
+    assert store.sweep(resource.database, 3600) == 0
+    assert row_of(resource).changed_by == "a command"
+    assert store.sweep(resource.database, 0) == 1
+    assert store.read([resource]) == {}
+
+
+@pytest.mark.parametrize("alias", ["mariadb"], indirect=True)
+def test_daylight_saving(resource: Resource) -> None:
+    """One hour of the year occurs twice: a lock neither ends with it, nor is it kept for an hour."""
+    ada, bob = Desk("ada"), Desk("bob")
+    with autumn("mariadb") as clocks:
+        clocks.after()
+        ada.claim(resource)
+        clocks.over()
+        assert bob.claim(resource).holder.label == "Ada"
+        ada.release(resource)
+        clocks.before()
+        ada.claim(resource)
+        clocks.after()
+        assert row_of(resource).expires_in <= TTL
