@@ -55,7 +55,7 @@ def test_rows_that_another_user_has_changed(ada: Person, bo: Person, article: Ar
     mine = rows(bo)
     assert ada.client.post(LIST, set_section(rows(ada), article, "sport")).status_code == 302
     answer = bo.client.post(LIST, set_section(mine, article, "culture"))
-    refused(answer, "A bridge opens", "Somebody else has saved this since you opened the form.")
+    refused(answer, "Somebody else has saved this since you opened the form.", "Saved now: Sport")
     assert bo.client.post(LIST, set_section(mine, other, "culture")).status_code == 302
     assert sections() == ["sport", "culture"]
     again = controls(answer, "changelist-form") | {"action": "", "_save": "Save"}
