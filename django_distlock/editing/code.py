@@ -128,7 +128,7 @@ class edit_lock:
         self._used = True
         # in this thread, which for a task is not the one that has made the object
         self._resource = replace(self._resource, schema=schema_of(self._resource.database))
-        alias = store.alias_for(self._resource)
+        alias = self._resource.database
         if in_transaction(alias):
             raise TransactionManagementError(
                 "edit_lock() must be outside atomic(): others would not see the lease before the end of the "
@@ -169,7 +169,7 @@ class edit_lock:
             threading.Thread(target=self._renew, args=[self._lease], name="distlock-edit-renewal", daemon=True).start()
 
     def _renew(self, lease: EditLease) -> None:
-        alias = store.alias_for(self._resource)
+        alias = self._resource.database
         try:
             self._tenant.enter()
             while not self._stop.wait(self._ttl / RENEWALS_PER_TTL):
