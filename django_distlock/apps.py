@@ -52,15 +52,13 @@ class DistlockConfig(AppConfig):
             self.pruners = {**self.pruners, "idempotency": f"{self.name}.idempotency.storage.pruner"}
         if find_spec(f"{self.name}.editing") is not None:
             checks.append(("editing.checks.check_editing", "distlock", False))
-            checks.append(("editing.http.template_checks.check_templates", "distlock", False))
             self.pruners = {**self.pruners, "edits": f"{self.name}.editing.listing.pruner"}
         if find_spec(f"{self.name}.browser") is not None:
             checks.append(("browser.checks.check_browser", "distlock", False))
-            checks.append(("browser.checks.check_table", Tags.database, False))
             self.pruners = {**self.pruners, "browser": f"{self.name}.browser.listing.pruner"}
         for path, tag, deploy in checks:
             register(partial(_check, f"{self.name}.{path}"), tag, deploy=deploy)
-        post_migrate.connect(_restore_triggers, sender=self)
+        post_migrate.connect(_reconcile_triggers, sender=self)
         setting_changed.connect(_history_changed)
         with suppress(ImproperlyConfigured):  # reported by a check
             if history_days() is not None:
@@ -75,10 +73,10 @@ def _check(path: str, **kwargs: Any) -> list[CheckMessage]:
     return messages
 
 
-def _restore_triggers(**kwargs: Any) -> None:
+def _reconcile_triggers(**kwargs: Any) -> None:
     from .data.fencing import triggers
 
-    triggers.restore(**kwargs)
+    triggers.reconcile(**kwargs)
 
 
 def _history_changed(*, setting: str = "DISTLOCK_HISTORY_DAYS", **kwargs: Any) -> None:

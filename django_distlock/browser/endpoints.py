@@ -100,7 +100,7 @@ def _acquire(sender: Sender, body: dict[str, Any]) -> HttpResponse:
             return refused(401, "logged_out")
         return refused(403, "grant", detail=error.reason)
     if not sender.is_permitted(grant.name):
-        store.release(settings.database, lease, principal=sender.principal)
+        store.release(settings.database, lease, principal=sender.principal, name=grant.name)
         return refused(403, "permission")
     found = store.acquire(
         settings.database,
@@ -155,7 +155,7 @@ def _renew(sender: Sender, text: str, lease: str, ttl: float | None, fence: int)
 
     The name comes from the grant: with that of another name a lease is not found.
     """
-    alias, principal = sender.settings.database, sender.principal
+    alias, principal, name = sender.settings.database, sender.principal, None
     try:
         grant = sender.grant(text)
     except LockGrantError as error:
@@ -164,11 +164,10 @@ def _renew(sender: Sender, text: str, lease: str, ttl: float | None, fence: int)
             reason, principal = "logged_out", stored(error.signer)
     else:
         if sender.is_permitted(grant.name):
-            one = [(grant.name, lease, fence)]
-            answer = store.renew(alias, one, principal=principal, ttl=sender.ttl(grant, ttl))[lease]
+            answer = store.renew(alias, grant.name, lease, fence, principal=principal, ttl=sender.ttl(grant, ttl))
             return {"lost": answer.reason} if isinstance(answer, LeaseLost) else {"expires_in": answer.expires_in}
-        reason = "permission"
-    store.release(alias, lease, principal=principal)
+        reason, name = "permission", grant.name
+    store.release(alias, lease, principal=principal, name=name)
     return {"lost": reason}
 
 

@@ -22,7 +22,7 @@ from django_distlock import BackendUnavailable
 from django_distlock.concurrency import clock
 from django_distlock.http.bodies import private
 from django_distlock.http.transactions import outside_transactions
-from django_distlock.leases.rows import holder_of
+from django_distlock.leases.records import holder_of
 from django_distlock.storage.values import ID
 
 from . import store
@@ -31,7 +31,7 @@ from .records import Head
 from .requests import Sender
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from django.http import HttpRequest
     from django.http.response import HttpResponseBase
@@ -98,53 +98,47 @@ class Stream:
         self.principal = principal
         self.names = {lease: name for lease, (name, _) in found.items()}
         self._held = {lease for lease, (_, is_held) in found.items() if is_held}
-        self._called: set[str] = set()  # those that have been told that it is their turn
         self._seen: dict[str, Head] = {}
 
     async def frames(self) -> AsyncIterator[bytes]:
         """What is sent, until the browser leaves or the stream has lived for long enough."""
-        self._loop, self._heads = asyncio.get_running_loop(), asyncio.Queue[dict[str, Head]]()
+        self._loop, self._news = asyncio.get_running_loop(), asyncio.Queue[dict[str, Head]]()
         watcher.add(self)
         end = clock.now() + LIFETIME
         try:
             yield f"retry: {RECONNECT}\n: {len(self.names)} watched\n\n".encode()
             while (left := end - clock.now()) > 0:
                 try:
-                    heads = await asyncio.wait_for(self._heads.get(), min(HEARTBEAT, left))
+                    news = await asyncio.wait_for(self._news.get(), min(HEARTBEAT, left))
                 except TimeoutError:
                     yield b": alive\n\n"
                     continue
-                for kind, facts in self._events(heads):
+                for kind, facts in self._events(news):
                     yield f"event: {kind}\ndata: {json.dumps(facts)}\n\n".encode()
         finally:
             watcher.discard(self)
 
     def show(self, heads: dict[str, Head]) -> None:
-        """Hand on what the database says, if it is news; called by the thread."""
-        mine = {name: heads[name] for name in self.names.values()}
-        if mine != self._seen:
-            self._seen = mine
+        """Hand on what the database says of the names, if it is news; called by the thread."""
+        news = {name: heads[name] for name in self.names.values() if heads[name] != self._seen.get(name)}
+        if news:
+            self._seen |= news
             try:
-                self._loop.call_soon_threadsafe(self._heads.put_nowait, mine)
+                self._loop.call_soon_threadsafe(self._news.put_nowait, news)
             except RuntimeError:  # the loop is closed: the stream is gone
                 watcher.discard(self)
 
-    def _events(self, heads: dict[str, Head]) -> list[tuple[str, dict[str, str]]]:
-        """What the client does not know yet."""
-        news = []
-        for lease, name in self.names.items():
-            head, me = heads[name], holder_of(lease, self.principal)
+    def _events(self, news: dict[str, Head]) -> Iterator[tuple[str, dict[str, str]]]:
+        """What the client has to know."""
+        for lease in [lease for lease, name in self.names.items() if name in news]:
+            head, me = news[self.names[lease]], holder_of(lease, self.principal)
             if head.holder == me:
                 self._held.add(lease)
             elif lease in self._held:
                 self._held.discard(lease)  # its tab may ask for it again, and then waits with the same id
-                news.append(("lost", {"id": lease, "reason": head.why(lease)}))
-            if head.holder or head.first != me:
-                self._called.discard(lease)
-            elif lease not in self._called:
-                self._called.add(lease)
-                news.append(("turn", {"id": lease}))
-        return news
+                yield "lost", {"id": lease, "reason": head.why(lease)}
+            if not head.holder and head.first == me:
+                yield "turn", {"id": lease}
 
 
 class Watcher:

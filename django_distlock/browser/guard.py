@@ -22,7 +22,6 @@ from django_distlock.locks.lazy_results import refuse_unfinished
 from django_distlock.locks.name_templates import NoValue, Template
 from django_distlock.storage.dialect import contended
 from django_distlock.storage.transactions import begin, in_transaction
-from django_distlock.storage.values import ID
 
 from . import store
 from .conf import config
@@ -38,11 +37,12 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 HEADER = "Distlock-Lease"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
-FENCE = re.compile(r"[0-9]{1,16}", re.ASCII)
+# A lease and its fence in the header; what is malformed is left out.
+SENT = re.compile(r"(?<![\w-])([\w-]{8,64})\s*;\s*([0-9]{1,16})\s*(?:,|$)", re.ASCII)
 # Leases that one request may send: each costs a statement if it is not the right one.
 MOST_SENT = 10
-# Seconds for which a request waits for others under the same lease, and before it asks for the rows again.
-PATIENCE, PAUSE = 5.0, 0.05
+# Seconds for which a request waits for others under the same lease, and between its questions: ever more of them.
+PATIENCE, SHORTEST, LONGEST = 5.0, 0.02, 0.25
 Reason = Literal["missing", "lost", "busy"]
 LOCKED = 423
 # Seconds after which a client tries again if other requests have kept the rows busy.
@@ -134,16 +134,6 @@ def _names(names: tuple[str, ...], template: Template, args: tuple[Any, ...], kw
     return sorted(found, key=digest_of)  # every request locks in one order
 
 
-def sent_leases(header: str) -> list[tuple[str, int]]:
-    """The leases in the header, each with its fence; what is malformed is left out."""
-    found = []
-    for part in header.split(",")[:MOST_SENT]:
-        lease, fence = (part.partition(";")[index].strip() for index in (0, 2))
-        if ID.fullmatch(lease) and FENCE.fullmatch(fence):
-            found.append((lease, int(fence)))
-    return found
-
-
 def _under_locks(request: Any, view: Any, names: Callable[[], list[str]], call: Callable[[], Any]) -> Any:
     """Call the view in a transaction that has locked the rows of its leases, or return the refusal.
 
@@ -162,7 +152,7 @@ def _under_locks(request: Any, view: Any, names: Callable[[], list[str]], call: 
 def _enter(stack: ExitStack, request: Any, names: Callable[[], list[str]]) -> Reason | None:
     """Begin the transaction and lock the rows; else return why not, with no transaction."""
     settings = config()
-    sent = sent_leases(request.headers.get(HEADER, ""))
+    sent = [(lease, int(fence)) for lease, fence in SENT.findall(request.headers.get(HEADER, ""))[:MOST_SENT]]
     if not sent:
         return "missing"
     try:
@@ -170,7 +160,7 @@ def _enter(stack: ExitStack, request: Any, names: Callable[[], list[str]]) -> Re
     except NoValue:  # no visitor holds such a lock: this one has logged out since, for example
         return "lost"
     principal = visitor_of(request, settings.label_of).holder
-    nested, end = in_transaction(settings.database), clock.now() + PATIENCE
+    nested, end, pause = in_transaction(settings.database), clock.now() + PATIENCE, SHORTEST
     while True:
         try:
             with ExitStack() as attempt:
@@ -187,7 +177,8 @@ def _enter(stack: ExitStack, request: Any, names: Callable[[], list[str]]) -> Re
                 raise
             if clock.now() >= end or (nested and why == "refused"):  # that transaction has ended
                 return "busy"
-        time.sleep(PAUSE)
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST)
 
 
 def _lock(alias: str, name: str, sent: list[tuple[str, int]], principal: str) -> BrowserLease | None:

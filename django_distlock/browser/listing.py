@@ -7,52 +7,60 @@ what it lists to the backend of that alias; a browser lock belongs to a database
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from django.db import connections, router
+from django.db import connections
 
 from django_distlock.concurrency.text import one_line
-from django_distlock.schema import NOW, Pruner
+from django_distlock.leases.checks import has_table
+from django_distlock.operations.commands.leases import LeaseCommand
+from django_distlock.operations.leases import Held, Leases
+from django_distlock.schema import Pruner
 
 from . import store
 from .conf import config
 
 if TYPE_CHECKING:
-    from .records import BrowserLease
+    from collections.abc import Sequence
 
 logger = logging.getLogger("django_distlock.browser")
 DAY = 86400.0
 
 
-def list_browser_locks(name: str | None = None, *, limit: int | None = None) -> list[BrowserLease]:
-    """Every browser lock that is held now, the oldest first; or the one of ``name``.
+class BrowserLeases(Leases):
+    """Browser locks, for the subcommand and the admin's page of held locks."""
 
-    BackendUnavailable if the database does not answer.
-    """
-    if name is None:
-        return store.held(config().database, limit)
-    return [row for row in store.read(config().database, [name]).values() if row.held]
+    kind = "browser"
+    help = "List the browser locks that are held, and end one with --break."
+    nothing = "No browser lock is held."
+    arguments = ("name",)
+
+    def databases(self) -> list[str]:
+        alias = config().database
+        return [alias] if alias in connections.settings and has_table(alias) else []
+
+    def held(self, database: str, names: Sequence[str] = (), limit: int | None = None) -> list[Held]:
+        rows = store.read(database, names).values() if names else store.held(database, limit)
+        return [Held(database, row) for row in rows if row.held]
+
+    def end(self, held: Held, reason: str) -> bool:
+        row = held.row
+        ended = store.break_lease(held.database, row.name, row.fence)
+        if ended is not None:
+            message = "The browser lock %r of %s was broken: %s"
+            logger.warning(message, row.name, one_line(row.label), one_line(reason or "-"))
+        return ended is not None
+
+    def as_data(self, held: Held) -> dict[str, Any]:
+        """See docs/browser/server.md."""
+        return {"name": held.row.name, "held_by": held.row.label}
 
 
-def break_browser_lock(row: BrowserLease, *, reason: str = "") -> bool:
-    """End exactly this lease; its page learns of it at its next renewal. Logged with the reason.
-
-    False if it has ended or changed hands. BackendUnavailable while a request under the lock keeps its row.
-    """
-    ended = store.break_lease(config().database, row.name, row.fence)
-    if ended is not None:
-        logger.warning(
-            "The browser lock %r of %s was broken: %s", row.name, one_line(row.label), one_line(reason or "-")
-        )
-    return ended is not None
-
-
-def databases() -> list[str]:
-    """The database that has the locks; none if it has not the tables."""
-    alias = config().database
-    known = alias in connections.settings and connections[alias].vendor in NOW
-    return [alias] if known and router.allow_migrate(alias, "django_distlock", model_name="weblease") else []
-
-
+browser_leases = BrowserLeases()
 # A row is of use for nothing but its fence, and a new one begins with a higher fence: a day is for those who look.
-pruner = Pruner(databases, lambda database, days: store.sweep(database, min(days, 1.0) * DAY))
+pruner = Pruner(browser_leases.databases, lambda database, days: store.sweep(database, min(days, 1.0) * DAY))
+
+
+class BrowserLocks(LeaseCommand):
+    help = BrowserLeases.help
+    leases = browser_leases

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections, router
+from django.db import router
 from django.utils.module_loading import import_string
 
 from django_distlock.backends.base import Backend
 from django_distlock.conf import configured, read_alias, site_key_setting
-from django_distlock.data.fencing.triggers import missing
+from django_distlock.data.fencing.triggers import difference
 from django_distlock.exceptions import DistlockError, UnsupportedOperation
 from django_distlock.manager.site_key import KEPT_OUT, migrated
 from django_distlock.records import Finding
@@ -128,14 +128,14 @@ def check_sessions(
 def check_fences(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """Report triggers of EnforceFence, of applied migrations, that are missing."""
+    """Report triggers of models with ``enforce_fence`` that are missing."""
     return [
         Warning(
-            f"The trigger that keeps {trigger.column!r} of the table {trigger.table!r} from falling is missing in the "
-            f"database {alias!r}.",
-            hint="An old token can overwrite rows. Apply EnforceFence again in a new migration.",
+            f"The trigger that keeps the fence of {model._meta.label} from falling is missing in the database "
+            f"{alias!r}.",
+            hint="An old token can overwrite rows. Run migrate, which creates it.",
             id="distlock.W003",
         )
         for alias in databases or ()
-        for trigger in missing(connections[alias])
+        for model in difference(alias)[0].values()
     ]

@@ -10,28 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .fencing.model import FencedModel
-    from .fencing.operations import EnforceFence, RelaxFence
     from .fencing.querysets import FencedQuerySet
     from .managers import LockingManager, LockingQuerySet
     from .tables.modes import TableLockMode
 
 __all__ = [
-    "EnforceFence",
     "FencedModel",
     "FencedQuerySet",
     "LockingManager",
     "LockingQuerySet",
-    "RelaxFence",
     "TableLockMode",
 ]
 
 _MODULES = {
-    "EnforceFence": "fencing.operations",
     "FencedModel": "fencing.model",
     "FencedQuerySet": "fencing.querysets",
     "LockingManager": "managers",
     "LockingQuerySet": "managers",
-    "RelaxFence": "fencing.operations",
     "TableLockMode": "tables.modes",
 }
 

@@ -29,7 +29,6 @@ class EditingConfig:
     # How long a rendered form may come back. Rows are kept for as long after their last use.
     form_ttl: float = 14 * 86400.0
     label: Callable[[Any], str] | None = None
-    database: str | None = None
     takeover: Callable[..., bool] | None = None
     # Objects that one principal may hold at the same time; None for any number.
     max_held: int | None = 200
@@ -108,10 +107,6 @@ def _checked(name: str, value: Any) -> Any:
         return choice(key, value, CHOICES[name])
     if name == "max_held":
         return None if value is None else count(key, value)
-    if name == "database":
-        if value is not None and not isinstance(value, str):
-            raise TypeError(f"{key} must be an alias of DATABASES, not {type(value).__name__}.")
-        return value
     return function(key, value)
 
 

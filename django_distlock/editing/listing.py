@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from django.apps import apps
-from django.db import connections, models, router
+from django.contrib.admin.utils import quote
+from django.db import models, router
 from django.db.models import QuerySet
+from django.urls import NoReverseMatch, reverse
+from django.utils.translation import gettext as _
 
-from django_distlock.schema import NOW, Pruner, schema_of
+from django_distlock.concurrency.text import one_line
+from django_distlock.leases.checks import has_table
+from django_distlock.operations.commands.leases import LeaseCommand
+from django_distlock.operations.leases import Held, Leases
+from django_distlock.schema import Pruner
 
 from . import store
 from .conf import config
-from .records import EditLease, Resource
-from .resources import database_of, label_of, pk_of, resource_of
+from .resources import database_of, label_of, objects_of, pk_of, resource_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-    from .records import Editor
+    from django.contrib.admin import AdminSite
+    from django.http import HttpRequest
+
+    from .records import EditLease, Editor, Resource
 
 logger = logging.getLogger("django_distlock.editing")
 
@@ -33,64 +41,23 @@ def editors(objects: Iterable[models.Model], *, besides: str | None = None) -> d
     """
     if isinstance(objects, QuerySet) and objects._result_cache is None and not objects.query.is_sliced:
         return _of_queryset(objects, besides)
-    saved = [obj for obj in objects if not obj._state.adding]
-    resources = {resource_of(obj): obj.pk for obj in saved}
+    resources = {resource_of(obj): obj.pk for obj in objects if not obj._state.adding}
     rows = store.read(resources)
     found: dict[Any, Editor] = {}
     for resource, pk in resources.items():
         row = rows.get(resource.digest)
-        if row is not None and (editor := _editor(row, besides)) is not None:
-            found[pk] = editor
+        if row is not None and row.editor is not None and row.principal != besides:
+            found[pk] = row.editor
     return found
 
 
 def _of_queryset(objects: QuerySet[Any], besides: str | None) -> dict[Any, Editor]:
     if not isinstance(objects.model._meta.pk, models.IntegerField):  # keys that a collation may mix up, or no columns
         return editors(list(objects), besides=besides)
-    alias = config().database or database_of(objects)
-    held = [row for row in store.held(alias, label_of(objects.model)) if _editor(row, besides) is not None]
-    keys = {pk_of(row.resource): row for row in held}
-    if keys:
-        chosen = set(objects.filter(pk__in=list(keys)).values_list("pk", flat=True))
-        keys = {pk: row for pk, row in keys.items() if pk in chosen}
-    return {pk: editor for pk, row in keys.items() if (editor := row.editor) is not None}
-
-
-def _editor(row: EditLease, besides: str | None) -> Editor | None:
-    return None if row.owner is not None and row.owner.principal == besides else row.editor
-
-
-def list_edits(database: str | None = None, *, model: str | None = None, limit: int | None = None) -> list[EditLease]:
-    """Every object that is being edited now, the oldest hold first; in one database, or in all that may have some.
-
-    ``model`` is a label such as "shop.invoice". BackendUnavailable if a database does not answer.
-    """
-    found = [
-        row
-        for alias in ([database] if database is not None else databases())
-        for row in store.held(alias, model.lower() if model is not None else None, limit)
-    ]
-    return sorted(found, key=lambda row: row.since)[:limit]
-
-
-def break_edit(obj: models.Model | Resource, *, reason: str = "") -> EditLease | None:
-    """End the edit lock of an object. The holder's page learns of it at the next beat and keeps the text.
-
-    Returns the lease that was ended; None if the object was free. Logged, and sent as the signal ``edit_broken``.
-    """
-    resource = obj if isinstance(obj, Resource) else resource_of(obj)
-    if not resource.schema:
-        resource = replace(resource, schema=schema_of(resource.database))
-    ended = store.break_lease(resource, reason)
-    if ended is not None and ended.owner is not None:
-        logger.warning(
-            "The edit lock of %s %s, held by %s, was broken: %s",
-            resource.model,
-            resource.pk,
-            ended.owner.label,
-            reason or "no reason was given",
-        )
-    return ended
+    held = store.held(database_of(objects), label_of(objects.model))
+    keys = {pk_of(row.resource): row.editor for row in held if row.principal != besides}
+    chosen = set(objects.filter(pk__in=list(keys)).values_list("pk", flat=True)) if keys else ()
+    return {pk: editor for pk, editor in keys.items() if pk in chosen and editor is not None}
 
 
 def written_databases() -> list[str]:
@@ -98,20 +65,84 @@ def written_databases() -> list[str]:
     return sorted({router.db_for_write(model) for model in apps.get_models() if model._meta.managed})
 
 
-def databases() -> list[str]:
-    """The databases that hold edit locks."""
-    named = config().database
-    return [
-        alias
-        for alias in ([named] if named else written_databases())
-        if connections[alias].vendor in NOW and router.allow_migrate(alias, "django_distlock", model_name="weblease")
-    ]
+class EditLeases(Leases):
+    """Edit locks, for the subcommand and the admin's page of held locks."""
+
+    kind = "edits"
+    help = "List the objects that are being edited, and end an edit lock with --break."
+    nothing = "Nothing is being edited."
+    arguments = ("model", "pk")
+
+    def databases(self) -> list[str]:
+        return [alias for alias in written_databases() if has_table(alias)]
+
+    def held(self, database: str, names: Sequence[str] = (), limit: int | None = None) -> list[Held]:
+        model, pk = (*names, None, None)[:2]
+        found = store.held(database, None if model is None else model.lower(), limit)
+        return [Held(database, row) for row in found if pk in (None, row.name)]
+
+    def end(self, held: Held, reason: str) -> bool:
+        """Its page learns of it at the next beat and keeps the text. Also sent as the signal ``edit_broken``."""
+        row = held.row
+        ended = store.break_lease(_resource_of(held), reason, fence=row.fence)
+        if ended is not None:
+            message = "The edit lock of %s, held by %s, was broken: %s"
+            logger.warning(message, one_line(held.what), one_line(row.label), one_line(reason or "-"))
+        return ended is not None
+
+    def as_data(self, held: Held) -> dict[str, Any]:
+        """See docs/editing/."""
+        row = held.row
+        return {"database": held.database, "model": row.model, "pk": row.name, "edited_by": row.label}
+
+    def shown(self, found: Sequence[Held], request: HttpRequest, site: AdminSite) -> list[tuple[str, str | None]]:
+        """The name of an object is for those who may see objects of its model."""
+        resources = [_resource_of(each) for each in found if _model(each) is not None]
+        try:
+            objects = {resource.digest: obj for resource, obj in objects_of(resources).items()}
+        except (ValueError, LookupError):  # rows of a model that has changed its primary key
+            objects = {}
+        return [self._shown(each, objects.get(each.row.digest), request, site) for each in found]
+
+    @staticmethod
+    def _shown(each: Held, obj: Any, request: HttpRequest, site: AdminSite) -> tuple[str, str | None]:
+        model = _model(each)
+        if model is None:
+            return each.what, None
+        app, name = model._meta.app_label, model._meta.model_name
+        if not any(request.user.has_perm(f"{app}.{verb}_{name}") for verb in ("view", "change")):
+            return f"{model._meta.verbose_name} {each.row.name}", None
+        text = f"{model._meta.verbose_name} {each.row.name if obj is None else obj}"
+        try:
+            return text, reverse(f"admin:{app}_{name}_change", args=[quote(each.row.name)], current_app=site.name)
+        except NoReverseMatch:  # no admin, or none at this site
+            return text, None
+
+    def ended(self, held: Held, request: HttpRequest, reason: str) -> None:
+        """An entry in the history of the object."""
+        from .http.audit import log
+
+        if _model(held) is not None:
+            facts = {"who": held.row.label, "reason": reason or "-"}
+            log(request, _resource_of(held), _("Broke the edit lock of %(who)s. Reason: %(reason)s") % facts)
 
 
-def sweep(database: str) -> int:
-    """Delete the rows of one database that no rendered form can come back to. Returns their number."""
-    return store.sweep(database, config().form_ttl)
+def _resource_of(held: Held) -> Resource:
+    return cast("EditLease", held.row).resource
 
 
-# `distlock prune` deletes old rows; its days do not count, because a form may come back for as long as FORM_TTL says
-pruner = Pruner(databases, lambda database, days: sweep(database))
+def _model(held: Held) -> Any:
+    try:
+        return apps.get_model(held.row.model)
+    except (LookupError, ValueError):
+        return None
+
+
+edit_leases = EditLeases()
+# its days do not count: a form may come back for as long as FORM_TTL says
+pruner = Pruner(edit_leases.databases, lambda database, days: store.sweep(database, config().form_ttl))
+
+
+class Edits(LeaseCommand):
+    help = EditLeases.help
+    leases = edit_leases

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from django_distlock.exceptions import DistlockError
-from django_distlock.storage.values import LONGEST_PRINCIPAL, check_id
+from django_distlock.leases.records import Row
+from django_distlock.storage.values import LONGEST_PRINCIPAL
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -40,70 +41,46 @@ class Resource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """A browser tab of a user, or a piece of code.
+    """A user, a visitor, or a piece of code.
 
     ``principal`` says who it is ("user:5"); ``label`` is what others are shown.
     """
 
     principal: str
     label: str
-    tab: str = "no-script"
 
     def __post_init__(self) -> None:
-        check_id("tab", self.tab)
         if not 0 < len(self.principal) <= LONGEST_PRINCIPAL:
             raise ValueError(f"principal must have 1 to {LONGEST_PRINCIPAL} characters.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EditLease:
+class EditLease(Row):
     """The row of an object: its holder, if it has one, and who wrote it last.
 
-    Times in seconds are by the clock of the database. ``lease`` is "" if the object is free. ``saving`` is set if
-    another transaction had locked the row: a save was in progress.
+    ``saving`` is set if another transaction had locked the row: a save was in progress.
     """
 
     resource: Resource
-    owner: Owner | None
-    lease: str
-    fence: int
-    writes: int
-    since: datetime
-    age: float  # seconds since ``since``
-    idle: float  # seconds since the last input
-    expires_in: float
-    reserved: bool = False
     saving: bool = False
-    changed_by: str = ""
-    changed_at: datetime | None = None
-    previous: str = ""  # the lease before this one, and why it ended
-    ended: str = ""
 
     @property
-    def held(self) -> bool:
-        """Is the object being edited now?"""
-        return bool(self.lease) and self.expires_in > 0
-
-    @property
-    def expired(self) -> bool:
-        """Has the lease run out, without another claim since?"""
-        return bool(self.lease) and self.expires_in <= 0
-
-    def is_of(self, principal: str, lease: str) -> bool:
-        """Is it this lease of this principal? Another one may have chosen the same id."""
-        return self.lease == lease and self.owner is not None and self.owner.principal == principal
+    def owner(self) -> Owner | None:
+        """The present or last holder; None if the lease was given back."""
+        return Owner(principal=self.principal, label=self.label) if self.lease else None
 
     @property
     def editor(self) -> Editor | None:
         """The holder, as others see it."""
-        if not self.held or self.owner is None:
+        if not self.held:
             return None
-        return Editor(label=self.owner.label, since=self.since, idle=self.idle, expires_in=self.expires_in)
+        return Editor(label=self.label, since=self.since, idle=self.idle, expires_in=self.expires_in)
 
     def has_changed_since(self, writes: int | None) -> bool:
         """Has a save under the lock been committed since ``writes`` was read? None: there was no row then.
 
-        A row that was swept and made again has no saves yet; one that is swept had none for as long as a form may live.
+        A new row has no ``changed_at``. Rows are deleted only after FORM_TTL without a save, when no rendered form can
+        be older.
         """
         return self.changed_at is not None and self.writes != writes
 

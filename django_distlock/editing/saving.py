@@ -77,9 +77,7 @@ class Save:
             others = [resource for resource in resources if resource not in mine]
             if mine:
                 ttl = self.ttl if reserve is None else reserve
-                store.wrote(
-                    mine, self.owner.label, owner=self.owner, lease=self.lease, ttl=ttl, reserve=reserve is not None
-                )
+                store.wrote(mine, self.owner.label, owner=self.owner, lease=self.lease, ttl=ttl)
             if others:
                 store.wrote(others, self.owner.label)
         self.written = True

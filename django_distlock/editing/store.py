@@ -11,25 +11,23 @@ from typing import TYPE_CHECKING, Any, cast
 from django.db import connections
 
 from django_distlock.leases import rows, upkeep
-from django_distlock.leases.rows import Claim, Key
+from django_distlock.leases.records import Claim, Key, Row
 from django_distlock.schema import schema_of
-from django_distlock.storage.values import moment
 
-from .conf import config
 from .records import Busy, EditLease, Lost, Owner, Resource
 from .signals import edit_broken, edit_taken_over
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from django_distlock.leases.rows import Row
+    from django_distlock.leases.records import May
 
     from .records import LostReason
 
 
 def alias_for(resource: Resource) -> str:
-    """The database that holds the row: that of the object, unless ``DATABASE`` names another."""
-    return config().database or resource.database
+    """The database that holds the row: that of the object."""
+    return resource.database
 
 
 def claim(resource: Resource, owner: Owner, lease: str, ttl: float, *, idle: float = 0.0) -> EditLease | Busy:
@@ -59,7 +57,7 @@ def takeover(resource: Resource, owner: Owner, lease: str, ttl: float, reason: s
     return found
 
 
-def _take(resource: Resource, claim: Claim, may: rows.May, reason: str, former: str = "") -> EditLease | Busy:
+def _take(resource: Resource, claim: Claim, may: May, reason: str, former: str = "") -> EditLease | Busy:
     row = rows.take(alias_for(resource), key_of(resource), claim, may, reason=reason, former=former)
     if row is None:
         return Busy(holder=None, saving=True)
@@ -91,16 +89,13 @@ def _why(row: Row | None, lease: str) -> LostReason:
     return "released" if row is not None and row.lease == lease else "expired"
 
 
-def release(
-    resource: Resource, lease: str, reserve: float = 0.0, *, principal: str = "", wrote_by: str | None = None
-) -> bool:
+def release(resource: Resource, lease: str, reserve: float = 0.0, *, principal: str = "") -> bool:
     """Free the row, or keep it for at most ``reserve`` seconds so that the next page of the same tab can adopt it.
 
-    ``wrote_by`` counts a write by this label in the same statement. False if the lease is unknown, which changes
-    nothing, or if a save lasts longer than a second: then the row is left to expire.
+    False if the lease is unknown, which changes nothing, or if a save lasts longer than a second: then the row is left
+    to expire.
     """
-    alias = alias_for(resource)
-    return rows.release(alias, resource.digest, lease, principal, reserve=reserve, wrote_by=wrote_by)
+    return rows.release(alias_for(resource), resource.digest, lease, principal, reserve=reserve)
 
 
 def count_write(resource: Resource, label: str) -> bool:
@@ -137,7 +132,6 @@ def wrote(
     owner: Owner | None = None,
     lease: str = "",
     ttl: float = 0.0,
-    reserve: bool = False,
     deleted: bool = False,
 ) -> None:
     """Count a write of the locked rows.
@@ -166,18 +160,18 @@ def held_by(principal: str, alias: str, digests: Iterable[str] = ()) -> int:
     return sum(row.digest not in others for row in upkeep.held(alias, of_objects=True, principal=principal))
 
 
-def break_lease(resource: Resource, reason: str = "") -> EditLease | None:
-    """End the lease of an object; its holder learns of it at the next beat. Returns the lease; None for a free object.
+def break_lease(resource: Resource, reason: str = "", fence: int | None = None) -> EditLease | None:
+    """End the lease of an object, the one with this fence; its holder learns of it at the next beat.
 
-    BackendUnavailable if a save keeps the row for more than a second.
+    Returns the lease; None for a free object, or another fence. BackendUnavailable if a save keeps the row for more
+    than a second.
     """
-    before = read([resource]).get(resource.digest)
-    if before is None or not before.held:
+    before = upkeep.break_lease(alias_for(resource), resource.digest, fence)
+    if before is None:
         return None
-    if upkeep.break_lease(alias_for(resource), resource.digest, before.fence) is None:  # released, or taken over
-        return None
-    edit_broken.send_robust(sender=EditLease, resource=resource, before=before, reason=reason)
-    return before
+    ended = lease_of(before, resource)
+    edit_broken.send_robust(sender=EditLease, resource=resource, before=ended, reason=reason)
+    return ended
 
 
 def sweep(alias: str, older_than: float, **options: Any) -> int:
@@ -194,19 +188,4 @@ def key_of(resource: Resource) -> Key:
 
 def lease_of(row: Row, resource: Resource) -> EditLease:
     """The row of an object, as the rest of the package sees it."""
-    return EditLease(
-        resource=resource,
-        owner=Owner(principal=row.principal, tab=row.lease, label=row.label) if row.lease else None,
-        lease=row.lease,
-        fence=row.fence,
-        writes=row.writes,
-        since=moment(row.since),
-        age=row.seconds_since(row.since),
-        idle=row.seconds_since(row.active_at),
-        expires_in=row.expires_in,
-        reserved=bool(row.page_left),
-        changed_by=row.changed_by,
-        changed_at=moment(row.changed_at) if row.changed_at else None,
-        previous=row.previous,
-        ended=row.ended,
-    )
+    return EditLease(resource=resource, **{name: getattr(row, name) for name in Row.__slots__})

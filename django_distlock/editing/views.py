@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -12,10 +12,12 @@ from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.contrib import messages
 from django.contrib.auth.mixins import AccessMixin
 from django.core.exceptions import ImproperlyConfigured, ObjectDoesNotExist, PermissionDenied
+from django.forms.formsets import BaseFormSet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.shortcuts import get_object_or_404
 from django.utils.translation import gettext as _
 from django.views.generic.base import View
+from django.views.generic.edit import DeletionMixin
 
 from django_distlock.http.transactions import outside_transactions, transactions_of_request
 from django_distlock.http.visitors import user_of
@@ -24,9 +26,9 @@ from django_distlock.validation import qualified_name, refuse_order, refuse_regi
 from . import store
 from .conf import EditingConfig, config, has_login, require_own
 from .http import beats, refusals
-from .http.forms import LockedForm, Posted, ReadyForm, bring_up_to_date, editable_fields, open_form, ready_forms
+from .http.forms import LockedForm, ReadyForm, bring_up_to_date, editable_fields, open_form, ready_forms
 from .http.guard import SaveGuard, SaveRefused
-from .http.refusals import Group, Refusal
+from .http.refusals import Refusal
 from .http.rows import keep_rows, new_rows_text
 from .http.takeover import TAKEOVER, decided, has_permission, has_takeover, may_take_over
 from .resources import resource_of, rows_of
@@ -34,7 +36,6 @@ from .versions import Inline
 
 if TYPE_CHECKING:
     from django.db.models import Model
-    from django.forms import BaseForm
 
     from .records import EditLease, Resource
     from .saving import Save
@@ -159,25 +160,13 @@ class EditLockMixin:
             with transactions_of_request():
                 return handler()
         guard = SaveGuard(self.request, settings, [resource_of(obj)])
-        if guard.posted.choice in ("review", "overwrite"):
-            self._keep_rows(obj)
         try:
-            if guard.posted.choice == "review" and hasattr(self, "get_form"):
-                return self._reviewed(guard)
             return guard.save(
                 lambda save: self._saved(save, guard, obj, handler),
                 may_overwrite=lambda holder: may_take_over(self.request, settings, obj, holder, self.may_take_over),
             )
         except SaveRefused as refused:
             return self.edit_refused(guard, refused.refusal, obj)
-
-    def _keep_rows(self, obj: Any) -> None:
-        """What was typed into rows that are gone becomes new rows."""
-        for kind in self.edit_lock_inlines:
-            params = {"instance": obj, "prefix": kind.get_default_prefix(), "data": self.request.POST.copy()}
-            if keep_rows(kind, params) and Posted.of(self.request).choice == "review":
-                messages.warning(self.request, new_rows_text(), fail_silently=True)
-            self.request.POST = params["data"]
 
     def form_valid(self, form: Any) -> HttpResponseBase:
         """As Django's. What it saves counts, whatever the view answers then."""
@@ -227,52 +216,46 @@ class EditLockMixin:
             raise Http404 from refused
         return refusals.page(self.request, Refusal(reason="deleted"), template=self.edit_conflict_template)
 
-    def _reviewed(self, guard: SaveGuard) -> HttpResponseBase:
-        """The form again, with what was typed and the version that the page of the conflict has shown."""
-        grant = guard.grant()
-        ready_forms(self.request)[guard.resources[0]] = ReadyForm(grant=grant, config=guard.config, posted=guard.posted)
-        form = self.get_form()  # type: ignore[attr-defined]
-        form.is_valid()
-        form.add_error(None, review_text())
-        return self.form_invalid(form)  # type: ignore[attr-defined,no-any-return]
-
-    # the page of the conflict
+    # a refused save
 
     def edit_refused(self, guard: SaveGuard, refusal: Refusal, obj: Any) -> HttpResponseBase:
-        """The answer to a refused save."""
-        opened = guard.prepare(refusal, obj, fields=self.get_edit_fields(), inlines=self._inlines())
-        refusal.can_review = hasattr(self, "get_form")
-        refusal.can_overwrite = opened is not None and may_take_over(
-            self.request, guard.config, opened.obj, guard.other_holder(opened.leases), self.may_take_over
+        """The answer to a refused save: the form with what was typed, and what is saved now beside what differs."""
+        ready = guard.prepare(
+            refusal,
+            obj,
+            fields=self.get_edit_fields(),
+            inlines=self._inlines(),
+            may_overwrite=lambda holder: may_take_over(
+                self.request, guard.config, refusal.obj, holder, self.may_take_over
+            ),
         )
-        self.object = copy(opened.obj) if opened is not None else obj
-        groups = self.edit_comparison(opened.obj if opened is not None else None)
-        return refusals.page(self.request, refusal, groups, template=self.edit_conflict_template)
+        refusal.deletes = isinstance(self, DeletionMixin) or self.request.method == "DELETE"
+        if ready is None or refusal.deletes or not hasattr(self, "get_form"):
+            return refusals.page(self.request, refusal, template=self.edit_conflict_template)
+        self.object = copy(ready.obj)
+        self._keep_rows()
+        form = self.get_form()
+        refusals.add_conflict(form, refusal)
+        response: Any = self.form_invalid(form)  # type: ignore[attr-defined]
+        if refusal.replaces:
+            self._mark_rows(getattr(response, "context_data", None) or {})
+        response.status_code = refusals.CONFLICT
+        return response  # type: ignore[no-any-return]
 
-    def edit_comparison(self, current: Any) -> list[Group] | None:
-        """What the page shows beside each other: the form as it was sent, and as it would be for ``current``."""
-        if not hasattr(self, "get_form_kwargs"):
-            return None
-        kwargs = self.get_form_kwargs()
-        kind: type[BaseForm] = self.get_form_class()  # type: ignore[attr-defined]
-        mine = kind(**kwargs)
-        unbound = {name: value for name, value in kwargs.items() if name not in ("data", "files")}
-        if "instance" in unbound:
-            unbound["instance"] = current
-        theirs = kind(**unbound) if current is not None else None
-        return [Group(title="", rows=refusals.compare(mine, theirs)), *self._rows(current)]
-
-    def _rows(self, current: Any) -> Iterator[Group]:
-        """The rows of the inline formsets that differ."""
-        parent = copy(self.object if current is None else current)
+    def _keep_rows(self) -> None:
+        """What was typed into rows that are gone becomes new rows."""
         for kind in self.edit_lock_inlines:
-            formset = kind(self.request.POST, self.request.FILES, instance=parent)
-            if formset.management_form.is_valid():
-                yield from filter(None, (refusals.group_of_row(kind, form) for form in formset.forms))
+            params = {"instance": self.object, "prefix": kind.get_default_prefix(), "data": self.request.POST.copy()}
+            if keep_rows(kind, params):
+                messages.warning(self.request, new_rows_text(), fail_silently=True)
+            self.request.POST = params["data"]
 
-
-def review_text() -> str:
-    return _("Another user has saved this meanwhile. This is your text: if you save it, it replaces theirs.")
+    def _mark_rows(self, context: Mapping[str, Any]) -> None:
+        """Show what is saved now in the rows of the formsets that the view has put into its context."""
+        for formset in context.values():
+            if isinstance(formset, BaseFormSet) and type(formset) in self.edit_lock_inlines and formset.is_bound:
+                for form in formset.initial_forms:
+                    refusals.add_saved_values(form)
 
 
 def _is_saved(obj: Any) -> bool:
@@ -468,22 +451,20 @@ class _LockedView:
         except SaveRefused as refused:
             if refused.refusal.reason == "deleted" and not guard.posted.text:
                 raise Http404 from refused
-            return self._refuse(request, guard, refused.refusal, resource, may_overwrite, args, kwargs)
+            return self._refuse(request, guard, refused.refusal, may_overwrite, args, kwargs)
 
     def _refuse(
         self,
         request: HttpRequest,
         guard: SaveGuard,
         refusal: Refusal,
-        resource: Resource,
         may_overwrite: Callable[[EditLease | None], bool],
         args: Any,
         kwargs: Any,
     ) -> Any:
-        obj = rows_of(resource).first()
+        obj = rows_of(guard.resources[0]).first()
         if obj is not None:
-            opened = guard.prepare(refusal, obj)
-            refusal.can_overwrite = opened is not None and may_overwrite(guard.other_holder(opened.leases))
+            guard.prepare(refusal, obj, may_overwrite=may_overwrite)
         if self._on_conflict is not None:
             return self._on_conflict(request, refusal, *args, **kwargs)
         return answer(request, refusal)

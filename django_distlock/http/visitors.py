@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import SynchronousOnlyOperation
@@ -73,11 +72,6 @@ def stored(signer: str) -> str:
     return exact(signer)
 
 
-def principal_of(signer: str) -> str:
-    """The principal in :attr:`Visitor.signer`."""
-    return signer.rpartition("@")[0]
-
-
 def user_of(request: HttpRequest) -> Any:
     """The user of the request, also in an async view that has awaited ``request.auser()``."""
     try:
@@ -132,39 +126,13 @@ class UnsavedSession:
         return key in self._session
 
 
-def leave_session_alone(request: HttpRequest) -> float | None:
-    """Let this request write no session. Return the seconds until the session ends; None if that is not known."""
+def leave_session_alone(request: HttpRequest) -> None:
+    """Let this request write no session: nobody may be at the computer."""
     session: Any = getattr(request, "session", None)
     if session is None:
-        return None
+        return
     before = session.session_key
-    left = _seconds_left(session)
     user_of(request)
     # a session that was signed with an old SECRET_KEY has a new key now, which the browser has to get
     if session.session_key == before:
         request.session = UnsavedSession(session)  # type: ignore[assignment]
-    return left
-
-
-def _seconds_left(session: Any) -> float | None:
-    """Read the session with its end in one query where the table has it; nothing is read twice."""
-    try:
-        if getattr(session, "_session_cache", None) is None and _is_database(session) and session.session_key:
-            row = session._get_session_from_db()
-            session._session_cache = session.decode(row.session_data) if row is not None else {}
-            return None if row is None else (row.expire_date - _now(row.expire_date)).total_seconds()
-        fixed = session.get("_session_expiry")
-    except SynchronousOnlyOperation:
-        return None
-    if isinstance(fixed, str):
-        fixed = datetime.fromisoformat(fixed)
-    return (fixed - _now(fixed)).total_seconds() if isinstance(fixed, datetime) else None
-
-
-def _now(like: datetime) -> datetime:
-    return datetime.now(UTC) if like.tzinfo is not None else datetime.now()
-
-
-def _is_database(session: Any) -> bool:
-    """Only the plain database backend: one with a cache in front reads no row."""
-    return hasattr(session, "_get_session_from_db") and not hasattr(session, "cache_key_prefix")

@@ -26,6 +26,7 @@ from django_distlock import BackendUnavailable, LockNotAcquired
 from django_distlock.concurrency import clock
 from django_distlock.manager.site_key import site_key
 from django_distlock.schema import Tenant
+from django_distlock.storage.dialect import contended
 from django_distlock.storage.transactions import in_transaction
 
 from . import decisions, signals
@@ -214,9 +215,11 @@ def ask(attempt: KeyedRequest, *, last: bool) -> MakeResponse | Literal["wait"] 
         logger.warning("%s has %d idempotency keys that live: no more are taken.", whose, quota)
         return partial(responses.too_many_keys, attempt, error.seconds)
     except LockNotAcquired as error:
-        if error.__cause__ is None:
+        cause = error.__cause__
+        attempt.broken = cause is not None
+        if cause is None or contended(cause) == "refused":  # another request with this key was first
             return partial(_in_flight, attempt)
-        attempt.broken = True  # the database was busy: nothing is known of this key, not even for "open"
+        # the database was busy: nothing is known of this key, and the view does not run, not even for "open"
         return partial(responses.store_down, attempt.request, html=attempt.html)
     except BackendUnavailable:
         attempt.broken = True

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from django.db import connections
 
 from django_distlock.storage.statements import PAUSES, attempt, delete, marks, nap, query
-from django_distlock.storage.values import micros
+from django_distlock.storage.values import LONGEST_PRINCIPAL, exact, micros
 
-from .rows import FREE, HELD, HOLD, LIVE, READ, TABLE, Claim, Key, Row, holder_of, insert, update_and_read
+from .records import NO_END, NO_QUOTA, Claim, Full, Head, Key, Quota, Row, Waiting, digest_of, holder_of
+from .rows import FREE, HELD, HOLD, LIVE, READ, TABLE, decode, insert, update_and_read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -55,92 +56,111 @@ class Seen(NamedTuple):
     places: int = 0
 
 
-class Answer(NamedTuple):
-    """``outcome`` is "held", "waiting" or "full": the principal has as many leases or places as it may.
-
-    ``crowded``: another transaction kept the row, or the ticket, busy.
-    """
-
-    outcome: str
-    row: Row | None
-    place: int = 0
-    queued: bool = False
-    crowded: bool = False
-    interval: float = 0.0
-
-
 def acquire(
     alias: str,
-    key: Key,
-    claim: Claim,
+    name: str,
     *,
+    lease: str,
+    principal: str,
+    label: str,
+    ttl: float,
+    max_hold: float | None = None,
     queue: bool,
     interval: float | Callable[[int], float],
-    most: tuple[int | None, int | None] = (None, None),
+    quota: Quota = NO_QUOTA,
     again: bool = False,
-) -> Answer:
+) -> Row | Waiting | Full:
     """Take the name if it is free and no live ticket is ahead; one's own lease is prolonged, with its fence.
 
     Else, with ``queue``, keep or make a ticket, which lives for two intervals and a second: a waiter that asks later
-    than that is at the end. ``interval`` is in seconds, or a function of the place (0: next) that returns them.
-    ``most`` is how many leases and places a principal may have; None for any number.
+    than that is at the end. ``interval`` is in seconds, or a function of the place (0: next) that returns them; the
+    answer has the interval that counts. Choose another id ``lease`` for the next request. Full if the principal has as
+    many other leases or places as ``quota`` allows.
 
     One statement for a name that is free (two on MySQL and MariaDB), three for a waiter; two for a waiter that asks
     ``again``, which looks first.
     """
-    holder = holder_of(claim.lease, claim.principal)
-    parameters = claim.parameters(key, holder=holder, reason="released", most=most[0])
-    seen, crowded = Seen(), False
-    for pause in (0.0, 0.0, *PAUSES):
+    if not 0 < len(principal) <= LONGEST_PRINCIPAL:
+        raise ValueError(f"principal must have 1 to {LONGEST_PRINCIPAL} characters.")
+    claim = Claim(principal, label, lease, ttl, NO_END if max_hold is None else max_hold)
+    parameters = claim.parameters(
+        Key(digest_of(name), "", name), holder=holder_of(lease, principal), reason="released", most=quota.leases
+    )
+    seen, crowded = _take_or_see(alias, claim, parameters, quota, again)
+    if isinstance(seen, Row):
+        return seen
+    if quota.refuses(seen.leases, seen.places if queue else 0):
+        return Full()
+    seconds = interval(seen.place) if callable(interval) else interval
+    queued = queue and _keep_ticket(alias, parameters, seconds)
+    holder = seen.row if seen.row is not None and seen.row.held else None
+    return Waiting(
+        holder=holder, place=seen.place, queued=queued, crowded=crowded or queued is not queue, interval=seconds
+    )
+
+
+def _take_or_see(
+    alias: str, claim: Claim, parameters: dict[str, Any], quota: Quota, again: bool
+) -> tuple[Row | Seen, bool]:
+    """The lease; else what is seen, and True if the row should be free for the caller, and is kept busy."""
+    seen = Seen()
+    for pause in (0.0, 0.0, *PAUSES[:-1]):  # whoever finds it busy asks again soon
         nap(pause)
-        row = None if again else _take(alias, parameters, claim)
-        if row is not None:
-            return Answer("held", row)
+        taken = None if again else _take(alias, claim, parameters)
+        if taken is not None:
+            return taken, False
         seen = _look(alias, parameters)
         row = seen.row
         mine = row is not None and row.held and row.is_of(claim.principal, claim.lease)
         if row is None:
-            insert(alias, key)
+            insert(alias, Key(*(parameters[part] for part in Key._fields)))
         elif mine and not again:  # a request that the lock protects has locked the row
-            return Answer("held", row)
-        elif not mine and (seen.place or row.held or _full(seen.leases, most[0])):
-            break
-        again = False  # the row should be free for this caller: it has changed hands, or is locked
-    else:
-        crowded = True
-    if _full(seen.leases, most[0]) or (queue and _full(seen.places, most[1])):
-        return Answer("full", seen.row)
-    seconds = interval(seen.place) if callable(interval) else interval
-    queued = queue and _keep_ticket(alias, parameters, seconds)
-    return Answer("waiting", seen.row, seen.place, queued, crowded or queued is not queue, seconds)
+            return row, False
+        elif not mine and (seen.place or row.held or quota.refuses(seen.leases, 0)):
+            return seen, False
+        again = False  # it has changed hands between two statements, or another transaction has locked it
+    return seen, True
 
 
-def leave(alias: str, lease: str, principal: str) -> None:
+def leave(alias: str, lease: str, *, principal: str) -> None:
     """Give up the waiting place. The lease, if there is one, stays."""
     forget(alias, "holder = %(holder)s", {"holder": holder_of(lease, principal)})
 
 
-def heads(alias: str, digests: Iterable[str]) -> list[tuple[Row, str | None]]:
-    """The rows, each with the first live ticket as :func:`holder_of` says. One statement."""
-    keys = list(digests)
-    if not keys:
-        return []
-    first = f"SELECT t.holder FROM {TICKETS} t WHERE t.digest = {TABLE}.digest AND t.{ALIVE}"  # noqa: S608
-    columns = f"{READ}, ({first} ORDER BY t.arrived, t.holder LIMIT 1)"
-    rows = query(alias, f"SELECT {columns} FROM {TABLE} WHERE digest IN ({marks(keys)})", keys)  # noqa: S608
-    return [(Row(*row[:-1]), row[-1]) for row in rows]
-
-
-def places_of(alias: str, holders: Iterable[str]) -> dict[str, str]:
-    """The names for which these have live tickets."""
-    keys = list(holders)
-    if not keys:
-        return {}
+def heads(alias: str, names: Iterable[str]) -> dict[str, Head]:
+    """Who has each name, and who is next. One statement for all names."""
+    digests = {digest_of(name): name for name in names}
+    found = dict.fromkeys(digests.values(), Head("", None))
+    if not digests:
+        return found
     text = f"""
-    SELECT t.holder, l.name FROM {TICKETS} t JOIN {TABLE} l ON l.digest = t.digest
+    SELECT digest, CASE WHEN {HELD} THEN lease ELSE '' END, principal,
+    (SELECT t.holder FROM {TICKETS} t WHERE t.digest = {TABLE}.digest AND t.{ALIVE}
+    ORDER BY t.arrived, t.holder LIMIT 1), previous, ended
+    FROM {TABLE} WHERE digest IN ({marks(list(digests))})
+    """  # noqa: S608
+    for digest, lease, principal, *rest in query(alias, text, list(digests)):
+        found[digests[digest]] = Head(holder_of(lease, principal) if lease else "", *rest)
+    return found
+
+
+def names_of(alias: str, principal: str, leases: Iterable[str]) -> dict[str, tuple[str, bool]]:
+    """Those of the ids that are leases or live waiting places of the principal: their names, and if they are held."""
+    holders = {holder_of(lease, principal): lease for lease in leases}
+    if not holders:
+        return {}
+    keys = list(holders)
+    text = f"""
+    SELECT '', lease, name FROM {TABLE} WHERE principal = %s AND model = '' AND {HELD} UNION ALL
+    SELECT t.holder, '', l.name FROM {TICKETS} t JOIN {TABLE} l ON l.digest = t.digest
     WHERE t.holder IN ({marks(keys)}) AND t.{ALIVE}
     """  # noqa: S608
-    return dict(query(alias, text, keys))
+    found = query(alias, text, [exact(principal), *keys])
+    return {
+        lease: (name, not holder)
+        for holder, held, name in found
+        if (lease := held or holders[holder]) in holders.values()
+    }
 
 
 def forget(alias: str, condition: str, parameters: dict[str, Any], batch: int = 1000) -> int:
@@ -148,13 +168,13 @@ def forget(alias: str, condition: str, parameters: dict[str, Any], batch: int = 
     return delete(alias, TICKETS, "holder", condition, parameters, batch)
 
 
-def _take(alias: str, parameters: dict[str, Any], claim: Claim) -> Row | None:
+def _take(alias: str, claim: Claim, parameters: dict[str, Any]) -> Row | None:
     """The row, if it was there and the condition held; the ticket of the caller and dead ones are cleared away."""
     condition = MAY_TAKE if parameters["most"] is None else f"({LIVE} OR ({MAY_TAKE} AND {ROOM}))"
     found = update_and_read(alias, HOLD, condition, parameters, f"{READ}, {QUEUE}")
     if found is None:
         return None
-    row = Row(*found[:-1])
+    row = decode(found[:-1])
     if not row.is_of(claim.principal, claim.lease):  # MySQL reads it by a second statement
         return None
     if found[-1]:
@@ -171,11 +191,7 @@ def _look(alias: str, parameters: dict[str, Any]) -> Seen:
     *values, place, dead, leases, places = found[0]
     if dead >= MANY:
         forget(alias, "digest = %(digest)s AND alive_until <= {now}", parameters)
-    return Seen(Row(*values), int(place), int(leases), int(places))
-
-
-def _full(number: int, most: int | None) -> bool:
-    return most is not None and number >= most
+    return Seen(decode(values), int(place), int(leases), int(places))
 
 
 def _keep_ticket(alias: str, parameters: dict[str, Any], interval: float) -> bool:

@@ -1,113 +1,36 @@
 """Take, renew, release and lock the row of an object or a name. It decides alone, in the UPDATE itself.
 
 Each verb is safe to repeat: clients choose the ids of their leases. No statement waits for the lock of a row but
-those of :func:`lock` and :func:`lock_current`.
+those of :func:`lock`.
 """
 
 from __future__ import annotations
 
-import hashlib
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from django.db import connections
 
 from django_distlock.storage import dialect
 from django_distlock.storage.statements import PAUSES, RELEASE_PAUSES, attempt, marks, nap, query, text_for
-from django_distlock.storage.values import check_id, exact, micros, shown
+from django_distlock.storage.values import exact, micros, moment, shown
+
+from .records import Key, Row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from .records import Claim, May
+
 TABLE = "django_distlock_weblease"
-# A lease without a longest hold ends after a hundred years.
-NO_END = 100 * 366 * 86400.0
-May = Literal["own", "same", "any"]
-
-
-class Key(NamedTuple):
-    """What is locked: an object (``model``, and its key as ``name``), or a name that browsers lock (no ``model``)."""
-
-    digest: str
-    model: str
-    name: str
-
-
-class Claim(NamedTuple):
-    """Who wants a row, by which lease, for ``ttl`` seconds, and for at most ``hold`` with all renewals."""
-
-    principal: str
-    label: str
-    lease: str
-    ttl: float
-    hold: float = NO_END
-    idle: float = 0.0  # seconds since the last input
-
-    def parameters(self, key: Key, **more: Any) -> dict[str, Any]:
-        """For the statements. ValueError for a lease that is no id."""
-        return {
-            **key._asdict(),
-            "principal": exact(self.principal),
-            "label": shown(self.label),
-            "lease": check_id("lease", self.lease),
-            "ttl": micros(self.ttl),
-            "hold": micros(self.hold),
-            "first": micros(min(self.ttl, self.hold)),
-            "idle": micros(self.idle),
-            **more,
-        }
-
-
-class Row(NamedTuple):
-    """A row as it was read at ``now``. Times are microseconds since 1970 by the clock of the database.
-
-    ``previous`` is the lease before this one, ``ended`` why it ended. ``changed_at`` is 0 if no save was counted.
-    """
-
-    digest: str
-    model: str
-    name: str
-    lease: str
-    principal: str
-    label: str
-    fence: int
-    writes: int
-    since: int
-    active_at: int
-    expires_at: int
-    ends_at: int
-    page_left: int
-    previous: str
-    ended: str
-    changed_at: int
-    changed_by: str
-    now: int
-
-    @property
-    def held(self) -> bool:
-        return bool(self.lease) and self.expires_at > self.now
-
-    @property
-    def expires_in(self) -> float:
-        """Seconds; 0 for a row without a lease."""
-        return (self.expires_at - self.now) / 1_000_000 if self.lease else 0.0
-
-    def seconds_since(self, moment: int) -> float:
-        return max(0.0, (self.now - moment) / 1_000_000)
-
-    def is_of(self, principal: str, lease: str) -> bool:
-        """Is it this lease of this principal? Another one may have chosen the same id. "" is any principal."""
-        return bool(lease) and self.lease == lease and (not principal or self.principal == exact(principal))
-
-    def may_take(self, claim: Claim, may: May, former: str = "") -> bool:
-        """The conditions of :data:`MAY`, on the row as it was read."""
-        if not self.held or may == "any":
-            return True
-        own = self.principal == exact(claim.principal)
-        return own and (may == "own" or self.lease in (claim.lease, former))
-
-
-COLUMNS = ", ".join(Row._fields[:-1])
-READ = f"{COLUMNS}, {{now}}"
+COLUMNS = (
+    "digest, model, name, lease, principal, label, fence, writes, since, active_at, expires_at, ends_at, page_left, "
+    "previous, ended, changed_at, changed_by"
+)
+READ = """
+digest, model, name, lease, principal, label, fence, writes, since, changed_at, {now} - since, {now} - active_at,
+expires_at - {now}, expires_at >= ends_at, page_left, previous, ended, changed_by
+"""
+MOMENTS, SPANS = (8, 9), (10, 11, 12)
 ONE = f"SELECT digest FROM {TABLE} WHERE digest = %(digest)s"  # noqa: S608
 FREE = "(lease = '' OR expires_at <= {now})"
 HELD = "lease <> '' AND expires_at > {now}"
@@ -186,18 +109,14 @@ def renew(
     return read_one(alias, digest), False
 
 
-def release(
-    alias: str, digest: str, lease: str, principal: str, *, reserve: float = 0.0, wrote_by: str | None = None
-) -> bool:
+def release(alias: str, digest: str, lease: str, principal: str, *, reserve: float = 0.0) -> bool:
     """Free the row, or keep it for at most ``reserve`` seconds, for the next page of the same tab alone.
 
-    ``wrote_by`` counts a write by this label in the same statement. False if it is not the caller's, which changes
-    nothing, or if another transaction keeps it for more than a second: then the lease is left to expire.
+    False if it is not the caller's, which changes nothing, or if another transaction keeps it for more than a second:
+    then the lease is left to expire.
     """
     parameters = {**_names(digest, lease, principal), "ttl": micros(reserve), "reason": "released"}
     assignments = RESERVE if reserve else DROP
-    if wrote_by is not None:
-        assignments, parameters["label"] = f"{COUNT}, {assignments}", shown(wrote_by)
     return bool(change(alias, assignments, MINE, parameters, lambda row: row.is_of(principal, lease)))
 
 
@@ -212,7 +131,7 @@ def read(alias: str, digests: Iterable[str]) -> dict[str, Row]:
     if not keys:
         return {}
     rows = query(alias, f"SELECT {READ} FROM {TABLE} WHERE digest IN ({marks(keys)})", keys)  # noqa: S608
-    return {row[0]: Row(*row) for row in rows}
+    return {row[0]: decode(row) for row in rows}
 
 
 def read_one(alias: str, digest: str) -> Row | None:
@@ -222,7 +141,7 @@ def read_one(alias: str, digest: str) -> Row | None:
 def update(alias: str, assignments: str, condition: str, parameters: dict[str, Any]) -> Row | None:
     """The row ``digest`` after an UPDATE; None if the condition does not hold, or another transaction has locked it."""
     found = update_and_read(alias, assignments, condition, parameters, READ)
-    return None if found is None else Row(*found)
+    return None if found is None else decode(found)
 
 
 def update_and_read(
@@ -289,7 +208,7 @@ def lock(alias: str, keys: Sequence[Key]) -> dict[str, Row]:
             select = f"SELECT {READ} FROM {TABLE} WHERE digest IN ({marks(digests)}) ORDER BY digest"  # noqa: S608
             ending = " FOR UPDATE" if connection.features.has_select_for_update else ""
             cursor.execute(text_for(alias, select) + ending, digests)
-        return {row[0]: Row(*row) for row in cursor.fetchall()}
+        return {row[0]: decode(row) for row in cursor.fetchall()}
 
 
 def wrote(alias: str, keys: Iterable[Key], label: str, *, claim: Claim | None = None, deleted: bool = False) -> None:
@@ -325,12 +244,17 @@ def lock_current(alias: str, digest: str, lease: str, principal: str, fence: int
     with connection.cursor() as cursor:
         cursor.execute(text_for(alias, text), {**_names(digest, lease, principal), "fence": fence})
         rows = cursor.fetchall()
-    return Row(*rows[0]) if rows else None
+    return decode(rows[0]) if rows else None
 
 
-def holder_of(lease: str, principal: str) -> str:
-    """The identity of a tab that holds or waits: a client chooses the id of its lease, another may choose the same."""
-    return hashlib.sha256(f"{lease}\0{exact(principal)}".encode(errors="surrogatepass")).hexdigest()
+def decode(values: Sequence[Any]) -> Row:
+    """The row in the values of :data:`READ`."""
+    found: list[Any] = list(values)
+    for place in SPANS:
+        found[place] /= 1_000_000
+    for place in MOMENTS:
+        found[place] = moment(found[place]) if found[place] else None
+    return Row(*found)
 
 
 def _names(digest: str, lease: str, principal: str) -> dict[str, Any]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django_distlock import BackendUnavailable
 from django_distlock.storage.statements import delete, query
 from django_distlock.storage.values import exact, micros
 
 from .queue import ALIVE, TICKETS, forget
-from .rows import DROP, HELD, READ, TABLE, Row, change, read_one
+from .rows import DROP, HELD, READ, TABLE, change, decode, read_one
+
+if TYPE_CHECKING:
+    from .records import Row
 
 
 def held(
@@ -32,22 +35,21 @@ def held(
     if principal is not None:
         text, parameters = f"{text} AND principal = %s", [*parameters, exact(principal)]
     text += " ORDER BY since, digest" + ("" if limit is None else f" LIMIT {limit:d}")
-    return [Row(*row) for row in query(alias, text, parameters)]
+    return [decode(row) for row in query(alias, text, parameters)]
 
 
-def break_lease(alias: str, digest: str, fence: int) -> Row | None:
-    """End the lease of a row if it still has this fence; its holder learns of it at the next beat.
+def break_lease(alias: str, digest: str, fence: int | None = None) -> Row | None:
+    """End the lease of a row, if it still has this fence; its holder learns of it at the next beat.
 
     Returns the row as it was; None if the lease has ended or changed hands. BackendUnavailable if a save, or a request
     under the lease, keeps the row for more than a second.
     """
     before = read_one(alias, digest)
-    if before is None or not before.held or before.fence != fence:
+    if before is None or not before.held or fence not in (None, before.fence):
         return None
-    parameters = {"digest": digest, "fence": fence, "reason": "broken"}
-    ended = change(
-        alias, DROP, f"fence = %(fence)s AND {HELD}", parameters, lambda row: row.held and row.fence == fence
-    )
+    parameters = {"digest": digest, "fence": before.fence, "reason": "broken"}
+    condition = f"fence = %(fence)s AND {HELD}"
+    ended = change(alias, DROP, condition, parameters, lambda row: row.held and row.fence == before.fence)
     if ended is None:
         raise BackendUnavailable(f"{before.model} {before.name}".strip() + ": a request is in progress, try again.")
     return before if ended else None

@@ -51,7 +51,7 @@ def _alias(entry: Entry, alias: str, keyless: bool) -> Iterator[Finding]:
     failed = False
     yield from kept_out(backend)
     if not (keyless and backend.needs_site_key):
-        for finding in _acquired(alias):
+        for finding in _acquired(entry, alias):
             failed = failed or finding.level == "error"
             yield finding
     if not backend.needs_site_key:
@@ -66,7 +66,7 @@ def _alias(entry: Entry, alias: str, keyless: bool) -> Iterator[Finding]:
         yield Finding("warning", f"The server could not be examined: {type(error).__name__}.")
 
 
-def _acquired(alias: str) -> Iterator[Finding]:
+def _acquired(entry: Entry, alias: str) -> Iterator[Finding]:
     """Acquire and release a lock."""
     began = clock.now()
     try:
@@ -77,6 +77,10 @@ def _acquired(alias: str) -> Iterator[Finding]:
         )
     except (DistlockError, ImproperlyConfigured) as error:
         yield Finding("error", f"No lock can be acquired: {with_cause(error)}")
+    except Exception as error:
+        if not callable(entry.config.namespace):
+            raise
+        yield Finding("warning", f"No lock was acquired: NAMESPACE cannot be asked here ({type(error).__name__}).")
     else:
         yield Finding("info", f"A lock was acquired and released in {(clock.now() - began) * 1000:.0f} ms.")
 

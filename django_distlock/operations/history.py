@@ -43,6 +43,12 @@ def prune(older_than_days: float, database: str | None = None) -> int:
             return deleted
 
 
+def prune_if_recorded(days: float | None = None, database: str | None = None) -> int:
+    """Delete events that are older than the setting says; without the setting, those older than ``days``."""
+    kept = history_days() or days
+    return 0 if kept is None else prune(kept, database)
+
+
 def digest_of(name: str) -> str:
     """The column ``digest`` of a name."""
     return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
@@ -53,8 +59,8 @@ def ascii_of(alias: str) -> str:
     return alias.encode("ascii", "backslashreplace").decode("ascii")[:255]
 
 
-# `distlock prune` goes by the setting. Without the setting, by its own --days: there may be events of an earlier time.
+# Without the setting `distlock prune` goes by its own --days: there may be events of an earlier time.
 pruner = Pruner(
     databases=lambda: [router.db_for_write(LockEvent)],
-    delete=lambda database, days: prune(days if (kept := history_days()) is None else kept, database),
+    delete=lambda database, days: prune_if_recorded(days, database),
 )

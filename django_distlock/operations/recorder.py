@@ -24,7 +24,6 @@ from django_distlock import signals
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.concurrency.text import one_line
-from django_distlock.conf import history_days
 from django_distlock.keys import full_name
 from django_distlock.models import LockEvent
 
@@ -33,9 +32,13 @@ from . import history
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from django.dispatch import Signal
+
 logger = logging.getLogger("django_distlock.operations")
 
 UID = "django_distlock.history"
+# The signals that are recorded.
+KINDS = ("acquired", "released", "timed_out", "lost", "broken")
 # Seconds from an event until it is written.
 DELAY = 1.0
 # Events that wait to be written, and rows of one statement.
@@ -124,7 +127,8 @@ def configure() -> None:
         on = history.enabled()
     except ImproperlyConfigured:  # reported by the system check
         on = False
-    for kind, signal in _SIGNALS.items():
+    for kind in KINDS:
+        signal: Signal = getattr(signals, f"lock_{kind}")
         if on:
             signal.connect(partial(_put, kind), dispatch_uid=UID, weak=False)
         else:
@@ -154,21 +158,7 @@ def _write(items: Sequence[tuple[str, datetime, str, str, dict[str, Any]]]) -> N
     )
 
 
-def _prune() -> None:
-    days = history_days()
-    if days is not None:
-        history.prune(days)
-
-
-_SIGNALS = {
-    "acquired": signals.lock_acquired,
-    "released": signals.lock_released,
-    "timed_out": signals.lock_timed_out,
-    "lost": signals.lock_lost,
-    "broken": signals.lock_broken,
-}
-
-recorder = Recorder(_write, _prune)
+recorder = Recorder(_write, history.prune_if_recorded)
 # A short command's last second is written. The child of a fork forgets what its parent will write.
 atexit.register(lambda: recorder.flush(EXIT_TIMEOUT))
 at_fork(Order.THREADS, child=recorder.reset)

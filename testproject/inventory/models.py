@@ -14,6 +14,8 @@ class Item(FencedModel):
     while between look and write.
     """
 
+    enforce_fence = True
+
     name = models.CharField(max_length=50)
     stock = models.IntegerField()
 

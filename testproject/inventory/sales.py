@@ -77,7 +77,7 @@ def write_saved(item: Item, fence: int) -> None:
 
 
 def write_watched(item: Item, fence: int) -> None:
-    """As a script would that knows nothing of fenced(): the trigger of the model's EnforceFence is what refuses."""
+    """As a script would that knows nothing of fenced(): the trigger of the model's enforce_fence is what refuses."""
     Item.objects.filter(pk=item.pk).update(stock=item.stock - 1, fence=fence)
 
 

@@ -70,8 +70,8 @@ SAVED = Way(
 )
 TRIGGER = Way(
     "trigger",
-    "Lease and EnforceFence",
-    'migrations: EnforceFence("Item")',
+    "Lease and enforce_fence",
+    "class Item(FencedModel): enforce_fence = True",
     "A script that knows nothing of fenced writes sends a plain UPDATE with its token. The table's trigger refuses it.",
     prevents=True,
     pauses=True,

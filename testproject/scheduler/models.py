@@ -14,6 +14,8 @@ class Schedule(FencedModel):
     right tool. Here the job takes a while between the look at `last` and the write.
     """
 
+    enforce_fence = True
+
     name = models.CharField(max_length=50)
     last = models.IntegerField(default=0)
 

@@ -1,24 +1,18 @@
-"""Lists: editors() for pages, list_edits() and break_edit() for operators, the subcommand; helpers for users' tests."""
+"""editors() for pages with lists, and helpers for users' tests."""
 
 from __future__ import annotations
 
-import json
-from io import StringIO
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.core.management import CommandError, call_command
 from django.db import connections
 from django.test import TestCase
 from django.test.utils import CaptureQueriesContext
 
 from django_distlock.editing import EditConflict, edit_lock, editors, store
-from django_distlock.editing.command import Edits
-from django_distlock.editing.listing import break_edit, list_edits
 from django_distlock.editing.resources import resource_of
 from django_distlock.editing.testing import being_edited, edit_fields, is_being_edited
-from django_distlock.operations.pruning import prune
 from testproject.articles.models import Article, Source
 from tests.data.app.models import Currency
 from tests.editing.people import make_person
@@ -59,22 +53,6 @@ def test_editors_of_a_list_page_cost_one_query(articles: list[Article]) -> None:
     euro.delete()
 
 
-def test_operators_list_and_end_them(articles: list[Article], settings: Any) -> None:
-    resource = resource_of(articles[1])
-    Desk("ada").claim(resource)
-    (found,) = list_edits("default")
-    assert (found.resource.model, found.resource.pk) == ("articles.article", str(articles[1].pk))
-    assert [row.resource for row in list_edits("default", model="articles.Article")] == [resource]
-    assert list_edits("default", model="auth.user") == []
-    assert break_edit(articles[1], reason="gone home") is not None
-    assert break_edit(articles[1]) is None
-    assert list_edits("default") == []
-    assert prune(days=0)["edits"] == 0, "a form may come back"
-    settings.DISTLOCK_EDITING = {"FORM_TTL": 0.000001}
-    assert prune(days=30)["edits"] == 1
-    assert store.read([resource]) == {}
-
-
 def test_objects_of_one_key_in_two_databases(articles: list[Article], settings: Any) -> None:
     """Each function speaks of the database of what it was given."""
     mine, theirs = articles[0], Article(pk=articles[0].pk, title="There")
@@ -88,7 +66,7 @@ def test_objects_of_one_key_in_two_databases(articles: list[Article], settings: 
             assert (is_being_edited(mine), is_being_edited(theirs)) == (False, True)
             with edit_lock(mine, by="Bo"):
                 assert (labels(here), labels(there)) == ({mine.pk: "Bo"}, {mine.pk: "Ada"})
-            assert break_edit(mine) is None
+            assert store.break_lease(resource_of(mine)) is None
             with pytest.raises(EditConflict), edit_lock(theirs, by="Bo"):
                 pytest.fail("it is held")
         source = Source.objects.create(article=mine, name="a paper")
@@ -100,42 +78,6 @@ def test_objects_of_one_key_in_two_databases(articles: list[Article], settings: 
         with being_edited(theirs, by="Ada"):
             for rows in (there.all(), list(there), here.all()):
                 assert labels(rows) == {mine.pk: "Ada"}
-
-
-# the subcommand
-
-
-def run(*arguments: str) -> str:
-    out = StringIO()
-    call_command("distlock", "edits", *arguments, stdout=out, stderr=out)
-    return out.getvalue()
-
-
-def test_the_subcommand_lists_and_ends_one(articles: list[Article]) -> None:
-    here, first, second = ("--database", "default"), *(str(article.pk) for article in articles[:2])
-    breaks = ("--break", "articles.article", first, *here)
-    assert json.loads(run(*here)) == []
-    Desk("ada").claim(resource_of(articles[0]))
-    for arguments, text in (
-        (("--break", "articles.article"), "Say which object"),
-        (("--database", "nowhere"), "no database 'nowhere'"),
-        (breaks, "add --yes"),
-    ):
-        with pytest.raises(CommandError, match=text):
-            run(*arguments)
-    (found,) = json.loads(run(*here))
-    assert (found["model"], found["pk"], found["edited_by"]) == ("articles.article", first, "Ada")
-    assert json.loads(run("articles.article", second, *here)) == []
-    assert "Ended: articles.article" in run(*breaks, "--yes", "--reason", "gone home")
-    with pytest.raises(SystemExit) as ended:
-        run(*breaks, "--yes")
-    assert ended.value.code == 1
-    assert Edits.table([]) == "Nothing is being edited."
-    Desk("ada\x1b[31m").claim(resource_of(articles[0]))
-    heading, line = Edits.table(list_edits("default")).splitlines()
-    assert heading.split() == ["DATABASE", "MODEL", "PK", "EDITED", "BY", "FOR", "IDLE", "ENDS", "IN"]
-    assert "\x1b" not in line
-    assert line.startswith("default   articles.article")
 
 
 class TestHelpersInsideATestCase(TestCase):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.contrib.admin import ModelAdmin
 from django.core import signing
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections, models
+from django.db import models
 from django.views.generic import UpdateView
 from rest_framework.viewsets import ModelViewSet
 
@@ -20,16 +19,12 @@ from django_distlock.editing.checks import check_editing
 from django_distlock.editing.conf import config
 from django_distlock.editing.drf import EditLockViewSetMixin
 from django_distlock.editing.grants import SALT, EditGrant, GrantError, read_grant, sign
-from django_distlock.editing.http.template_checks import check_templates
 from django_distlock.editing.records import Owner, Resource
 from django_distlock.editing.resources import matched, model_of, objects_of, pk_of, resource_of
 from django_distlock.editing.versions import Inline, version_field_of, version_of
 from django_distlock.idempotency.drf import IdempotentMixin
 from testproject.articles.models import Article
 from tests.data.app.models import Account, AccountProxy, Currency, Place, Restaurant
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def model(name: str, /, **attributes: Any) -> Any:
@@ -86,8 +81,7 @@ WRONG = {
     "'7' is no primary key of": lambda: resource_of(Pair, "7"),
     "no primary key": lambda: pk_of(Resource("default", "articles.article", "")),
     "primary key": lambda: pk_of(Resource("default", "dataapp.pair", "7")),
-    "tab": lambda: Owner(principal="user:1", tab="ä" * 10, label="Ada"),
-    "principal": lambda: Owner(principal="p" * 256, tab="a" * 16, label="Ada"),
+    "principal": lambda: Owner(principal="p" * 256, label="Ada"),
 }
 
 
@@ -178,7 +172,6 @@ def ids() -> list[str | None]:
         ({"WHEN": None}, "WHEN must be one of"),
         ({"LABEL": "no.such.module"}, "LABEL"),
         ({"LABEL": 5}, "LABEL must be a callable"),
-        ({"DATABASE": 5}, "DATABASE must be an alias"),
         ({"MAX_HELD": 0}, "MAX_HELD must be above zero"),
     ],
 )
@@ -187,33 +180,6 @@ def test_wrong_settings_are_errors_of_the_check(settings: Any, setting: Any, tex
     with pytest.raises(ImproperlyConfigured, match=text):
         config()
     assert ids() == ["distlock.E070"]
-
-
-@dataclass
-class Router:
-    write_to: str | None = None
-    migrates: bool | None = None
-
-    def db_for_write(self, model: Any, **hints: Any) -> str | None:
-        return self.write_to if model is Article else None
-
-    def allow_migrate(self, db: str, app_label: str, model_name: str | None = None, **hints: Any) -> bool | None:
-        return self.migrates if model_name == "weblease" else None
-
-
-def test_checks_of_the_database(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for setting, router, found in (
-        ({"DATABASE": "nowhere"}, Router(), ["distlock.E071"]),
-        ({"DATABASE": "default"}, Router(), []),
-        ({"DATABASE": "default"}, Router(write_to="postgres"), ["distlock.W070"]),
-        ({}, Router(write_to="postgres"), []),
-        ({}, Router(migrates=False), ["distlock.W072"]),
-    ):
-        settings.DISTLOCK_EDITING, settings.DATABASE_ROUTERS = setting, [router]
-        assert ids() == found
-    settings.DATABASE_ROUTERS = []
-    monkeypatch.setattr(connections["default"], "vendor", "oracle")
-    assert ids() == ["distlock.W071"]
 
 
 def test_a_view_overrides_the_setting(settings: Any) -> None:
@@ -238,24 +204,3 @@ def test_a_mixin_behind_the_class_whose_methods_it_extends_is_refused() -> None:
                 type("Wrong", (wrong, mixin), {})
         right = type("Right", (mixin, child), {})
         assert issubclass(type("Child", (right,), {}), mixin)
-
-
-FORMS = {
-    '<form method="post">{% edit_lock object %}</form>': ["distlock.W075"],
-    '<form method="post" autocomplete="off">{% edit_lock object %}</form>': [],
-    "<form autocomplete=off method=post>{%edit_lock object%}</form>": [],
-    "<FORM\n method=post>\n{% edit_lock object when='open' %}</FORM>": ["distlock.W075"],
-    "<form></form>{% edit_lock object %}": [],
-    "<form>{# {% edit_lock object %} #}</form>": [],
-    "<form>{% edit_locked object %}</form>": [],
-    '<form autocomplete="off"></form><form>{% edit_lock object %}</form>': ["distlock.W075"],
-}
-
-
-def test_e8_templates_with_the_tag(settings: Any, tmp_path: Path) -> None:
-    settings.TEMPLATES = [{**settings.TEMPLATES[0], "APP_DIRS": False, "DIRS": [tmp_path]}]
-    found = {}
-    for text in FORMS:
-        (tmp_path / "form.html").write_text("{% load editing %}" + text)
-        found[text] = [message.id for message in check_templates(None)]
-    assert found == FORMS

@@ -10,7 +10,7 @@ import pytest
 from django.db import connections
 
 from tests.conftest import PATIENCE
-from tests.idempotency.world import Running, Sender, Stage, at_once, change, every_database, on_servers
+from tests.idempotency.world import Running, Sender, Stage, at_once, change, every_database, expire, on_servers
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +27,10 @@ def test_duplicates_at_one_barrier_act_once(site: Stage, key: str, shape: str) -
     assert 201 in {answer.status_code for answer in answers} <= {201, 409}
     assert all(answer.json() == {"run": 1} for answer in answers if answer.status_code == 201)
     assert (site.effects, len(site.runs)) == (1, 1)
+    expire(site.alias)
+    answers = at_once(lambda: Sender(key).post(shape))
+    assert 201 in {answer.status_code for answer in answers} <= {201, 409}
+    assert site.effects == 2, "an old key is new, and used once"
 
 
 @on_servers

@@ -80,7 +80,7 @@ FEATURES = (
         "leases/rows.py",
         "MINE = \"(lease = %(lease)s AND lease <> '' AND (%(principal)s = '' OR principal = %(principal)s))\"",
         "MINE = \"(lease = %(lease)s AND lease <> '' AND (%(principal)s = '' OR principal <> ''))\"",
-        ("tests/editing/store/test_verbs.py",),
+        ("tests/leases/test_objects.py",),
     ),
     Mutant(
         "edit locks: a beat claims another object than that of its page",

@@ -53,8 +53,8 @@ def test_assert_no_locks_held_names_them(name: str) -> None:
         assert_no_locks_held()
 
 
-@pytest.mark.parametrize("using", ["postgres", "mysql", "redis", "redlock", "zookeeper", "leasetable", "memory"])
-def test_a_loss_can_be_rehearsed_on_every_backend(using: str, name: str) -> None:
+@pytest.mark.parametrize("using", ["postgres", "redis", "memory"])  # a session, a lease, no server
+def test_a_loss_can_be_rehearsed(using: str, name: str) -> None:
     told: list[Any] = []
     with listening(name) as heard:
         lease = advisory_lock(name, using=using).acquire()

@@ -20,7 +20,7 @@ from django_distlock.backends.text import printable
 from django_distlock.manager.registry import registry
 from tests.conftest import eventually
 from tests.faults.conftest import database_alias
-from tests.faults.server import ask, key_of
+from tests.faults.server import ask
 from tests.support.timing import within
 
 if TYPE_CHECKING:
@@ -166,17 +166,6 @@ def test_locks_of_a_prepared_transaction() -> None:
 
 
 # --- other engines
-
-
-@pytest.mark.parametrize("using", ["redis", "zookeeper", "leasetable", "redlock", "mysql", "postgres"])
-def test_which_of_several_names_are_held(using: str, name: str) -> None:
-    lock = advisory_lock(name, using=using, timeout=5)
-    backend, free = registry.entry(using).backend, key_of(using, f"{name} free")
-    key = key_of(using, name)
-    with lock, advisory_lock(f"{name} beside", using=using, timeout=5):
-        assert backend.held_among([key, free]) == {key}
-        assert backend.held_among([free]) == set()
-    assert backend.held_among([key, free]) == set()
 
 
 @pytest.mark.parametrize("using", ["postgres", "redis"])

@@ -137,6 +137,18 @@ def test_a_wrong_one_is_told_by_the_check(given: Any, message: str) -> None:
             advisory_lock("x").acquire()
 
 
+def test_a_function_that_works_in_requests_only_stops_no_command(name: str) -> None:
+    def needs_request() -> str:
+        raise LookupError
+
+    with override_settings(DISTLOCK={"default": {**MEMORY, "NAMESPACE": needs_request}}), listening(name) as heard:
+        assert "warning: No lock was acquired: NAMESPACE cannot be asked here (LookupError)." in call("doctor")[1]
+        assert call("break", name, "--yes")[0] == 1
+        with pytest.raises(LookupError):
+            advisory_lock(name).acquire()
+    assert [(kind, facts["namespace"]) for kind, facts in heard] == [("failed", "")]
+
+
 def test_a_function_that_answers_wrongly_gives_no_lock(name: str) -> None:
     with override_settings(DISTLOCK={"default": {**MEMORY, "NAMESPACE": tenant.get}}), listening(name) as heard:
         for wrong in (None, 7, "\x1b"):

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 # The demo has edit locks and browser locks: a test with other addresses has none for their scripts, one with another
 # database no tables.
-OF_THE_SCENE = {"distlock.W071", "distlock.W076", "distlock.W080", "distlock.W082"}
+OF_THE_SCENE = {"distlock.W071", "distlock.W082"}
 
 
 def findings(tag: str = "distlock", **how: Any) -> list[CheckMessage]:

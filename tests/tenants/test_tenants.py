@@ -16,8 +16,9 @@ from django.test import Client
 from django.urls import path
 
 from django_distlock import LockLost
-from django_distlock.editing import edit_lock, editors
-from django_distlock.editing.listing import break_edit, list_edits
+from django_distlock.editing import edit_lock, editors, store
+from django_distlock.editing.listing import edit_leases
+from django_distlock.editing.resources import resource_of
 from django_distlock.idempotency import idempotent
 from testproject.wallet.models import Account
 from tests.support.processes import Child
@@ -121,7 +122,11 @@ def edit(link: Any, shared: bool) -> None:
     def shown(tenant: str) -> list[int]:
         """How many editors of the account each function of this tenant shows."""
         connection.set_schema(tenant)  # type: ignore[attr-defined]
-        return [len(editors([account])), len(list_edits("default", model="wallet.account")), len(list_edits(limit=1))]
+        return [
+            len(editors([account])),
+            len(edit_leases.held("default", ["wallet.account"])),
+            len(edit_leases.all_held(limit=1)),
+        ]
 
     migrated(() if shared else TENANTS)
     one, other = TENANTS
@@ -130,7 +135,7 @@ def edit(link: Any, shared: bool) -> None:
         threading.Event().wait(2.5)
         link.say([hold.held, shown(one), shown(other)])
         with pytest.raises(LockLost), edit_lock(account, by="another import"):
-            link.say([shown(other), break_edit(account) is not None])
+            link.say([shown(other), store.break_lease(resource_of(account)) is not None])
         link.say([hold.held, shown(one)])
 
 

@@ -20,7 +20,7 @@ ROUTER = "A router in DATABASE_ROUTERS keeps"
 
 class KeepsOut:
     """As where each app has its database, and this one has none; of idempotency keys there is distlock.E034, of edit
-    locks distlock.W072, of browser locks distlock.W081."""
+    locks and browser locks distlock.W071."""
 
     def allow_migrate(self, db: str, app_label: str, model_name: str | None = None, **hints: Any) -> bool | None:
         own_checks = ("idempotencyrecord", "weblease", "browserticket")

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
-from django.db import connections, models, router, transaction
+from django.db import models
 
-from django_distlock.exceptions import LockLost, UnsupportedOperation
+from django_distlock.exceptions import UnsupportedOperation
 
 from .querysets import FencedQuerySet
 from .tokens import FENCE, Fencing, Token, read_token, refuse_later
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
     from typing import ClassVar, Self
 
     from django.db.models.base import ModelBase
-
-_CARRIED = (FENCE, "_fence_given", "_fence_unread")
-
-
-@contextmanager
-def _unbroken(using: str) -> Iterator[None]:
-    """Keep a transaction usable after LockLost: a refused UPDATE has changed nothing, but after any error of ``save()``
-    Django marks it for rollback."""
-    try:
-        yield
-    except LockLost as lost:
-        connection: Any = connections[using]
-        if connection.rollback_exc is lost:
-            connection.needs_rollback, connection.rollback_exc = False, None
-        raise
 
 
 class FencedModel(models.Model):
@@ -41,7 +25,12 @@ class FencedModel(models.Model):
     ``Model.objects.fenced(lease)`` and ``save(fence=lease)`` write only rows that no later token has written. A plain
     ``save()`` uses the token of the fenced queryset that read the instance, else the one that the row had then: it
     cannot undo what a later holder has written since. A plain ``QuerySet.update()`` is not checked.
+
+    With ``enforce_fence = True`` the database itself refuses to lower a fence, whoever writes: by a trigger, which
+    ``migrate`` creates on PostgreSQL, MySQL, MariaDB and SQLite, and drops if it is no longer asked for.
     """
+
+    enforce_fence: ClassVar[bool] = False
 
     _fence_given: Token | None = None  # of the fenced queryset that read the instance
     _fence_unread = False  # is the fence missing, or newer than other fields?
@@ -67,53 +56,42 @@ class FencedModel(models.Model):
 
         Raises LockLost if the row was written with a later token; LockLost or LockNotHeld, before anything is sent, if
         this process knows that the lease is over; UnsupportedOperation if the engine gives no tokens, or if the
-        instance was read without its fence. ``update_fields`` need not name the fence. After an error the instance
-        carries the same token as before.
+        instance was read without its fence. ``update_fields`` need not name the fence. After an error the instance has
+        the fence that it had before, and an enclosing ``atomic()`` is rolled back, as after any error of ``save()``.
         """
-        if update_fields is not None:
-            update_fields = set(update_fields)
-        before = {name: self.__dict__[name] for name in _CARRIED if name in self.__dict__}
-        outer = self._fence_due  # a signal handler may save the same instance in between
+        if update_fields is not None and not (update_fields := {*update_fields}):
+            return  # Django saves nothing either
+        token = self._carried() if fence is None else read_token(fence)
+        before, outer = self.__dict__.get(FENCE), self._fence_due  # a signal handler may save it in between
+        self.fence = self._fence_due = token.still_held()
         try:
-            self._fence_due = None
-            if update_fields != set():  # an empty set saves nothing
-                self._fence_due = self.fence = self._token(fence)
-                update_fields = update_fields and {*update_fields, FENCE}
-            database = using or router.db_for_write(type(self), instance=self)
-            # A caller inside atomic() can go on: with several tables through a savepoint, which Django leaves out.
-            with transaction.atomic(database) if self._meta.parents else _unbroken(database):
-                super().save(
-                    force_insert=force_insert, force_update=force_update, using=using, update_fields=update_fields
-                )
+            super().save(
+                force_insert=force_insert,
+                force_update=force_update,
+                using=using,
+                update_fields=update_fields and {*update_fields, FENCE},
+            )
         except BaseException:
-            for name in _CARRIED:
-                self.__dict__.pop(name, None)
-            self.__dict__.update(before)
+            self.__dict__.pop(FENCE, None)
+            if before is not None:
+                self.fence = before
             raise
         finally:
             self._fence_due = outer
-
-    def _token(self, fence: Fencing | int | None) -> int:
-        """The number to save with: that of ``fence``, else the one that the instance carries."""
         if fence is not None:
-            number = read_token("fence", fence).still_held()
             self._fence_given, self._fence_unread = None, False
-            return number
+
+    def _carried(self) -> Token:
+        """The token of the queryset that read the instance, else the one that was read with the row."""
         if self._fence_given is not None:
-            return self._fence_given.still_held()
+            return self._fence_given
         if self._fence_unread or FENCE not in self.__dict__:
             raise UnsupportedOperation(
                 f"save() of a {self._meta.object_name} that was read without its fence, or whose fence was read later "
-                "than the rest, could undo a later holder's write: read the whole row (refresh_from_db()), or say "
+                "than the rest, could undo a later holder's write: read the instance again, with its fence, or say "
                 "save(fence=lease)."
             )
-        number = self.__dict__[FENCE]
-        if not isinstance(number, int):
-            raise TypeError(
-                f"The fence of a {self._meta.object_name} must be an int to be saved, not {number!r}: leave it as it "
-                "was read, or say save(fence=lease)."
-            )
-        return number
+        return read_token(self.fence)
 
     @classmethod
     def from_db(cls, *args: Any, **kwargs: Any) -> Self:
@@ -129,30 +107,12 @@ class FencedModel(models.Model):
         fields: Iterable[str] | None = None,
         from_queryset: models.QuerySet[Any] | None = None,
     ) -> None:
-        """As Django's, with the fence. If it reads only a part of a row that was written since (some ``fields``, a
-        ``from_queryset`` that defers some), a plain ``save()`` is refused: the rest is older than the fence."""
+        """As Django's. If it reads another fence with a part of the row only, the rest is older: ``save()`` is refused
+        then."""
         before = self.__dict__.get(FENCE)
-        whole = fields is None and self._reads_all(from_queryset)
-        if fields is None:
-            self.__dict__.setdefault(FENCE, None)  # without it Django leaves it deferred
-        try:
-            super().refresh_from_db(using, fields if fields is None else list(fields), from_queryset)
-        finally:
-            if self.__dict__.get(FENCE, 0) is None:
-                del self.__dict__[FENCE]
-        if whole:
-            self._fence_unread = FENCE not in self.__dict__
-        elif self.__dict__.get(FENCE) != before:
+        super().refresh_from_db(using, fields if fields is None else list(fields), from_queryset)
+        if (fields is not None or from_queryset is not None) and self.__dict__.get(FENCE) != before:
             self._fence_unread = True
-        if (token := getattr(from_queryset, "_fence", None)) is not None:
-            self._fence_given = token
-
-    def _reads_all(self, from_queryset: Any) -> bool:
-        """Does the queryset, or the base manager, read all fields that this instance has?"""
-        rows = type(self)._base_manager.all() if from_queryset is None else from_queryset
-        mask = rows.query.get_select_mask()
-        here = {field for field in self._meta.concrete_fields if field.attname in self.__dict__}
-        return not mask or here <= {*mask}
 
     async def asave(self, *, fence: Fencing | int | None = None, **kwargs: Any) -> None:
         """As :meth:`save`, for async code."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-from django.core.exceptions import FieldDoesNotExist
 from django.db import connections, models
 
 from django_distlock.exceptions import LockLost
@@ -42,36 +41,23 @@ class Token:
         return type(self), (self.number,)
 
 
-def read_token(argument: str, given: object) -> Token:
-    """The token of a lease, or an int as it is.
-
-    UnsupportedOperation for a lease whose engine has no fencing tokens.
-    """
+def read_token(given: object) -> Token:
+    """The token of a lease, or an int as it is. UnsupportedOperation for a lease whose engine has none."""
     if isinstance(given, int) and not isinstance(given, bool):
         if not 0 <= given <= models.BigIntegerField.MAX_BIGINT:
-            raise ValueError(f"{argument} must be from 0 to 2**63 - 1, not {given}.")
+            raise ValueError(f"fence must be from 0 to 2**63 - 1, not {given}.")
         return Token(given)
     # on the type: hasattr() of the lease would evaluate the property
     if not (hasattr(type(given), "fence") and hasattr(type(given), "ensure_held")):
-        raise TypeError(f"{argument} must be a lease or an int, not {type(given).__name__}.")
+        raise TypeError(f"fence must be a lease or an int, not {type(given).__name__}.")
     lease: Any = given
     return Token(lease.fence, lease)
 
 
-def fence_owner(model: type[models.Model]) -> type[models.Model]:
-    """The model whose table has the fence: the model itself, or a parent by multi-table inheritance."""
-    field = fence_field(model)
-    if field is None:
-        raise TypeError(f"{model.__name__} has no fence; let it inherit from django_distlock.data.FencedModel.")
-    return field.model
-
-
-def fence_field(model: type[models.Model]) -> models.BigIntegerField[Any, Any] | None:
-    try:
-        field = model._meta.get_field(FENCE)
-    except FieldDoesNotExist:
-        return None
-    return field if isinstance(field, models.BigIntegerField) else None
+def own_fence(model: type[models.Model]) -> models.Field[Any, Any] | None:
+    """The fence in the model's own table, not in that of a parent by multi-table inheritance."""
+    fields = model._meta.concrete_model._meta.local_concrete_fields  # type: ignore[union-attr]
+    return next((field for field in fields if field.name == FENCE and isinstance(field, models.BigIntegerField)), None)
 
 
 def refuse_later(rows: models.QuerySet[Any], number: int) -> None:

@@ -78,7 +78,7 @@ class EditedFilter(admin.SimpleListFilter):
 def held_of(model: type[Model], database: str) -> dict[Any, EditLease]:
     """The leases of the objects of a model that are edited now, by primary key."""
     found = {}
-    for row in store.held(config().database or database, label_of(model), MOST_HELD):
+    for row in store.held(database, label_of(model), MOST_HELD):
         with suppress(ValueError):
             found[pk_of(replace(row.resource, kind=model._meta.label_lower))] = row
     return found
@@ -107,7 +107,6 @@ class LockedRow:
     of: ClassVar[ListSave]
     instance: Any
     errors: Any
-    add_error: Any
 
     def has_changed(self) -> bool:
         return super().has_changed() and not self._is_theirs()  # type: ignore[misc]
@@ -123,7 +122,7 @@ class LockedRow:
             return
         self.of.conflicts.append(conflict)
         if self.of.mode == "enforce":
-            self.add_error(None, Refusal.of(conflict).text)
+            refusals.add_conflict(self, Refusal.of(conflict))  # type: ignore[arg-type]
             self.of.shown[resource.pk] = self._version(resource)  # saved again, it replaces theirs
 
     def _is_theirs(self) -> bool:

@@ -35,12 +35,6 @@ def log_takeover(
     )
 
 
-def log_overwrite(request: HttpRequest, visitor: Visitor, resource: Resource, reason: str) -> None:
-    """Record that the sender saved over what another user had saved or was editing."""
-    logger.info("%s overwrote %s %s (%s).", visitor.label, resource.model, resource.pk, reason)
-    log(request, resource, _("Saved over the changes of another user."))
-
-
 def log(request: HttpRequest, resource: Resource, message: str) -> None:
     """Write an entry to the history of the object in the admin."""
     user = user_of(request)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from django_distlock.http.visitors import Visitor
 
 FIELD, LEASE_FIELD = "distlock_edit", "distlock_edit_lease"
-# What a button of the conflict page asks for: "retry", "review" or "overwrite".
+# What the button "Take over and save mine" asks for: "overwrite".
 CHOICE_FIELD = "distlock_edit_choice"
 FIELDS = frozenset({FIELD, LEASE_FIELD, CHOICE_FIELD})
 PREFETCH_HEADERS = ("Sec-Purpose", "Purpose", "X-Purpose", "X-Moz")
@@ -178,6 +178,8 @@ def rendered(request: HttpRequest, ready: ReadyForm, endpoint: str = "") -> Safe
         "texts_id": f"distlock-edit-texts-{number}",
         "texts": json_script(texts(), f"distlock-edit-texts-{number}"),
         "holder": holder,
+        "refused": ready.refused,
+        "choice": CHOICE_FIELD if ready.can_overwrite else "",
         "language": language_of_texts(),
     }
     text: SafeString = render_to_string("django_distlock/editing/field.html", context, request)
@@ -255,7 +257,8 @@ class LockedForm:
 class ReadyForm:
     """The grant of a form that is about to be rendered, and its object, which has the values of the grant's version.
 
-    ``leases`` has the row of the object, by its digest. ``posted``: the form is shown again, with errors.
+    ``leases`` has the row of the object, by its digest. ``posted``: the form is shown again, with errors. ``refused``:
+    it is, because its save was; with ``can_overwrite`` the visitor may take over and save.
     """
 
     grant: EditGrant
@@ -263,6 +266,8 @@ class ReadyForm:
     obj: Any = None
     leases: Mapping[str, EditLease] = field(default_factory=dict)
     posted: Posted | None = None
+    refused: bool = False
+    can_overwrite: bool = False
 
 
 def ready_forms(request: HttpRequest) -> dict[Resource, ReadyForm]:

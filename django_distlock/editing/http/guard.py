@@ -17,8 +17,8 @@ from django_distlock.editing.saving import Save, databases_of, run_save
 from django_distlock.http.transactions import transactions_of_request
 from django_distlock.http.visitors import visitor_of
 
-from .audit import log_overwrite, log_takeover
-from .forms import Posted, ReadyForm, open_form, owner_of, same_object, with_mode
+from .audit import log_takeover
+from .forms import Posted, ReadyForm, open_form, owner_of, ready_forms, same_object, with_mode
 from .refusals import Refusal
 
 if TYPE_CHECKING:
@@ -93,8 +93,6 @@ class SaveGuard:
         except EditConflict as conflict:
             del queued[before:]
             raise SaveRefused(Refusal.of(conflict)) from conflict
-        if overwrites:
-            log_overwrite(self.request, self.visitor, grant.resource, self.posted.choice)
         return found
 
     def _attempts(self) -> int:
@@ -117,7 +115,7 @@ class SaveGuard:
         return repeatable
 
     def other_holder(self, leases: Mapping[str, EditLease]) -> EditLease | None:
-        """The first lease that another user holds."""
+        """The lease, if another user holds it."""
         return next(iter(self._held_by_others(leases)), None)
 
     def _held_by_others(self, leases: Mapping[str, EditLease]) -> list[EditLease]:
@@ -146,21 +144,29 @@ class SaveGuard:
         *,
         fields: Sequence[str] | None = None,
         inlines: Sequence[Inline] = (),
+        may_overwrite: Callable[[EditLease | None], bool] = lambda holder: False,
     ) -> ReadyForm | None:
-        """Read what the database has now, and give the buttons of the page a grant for it.
+        """Make the form ready to be shown again. None if the object is deleted.
 
-        "Try again" keeps the grant of the form: it must not pass if the object has changed.
+        After a change it gets a grant for what is saved now, which the form shows beside what was typed. Otherwise it
+        keeps its grant: it must not pass if the object has changed. ``may_overwrite`` is asked about the holder.
         """
         opened = open_form(self.request, obj, self.config, fields=fields, inlines=inlines, visitor=self.visitor)
         if opened is None:
             refusal.reason, refusal.obj = "deleted", None
             return None
         refusal.obj = opened.obj
-        if refusal.reason in ("changed", "grant"):
-            resources = {*opened.grant.resources, *self.resources}
-            if resources == set(opened.grant.resources):
-                refusal.grant = sign(replace(opened.grant, mode=self.config.mode))
-        return opened
+        if refusal.replaces or not self.posted.text:
+            refusal.grant = sign(replace(opened.grant, mode=self.config.mode))
+        else:
+            opened = replace(opened, grant=self.grant())
+        ready = ready_forms(self.request)[self.resources[0]] = replace(
+            opened,
+            posted=replace(self.posted, text=refusal.grant or self.posted.text),
+            refused=True,
+            can_overwrite=refusal.reason == "held" and may_overwrite(self.other_holder(opened.leases)),
+        )
+        return ready
 
 
 def _leaves_page(request: HttpRequest, response: Any) -> bool:

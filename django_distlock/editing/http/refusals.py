@@ -1,17 +1,12 @@
-"""The page of a refused save: theirs and mine, field by field, and what can be done with what was typed."""
+"""A refused save: the form again, with what is saved now; or a page with the typed text where no form can be shown."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from django import forms
-from django.core.exceptions import ValidationError
-from django.db.models import Model
-from django.db.models.fields.files import FieldFile
 from django.forms.formsets import DELETION_FIELD_NAME
 from django.forms.models import ModelChoiceField
 from django.http import HttpResponse
@@ -21,13 +16,12 @@ from django.utils.formats import localize
 from django.utils.translation import gettext as _
 
 from django_distlock.concurrency.text import is_secret
-from django_distlock.editing.resources import resource_of, rows_of
 from django_distlock.middleware import language_of_texts, text_language
 
-from .forms import CHOICE_FIELD, FIELD, FIELDS, LEASE_FIELD, Posted
+from .forms import FIELDS
 
 if TYPE_CHECKING:
-    from django.forms import BaseForm, BoundField
+    from django.forms import BaseForm
     from django.http import HttpRequest
 
     from django_distlock.editing.records import EditConflict, Resource
@@ -41,47 +35,18 @@ CONFLICT = 409
 
 
 @dataclass(slots=True, kw_only=True)
-class FieldRow:
-    """One field: what the database has, and what was typed. ``theirs`` is None if it is not known."""
-
-    label: str
-    mine: str
-    theirs: str | None = None
-    kind: str = "text"  # or "file" or "secret", which the page does not keep
-
-    @property
-    def differs(self) -> bool:
-        return self.kind != "text" or self.theirs is None or self.mine != self.theirs
-
-    @property
-    def lines(self) -> int:
-        """The height of the box with the text."""
-        return max(1, min(12, sum(1 + len(line) // 30 for line in (self.mine or " ").splitlines())))
-
-
-@dataclass(slots=True, kw_only=True)
-class Group:
-    """The fields of one form of the page."""
-
-    title: str
-    rows: list[FieldRow] = field(default_factory=list)
-
-
-@dataclass(slots=True, kw_only=True)
 class Refusal:
     """Why a save was refused.
 
     ``reason``: "held", "changed", "deleted", "saving", "grant" (the form is too old, or of another visitor) or "csrf".
+    ``obj`` is the object as it is now; None if it is deleted or was not read.
     """
 
     reason: str
     who: str = ""
     own: bool = False
     obj: Any = None
-    can_overwrite: bool = False
-    can_review: bool = False  # the view can show the form again, with what was typed
-    grant: str = ""  # the signed field that the buttons send
-    others: list[str] = field(default_factory=list)  # the objects that are held, as texts
+    grant: str = ""  # the signed field of the form that is shown again
     resource: Resource | None = None
     deletes: bool = False  # a deletion or an action: no text was typed
 
@@ -90,6 +55,11 @@ class Refusal:
         """The refusal that an error is about."""
         who = conflict.holder.label if conflict.holder is not None else conflict.changed_by
         return cls(reason=conflict.reason, who=who, own=conflict.own, obj=conflict.obj, resource=conflict.resource)
+
+    @property
+    def replaces(self) -> bool:
+        """Does the form, if it is sent again, replace what is saved now?"""
+        return self.reason in ("changed", "grant")
 
     @property
     def text(self) -> str:
@@ -110,71 +80,44 @@ class Refusal:
         return texts[self.reason]
 
 
-def compare(mine: BaseForm, theirs: BaseForm | None) -> list[FieldRow]:
-    """A row for each visible field of a bound form, beside the same form unbound, which has what the database has."""
-    mine.is_valid()
-    return [
-        _row(bound, theirs[bound.name] if theirs is not None and bound.name in theirs.fields else None)
-        for bound in mine
-        if not bound.is_hidden
-        and not bound.field.disabled
-        and (bound.name != DELETION_FIELD_NAME or bound.data)  # of a formset, and not ticked
-    ]
+def add_conflict(form: BaseForm, refusal: Refusal) -> None:
+    """Show in a bound form why its save was refused, and what is saved now beside each field that differs.
+
+    The form must be bound to the object as it is now: ``refusal.obj``.
+    """
+    form.errors  # noqa: B018 - it is cleaned now, unless it is just being
+    again = _("If you save again, your text replaces what is saved now.") if refusal.replaces else _("Not saved yet.")
+    form.add_error(None, f"{refusal.text} {again}")
+    if refusal.replaces:
+        add_saved_values(form)
 
 
-def _row(mine: BoundField, theirs: BoundField | None) -> FieldRow:
-    label = str(mine.label)
-    if isinstance(mine.field.widget, forms.PasswordInput) or is_secret(mine.name):
-        return FieldRow(label=label, mine="", kind="secret")
-    if isinstance(mine.field, forms.FileField):
-        chosen = getattr(mine.data, "name", "") or ""
-        current = None if theirs is None else _shown(theirs.field, theirs.value())
-        kind = "file" if chosen else "text"
-        return FieldRow(label=label, mine=chosen or current or "", theirs=current, kind=kind)
-    known = mine.form.cleaned_data.get(mine.name) if mine.name in getattr(mine.form, "cleaned_data", {}) else mine.data
-    row = FieldRow(label=label, mine=_shown(mine.field, known))
-    if theirs is not None:
-        row.theirs = _shown(theirs.field, theirs.value())
-        if not mine.field.has_changed(theirs.initial, mine.data):  # written otherwise, and the same
-            row.mine = row.theirs
-    return row
+def add_saved_values(form: BaseForm) -> None:
+    """Put what is saved now beside each field of a bound form that differs. Secrets are not shown."""
+    form.errors  # noqa: B018 - errors are added to those of the form
+    for name in form.changed_data:
+        bound = form[name]
+        secret = isinstance(bound.field.widget, forms.PasswordInput) or is_secret(name)
+        if not (secret or bound.is_hidden or name == DELETION_FIELD_NAME):
+            shown = _shown(bound.field, bound.initial)
+            form.add_error(name, _("Saved now: %(value)s") % {"value": shown or _("nothing")})
 
 
 def _shown(form_field: forms.Field, value: Any) -> str:
-    """A value as people read it."""
-    if isinstance(form_field, ModelChoiceField):
-        return _chosen_objects(form_field, value)
-    if isinstance(form_field, forms.ChoiceField):
-        labels = {str(key): str(label) for key, label in _flat(form_field.choices)}
-        return ", ".join(labels.get(str(one), str(one)) for one in _several(value))
+    """A value of a form as people read it."""
     if isinstance(form_field, forms.BooleanField):
         return _("yes") if value else _("no")
-    with suppress(ValidationError, TypeError, ValueError, AttributeError):
-        # a value of the model and one that was typed: in the same words
-        value = form_field.to_python(form_field.prepare_value(value)) if value not in (None, "") else ""
-    return _text(value)
-
-
-def _chosen_objects(form_field: Any, value: Any) -> str:
-    chosen = []
-    for one in _several(value):
-        if not isinstance(one, Model):
-            try:
-                key = form_field.to_field_name or "pk"
-                one = form_field.queryset.get(**{key: one})
-            except (form_field.queryset.model.DoesNotExist, ValueError, TypeError, ValidationError):
-                chosen.append(str(one))
-                continue
-        chosen.append(str(form_field.label_from_instance(one)))
-    return ", ".join(chosen)
-
-
-def _several(value: Any) -> list[Any]:
-    if value is None or value == "":
-        return []
-    if isinstance(value, Iterable) and not isinstance(value, (str, bytes, Model, dict)):
-        return list(value)
-    return [value]
+    values = form_field.prepare_value(value)
+    values = values if isinstance(values, (list, tuple)) else [values]
+    keys = [str(key) for key in values if key not in (None, "")]
+    if isinstance(form_field, ModelChoiceField):
+        rows: Any = form_field.queryset
+        rows = rows.filter(**{f"{form_field.to_field_name or 'pk'}__in": keys})
+        return ", ".join(str(form_field.label_from_instance(row)) for row in rows)
+    if isinstance(form_field, forms.ChoiceField):
+        labels = {str(key): str(label) for key, label in _flat(form_field.choices)}
+        return ", ".join(labels.get(key, key) for key in keys)
+    return ", ".join(map(_text, values))
 
 
 def _flat(choices: Any) -> list[tuple[Any, Any]]:
@@ -187,28 +130,27 @@ def _flat(choices: Any) -> list[tuple[Any, Any]]:
 def _text(value: Any) -> str:
     if value is None:
         return ""
-    if isinstance(value, FieldFile):
-        return value.name or ""
     if isinstance(value, datetime) and timezone.is_aware(value):
         value = timezone.localtime(value)
-    if isinstance(value, (list, tuple)):
-        return ", ".join(_text(one) for one in value)
     return str(localize(value))
 
 
-def group_of_row(kind: Any, form: Any) -> Group | None:
-    """One row of an inline formset, if what was typed differs from what the database has."""
-    child = form.instance
-    if child.pk is None and not form.has_changed():
-        return None
-    theirs = kind.form(instance=rows_of(resource_of(child)).first()) if child.pk else None
-    rows = [row for row in compare(form, theirs) if row.differs]
-    name = str(child._meta.verbose_name)
-    return Group(title=f"{name}: {child}" if child.pk else name, rows=rows) if rows else None
+@dataclass(slots=True, kw_only=True)
+class FieldRow:
+    """One field that was sent. ``kind``: "text"; or "file" or "secret", which the page does not keep."""
+
+    label: str
+    mine: str
+    kind: str = "text"
+
+    @property
+    def lines(self) -> int:
+        """The height of the box with the text."""
+        return max(1, min(12, sum(1 + len(line) // 30 for line in (self.mine or " ").splitlines())))
 
 
 def typed(request: HttpRequest) -> list[FieldRow]:
-    """A row for each field of the request, for a page that has no form to compare with."""
+    """A row for each field of the request that has something in it."""
     rows = []
     for name, values in request.POST.lists():
         if name in _OURS or name.startswith("_") or name.endswith(_MANAGEMENT):
@@ -223,21 +165,23 @@ def typed(request: HttpRequest) -> list[FieldRow]:
     return rows
 
 
-def page(
-    request: HttpRequest, refusal: Refusal, groups: list[Group] | None = None, *, template: str = PAGE
-) -> HttpResponse:
-    """The answer to a refused form. It keeps every word, and sends it again if the visitor says so."""
-    posted = Posted.of(request)
-    groups = groups if groups is not None else [Group(title="", rows=typed(request))]
+def page(request: HttpRequest, refusal: Refusal, *, template: str = PAGE) -> HttpResponse:
+    """The answer where no form can be shown: every word that was typed, and a button that sends it again.
+
+    The button only repeats the request: it must not pass if the object has changed. Files and secrets are not kept, so
+    a form that has some has no button.
+    """
+    rows = [] if refusal.deletes else typed(request)
+    complete = request.method == "POST" and all(row.kind == "text" for row in rows)
     context = {
         "refusal": refusal,
-        "groups": [group for group in groups if group.rows],
-        "choices": _choices(request, refusal),
-        "choice_field": CHOICE_FIELD,
-        "fields": _again(request, refusal, posted),
+        "rows": rows,
+        "again": complete and not refusal.deletes and refusal.reason in ("held", "saving", "csrf"),
+        "incomplete": not complete and bool(rows),
+        "fields": [
+            (name, value) for name, values in request.POST.lists() if name != "csrfmiddlewaretoken" for value in values
+        ],
         "action": request.get_full_path(),
-        "files": bool(request.FILES),
-        "secrets": _has_secrets(request),
         "language": language_of_texts(),
     }
     status = FORBIDDEN if refusal.reason == "csrf" else CONFLICT
@@ -245,37 +189,5 @@ def page(
     response = HttpResponse(render_to_string(template, context, request).encode("utf-8", "replace"), status=status)
     response["Content-Language"] = text_language()
     response["Cache-Control"] = "no-store"
-    response["X-Frame-Options"] = "DENY"  # no other site may frame the buttons
+    response["X-Frame-Options"] = "DENY"  # no other site may frame the button
     return response
-
-
-def _has_secrets(request: HttpRequest) -> bool:
-    return any(is_secret(name) for name in request.POST if name not in _OURS)
-
-
-def _choices(request: HttpRequest, refusal: Refusal) -> list[str]:
-    """The buttons. Files and secrets are not kept, so a form that has some cannot be sent again from here."""
-    if (
-        refusal.deletes
-        or refusal.reason == "deleted"
-        or request.FILES
-        or _has_secrets(request)
-        or request.method != "POST"
-    ):
-        return []
-    choices = []
-    if refusal.reason in ("held", "saving", "csrf"):
-        choices.append("retry")
-    elif refusal.can_review and refusal.grant:
-        choices.append("review")
-    if refusal.can_overwrite and (refusal.reason == "held" or (refusal.reason == "changed" and refusal.grant)):
-        choices.append("overwrite")
-    return choices
-
-
-def _again(request: HttpRequest, refusal: Refusal, posted: Posted) -> list[tuple[str, str]]:
-    """The fields of the form that the buttons send."""
-    fields = [(name, value) for name, values in request.POST.lists() for value in values if name not in _OURS]
-    lease = request.POST.get(LEASE_FIELD, "")
-    texts = [refusal.grant] if refusal.grant else request.POST.getlist(FIELD)
-    return [*fields, *((FIELD, text) for text in texts), (LEASE_FIELD, lease)]

@@ -81,7 +81,7 @@ export class Editor {
     this.asked = null; // the verb that waits for an answer, so that a lost reply is asked again with the same id
     this.expires = 0;
     this.typed = now(); // the time of the latest input
-    this.dirty = false;
+    this.dirty = options.refused; // a refused save: the form has what was typed
     this.submitted = false;
     this.stale = false; // somebody saved since this page was rendered
     this.warned = null;
@@ -325,6 +325,7 @@ export class Client {
     const kept = editor.storage.get(editor.stored);
     const previous = editor.options.lease || (kept && (await this.mark.take(kept)) ? kept : null);
     if (previous) editor.ask("adopt", previous);
+    else if (editor.dirty) editor.ask("claim");
     await this.send();
     this.second();
   }
@@ -670,7 +671,8 @@ export class FormView {
   }
 }
 
-const options = ({ grant, key, idle, mode, lease }) => ({ grant, key, idle: Number(idle) || 900, mode, lease });
+const options = ({ grant, key, idle, mode, lease, refused }) =>
+  ({ grant, key, idle: Number(idle) || 900, mode, lease, refused: refused !== undefined });
 
 export const start = (root) => {
   const storage = safely(() => window.sessionStorage);
@@ -692,7 +694,7 @@ export const start = (root) => {
     fetch: (...request) => window.fetch(...request),
   });
   const soon = () => client.send();
-  join(client, editor, view);
+  join(client, editor, view, root);
   addEventListener("pagehide", () => client.hide());
   addEventListener("pageshow", (event) => event.persisted && client.show());
   addEventListener("online", soon);
@@ -702,9 +704,9 @@ export const start = (root) => {
   return client;
 };
 
-const join = (client, editor, view) => {
+const join = (client, editor, view, root) => {
   view.act = (action, detail) => {
-    if (action === "reload") location.reload();
+    if (action === "reload") location.assign(root.dataset.endpoint); // no second POST of a refused form
     else if (action === "put_back") view.putBack();
     else if (action === "discard") view.drop();
     else if (editor.act(action, detail)) client.send();

@@ -3,8 +3,6 @@
 import django.db.models.deletion
 from django.db import migrations, models
 
-from django_distlock.data import EnforceFence
-
 
 class Migration(migrations.Migration):
     initial = True
@@ -48,5 +46,4 @@ class Migration(migrations.Migration):
                 ),
             ],
         ),
-        EnforceFence("Item"),
     ]

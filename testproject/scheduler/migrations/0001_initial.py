@@ -3,8 +3,6 @@
 import django.db.models.deletion
 from django.db import migrations, models
 
-from django_distlock.data import EnforceFence
-
 
 class Migration(migrations.Migration):
     initial = True
@@ -50,5 +48,4 @@ class Migration(migrations.Migration):
                 ),
             ],
         ),
-        EnforceFence("Schedule"),
     ]

@@ -10,7 +10,8 @@ from django.db import connections
 
 from django_distlock.browser import store
 from django_distlock.browser.records import BrowserLease, digest_of
-from django_distlock.leases.rows import holder_of
+from django_distlock.leases.records import holder_of
+from django_distlock.models import BrowserTicket
 
 if TYPE_CHECKING:
     from django_distlock.browser.records import LeaseLost, Waiting
@@ -33,6 +34,12 @@ def forget_everything(alias: str) -> None:
     write(alias, "DELETE FROM django_distlock_browserticket")
 
 
+def counts(alias: str, principal: str) -> tuple[int, int]:
+    """How many leases and live waiting places the principal has."""
+    alive = BrowserTicket.rows.using(alias).filter(principal=principal, alive_until__gt=1)
+    return len(store.held_by(alias, principal)), alive.count()
+
+
 @dataclass
 class Tab:
     """One tab of one person, that wants one name."""
@@ -53,7 +60,7 @@ class Tab:
 
     @property
     def held(self) -> tuple[str, str, int]:
-        """As a batch of renewals has it."""
+        """The name, the lease and its fence."""
         return self.name, self.lease, self.fence
 
     def ask(self, **options: Any) -> BrowserLease | Waiting:
@@ -74,7 +81,7 @@ class Tab:
         return found
 
     def renew(self, ttl: float = TTL) -> BrowserLease | LeaseLost:
-        return store.renew(self.alias, [self.held], principal=self.principal, ttl=ttl)[self.lease]
+        return store.renew(self.alias, *self.held, principal=self.principal, ttl=ttl)
 
     def release(self, name: str | None = None) -> bool:
         return store.release(self.alias, self.lease, principal=self.principal, name=name)

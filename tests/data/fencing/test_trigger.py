@@ -1,73 +1,29 @@
-"""EnforceFence: the database refuses to lower a fence, whoever writes and whatever became of the table since."""
+"""enforce_fence: the database refuses to lower a fence, whoever writes and whatever became of the table since."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.apps import apps
-from django.core.exceptions import FieldDoesNotExist
 from django.core.management import call_command
-from django.db import IntegrityError, OperationalError, connections, migrations, models, transaction
-from django.db.migrations.executor import MigrationExecutor
-from django.db.migrations.optimizer import MigrationOptimizer
-from django.db.migrations.state import ProjectState
-from django.db.migrations.writer import OperationWriter
+from django.db import IntegrityError, connections, models, transaction
 from django.test import override_settings
 
 from django_distlock import LockLost
 from django_distlock.checks.servers import check_fences
-from django_distlock.data import EnforceFence, RelaxFence
-from django_distlock.data.fencing.triggers import restore
-from tests.data.app.models import FencedLedger
-from tests.data.world import DATABASES, EARLY, LATE, run
+from django_distlock.data.fencing.triggers import reconcile
+from tests.data.app.models import CashRegister, FencedLedger, Register
+from tests.data.world import DATABASES, EARLY, LATE, register, rows, run, stored
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Iterator
 
-VAULT, SAFE = "dataapp_vault", "dataapp O'Hara Safe"
-KEY = ("id", models.BigAutoField(primary_key=True))
-NUMBER = models.IntegerField(default=0)
-FENCED = EnforceFence("Vault")
-MADE = [
-    migrations.CreateModel("Vault", [KEY, ("fence", models.BigIntegerField(default=0)), ("balance", NUMBER)]),
-    FENCED,
-]
-
-
-def text(length: int) -> Any:
-    return models.CharField(max_length=length, default="x")
-
-
-# The history of one fenced table, and of one that is deleted before another model, whose number called fence may fall,
-# gets its name.
-CHANGED: list[list[Any]] = [
-    MADE,
-    [
-        migrations.AlterField("vault", "balance", models.BigIntegerField(default=0)),
-        migrations.AddField("vault", "note", text(10)),
-    ],
-    [migrations.RenameModel("Vault", "Safe"), migrations.AlterModelTable("Safe", SAFE)],
-    [migrations.AlterField("safe", "note", text(20))],
-    [migrations.RenameField("safe", "fence", "token")],
-    [RelaxFence("Safe", "token"), migrations.RemoveField("safe", "token")],
-]
-MADE_AGAIN: list[list[Any]] = [
-    MADE,
-    [migrations.DeleteModel("Vault")],
-    [migrations.CreateModel("Vault", [KEY, ("fence", NUMBER), ("balance", NUMBER)])],
-]
-RENAMED = [MADE, [migrations.RenameModel("Vault", "Safe")], MADE, [RelaxFence("Vault")]]
-HISTORIES = {"changed": CHANGED, "made_again": MADE_AGAIN, "renamed_and_made": RENAMED}
-FILE = """
-from django.db import migrations
-from {module} import HISTORIES
-
-class Migration(migrations.Migration):
-    dependencies = {before}
-    operations = HISTORIES["{history}"][{number}]
-"""
+TRIGGERS = {
+    "postgres": "SELECT tgname FROM pg_trigger WHERE tgname LIKE %s",
+    "mariadb": "SELECT TRIGGER_NAME FROM information_schema.TRIGGERS WHERE TRIGGER_NAME LIKE %s "
+    "AND TRIGGER_SCHEMA = DATABASE()",
+    "default": "SELECT name FROM sqlite_master WHERE type = 'trigger' AND name LIKE %s",
+}
 
 
 @pytest.fixture(params=DATABASES)
@@ -77,204 +33,162 @@ def using(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def migrate(
-    using: str, fresh: None, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., None]]:
-    """migrate(2): the history up to its second migration, without what the command does besides."""
-    history = getattr(request, "param", "changed")
-    package = tmp_path / f"fence_{history}"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    names = [f"{number + 1:04}_step" for number in range(len(HISTORIES[history]))]
-    for number, name in enumerate(names):
-        before = [("dataapp", names[number - 1])] if number else []
-        values = {"module": __name__, "before": before, "history": history, "number": number}
-        (package / f"{name}.py").write_text(FILE.format(**values))
-    monkeypatch.syspath_prepend(tmp_path)
+def migrate(using: str, fresh: None) -> Iterator[Any]:
+    """What the end of migrate does; what a test has asked for is dropped again."""
 
-    def go(target: int, restoring: bool = True) -> None:
-        executor = MigrationExecutor(connections[using])
-        executor.migrate([("dataapp", names[target - 1] if target else None)])
-        if restoring:
-            restore(using, plan=[True])
+    def go() -> None:
+        reconcile(using, plan=[])
 
-    with override_settings(MIGRATION_MODULES={"dataapp": package.name}):
-        yield go
-        go(0, restoring=False)
+    yield go
+    with pytest.MonkeyPatch.context() as patch:
+        for model in (Register, FencedLedger):
+            patch.setattr(model, "enforce_fence", False)
+        go()
 
 
-def execute(using: str, sql: str, table: str = VAULT, fence: str = "fence", parameters: Any = ()) -> Any:
-    """Raw SQL; {t} and {f} are the table and the fence."""
-    quote = connections[using].ops.quote_name
-    return run(using, sql.format(t=quote(table), f=quote(fence)), *parameters)
+def enforce(monkeypatch: pytest.MonkeyPatch, *asking: Any, value: bool = True) -> None:
+    for model in asking:
+        monkeypatch.setattr(model, "enforce_fence", value)
 
 
-def put(using: str, table: str = VAULT, more: str = "", value: str = "", fence: str = "fence") -> None:
-    execute(using, f"INSERT INTO {{t}} ({{f}}, balance{more}) VALUES ({LATE}, 1{value})", table, fence)
+def triggers(using: str) -> set[str]:
+    """Those of other apps do not count."""
+    found = {name for (name,) in run(using, TRIGGERS[using], "distlock_fence_%")}
+    return found - others.setdefault(using, found)
 
 
-def rows(using: str) -> list[tuple[int, int]]:
-    return list(execute(using, "SELECT balance, {f} FROM {t} ORDER BY id"))
+others: dict[str, set[str]] = {}
 
 
-def lower(using: str, table: str = VAULT, fence: str = "fence") -> None:
-    execute(using, f"UPDATE {{t}} SET balance = 9, {{f}} = {EARLY}", table, fence)
+@pytest.fixture(autouse=True)
+def count_others(using: str, fresh: None) -> None:
+    others.pop(using, None)
+    triggers(using)
 
 
-def enforced(using: str, table: str = VAULT, fence: str = "fence") -> bool:
-    """Does the database refuse, and takes the rest? Nothing is changed either way."""
-    with transaction.atomic(using):
-        execute(using, "UPDATE {t} SET balance = 2", table)
-        execute(using, "UPDATE {t} SET {f} = {f} + 1", table, fence)
-        try:
-            with transaction.atomic(using):
-                lower(using, table, fence)
-        except IntegrityError:
-            return True
-        finally:
-            transaction.set_rollback(True, using)
-    return False
+def lower(row: Any) -> None:
+    type(row)._base_manager.using(row._state.db).filter(pk=row.pk).update(fence=EARLY)
 
 
-TRIGGERS = {
-    "postgres": "SELECT tgname FROM pg_trigger JOIN pg_class ON tgrelid = pg_class.oid WHERE relname IN (%s, %s)",
-    "mariadb": (
-        "SELECT TRIGGER_NAME FROM information_schema.TRIGGERS "
-        "WHERE TRIGGER_SCHEMA = DATABASE() AND EVENT_OBJECT_TABLE IN (%s, %s)"
-    ),
-    "default": "SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name IN (%s, %s)",
-}
+def missing(using: str) -> list[str]:
+    return [found.msg for found in check_fences(None, [using])]
 
 
-def triggers(using: str) -> list[Any]:
-    return list(run(using, TRIGGERS[using], VAULT, SAFE))
-
-
-def test_raw_sql(using: str, migrate: Any) -> None:
-    migrate(1)
-    put(using)
-    with pytest.raises(IntegrityError, match="stale fencing token: the fence of dataapp_vault must not fall"):
-        lower(using)
-    execute(using, f"UPDATE {{t}} SET balance = 2, {{f}} = {LATE}")
-    assert rows(using) == [(2, LATE)]
-    execute(using, "UPDATE {t} SET balance = 4")
-    assert rows(using) == [(4, LATE)], "a writer that says nothing of the fence is not refused"
-    execute(using, "INSERT INTO {t} ({f}, balance) VALUES (0, 1)")
+def test_whoever_writes(using: str, migrate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    enforce(monkeypatch, Register)
+    migrate()
+    row = register(using, fence=LATE)
+    quoted = connections[using].ops.quote_name
+    table = quoted("dataapp_register")
+    told = "stale fencing token: the fence of dataapp_register must not fall"
+    with pytest.raises(IntegrityError, match=told):
+        run(using, f"UPDATE {table} SET balance = 9, fence = {EARLY}")
+    run(using, f"UPDATE {table} SET balance = 2, fence = {LATE}")
+    assert stored(row) == (2, LATE)
+    run(using, f"UPDATE {table} SET balance = 4")
+    assert stored(row) == (4, LATE), "a writer that says nothing of the fence is not refused"
+    other = register(using)
     with pytest.raises(IntegrityError):
-        lower(using)  # one late row refuses the statement
-    ((pk,),) = execute(using, f"SELECT id FROM {{t}} WHERE {{f}} = {LATE}")
-    clause = "ON CONFLICT (id) DO UPDATE SET balance = excluded.balance, {f} = excluded.{f}"
+        rows(using).update(fence=EARLY)  # one late row refuses the statement
+    assert stored(other) == (0, 0)
+    clause = "ON CONFLICT (id) DO UPDATE SET balance = excluded.balance, fence = excluded.fence"
     if using == "mariadb":
-        clause = "ON DUPLICATE KEY UPDATE balance = VALUES(balance), {f} = VALUES({f})"
+        clause = "ON DUPLICATE KEY UPDATE balance = VALUES(balance), fence = VALUES(fence)"
     with pytest.raises(IntegrityError):
-        execute(using, f"INSERT INTO {{t}} (id, {{f}}, balance) VALUES ({pk}, {EARLY}, 9) {clause}")
-    assert rows(using) == [(4, LATE), (1, 0)]
+        run(using, f"INSERT INTO {table} (id, owner, fence, balance) VALUES ({row.pk}, 'x', {EARLY}, 9) {clause}")
+    row.fence = EARLY
+    with pytest.raises(IntegrityError), transaction.atomic(using):
+        models.Model.save_base(row, using=using)
+    with pytest.raises(LockLost):  # the condition of a fenced write comes first
+        row.save(fence=EARLY)
+    assert stored(row) == (4, LATE)
 
 
-def test_backwards_and_the_check(using: str, migrate: Any) -> None:
-    migrate(1)
-    ((name,),) = triggers(using)
-    postgres = using == "postgres"
-    execute(using, f"DROP TRIGGER {name}" + (" ON {t}" if postgres else ""))
-    (found,) = check_fences(None, [using])
-    assert found.id == "distlock.W003"
-    assert "'fence' of the table 'dataapp_vault'" in found.msg
-    assert not check_fences(None, None), "not without --database"
-    migrate(1)  # nothing to apply, but restored
-    assert triggers(using) == [(name,)]
-    migrate(0)
-    assert not triggers(using)
-    if postgres:
-        assert not run(using, "SELECT proname FROM pg_proc WHERE proname = %s", name)
+def test_what_is_wanted_is_made_and_what_is_not_is_dropped(
+    using: str, migrate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By migrate, also if there is nothing to apply; one for the model with its proxies and children. A name that must
+    be quoted. The check tells of what is missing, and needs --database."""
+    assert not missing(using)
+    enforce(monkeypatch, Register, FencedLedger)
+    assert CashRegister.enforce_fence
+    told = missing(using)
+    assert len(told) == 2
+    assert any("dataapp.Register" in text for text in told)
+    assert not check_fences(None, None)
+    reconcile(using)
+    assert not triggers(using), "flush sends post_migrate as well, without a plan"
+    call_command("migrate", "django_distlock", database=using, verbosity=0)
+    made = triggers(using)
+    assert (len(made), missing(using)) == (2, [])
+    migrate()
+    assert triggers(using) == made
+    for row in (register(using, fence=LATE), FencedLedger.objects.using(using).create(fence=LATE)):
+        with pytest.raises(IntegrityError, match="stale fencing token"):
+            lower(row)
+    enforce(monkeypatch, Register, value=False)
+    migrate()
+    assert len(triggers(using)) == 1
+    lower(register(using, fence=LATE))
+    if using == "postgres":
+        functions = {
+            name for (name,) in run(using, "SELECT proname FROM pg_proc WHERE proname LIKE 'distlock_fence_%'")
+        }
+        assert not functions & (made - triggers(using))
 
 
-def test_without_more_a_new_table_has_no_trigger(using: str, migrate: Any) -> None:
-    """What restore() is for, which the command calls: SQLite makes a new table, MariaDB keeps the old name of the
-    column."""
-    migrate(2, restoring=False)
-    put(using, VAULT, ", note", ", 'n'")
-    assert enforced(using) is (using != "default")
-    assert len(check_fences(None, [using])) == (using == "default")
-    if using == "mariadb":
-        migrate(5, restoring=False)
-        with pytest.raises(OperationalError, match="Unknown column 'fence' in 'NEW'"):
-            execute(using, "UPDATE {t} SET balance = 2", SAFE)
-        assert len(check_fences(None, [using])) == 1
-    migrate(1, restoring=False)
-    call_command("migrate", "dataapp", "0002", database=using, verbosity=0)
-    assert not check_fences(None, [using])
-
-
-def test_relaxed_in_the_run_that_has_renamed_it(using: str, migrate: Any) -> None:
-    """The trigger is found although neither it nor, on MariaDB, its column is called so any more."""
-    migrate(6, restoring=False)
-    execute(using, "INSERT INTO {t} (balance, note) VALUES (1, 'n')", SAFE)
-    execute(using, "UPDATE {t} SET balance = 2", SAFE)
-    assert not triggers(using)
-
-
-def test_it_outlives_every_change_and_its_way_back(using: str, migrate: Any) -> None:
-    for target in (1, 2, 3, 5, 6, 5, 3, 1):
-        migrate(target)
-        assert not check_fences(None, [using])
-        table, fence = VAULT if target < 3 else SAFE, "token" if target == 5 else "fence"
-        if target == 6:  # RelaxFence and RemoveField
-            execute(using, "UPDATE {t} SET balance = 3", table)
-            assert not triggers(using)
-            continue
-        if not execute(using, f"SELECT 1 FROM {{t}} WHERE {{f}} > {EARLY}", table, fence):
-            put(using, table, *((", note", ", 'n'") if target > 1 else ()), fence=fence)
-        assert enforced(using, table, fence), target
-        assert len(triggers(using)) == 1
-
-
-@pytest.mark.parametrize("migrate", ["made_again"], indirect=True)
-def test_another_model_of_the_same_name_has_no_trigger(using: str, migrate: Any) -> None:
-    """EnforceFence, DeleteModel, CreateModel: only the first one asked for it. And all the way back."""
-    for target in (1, 2, 3, 2, 1):
-        migrate(target)
-        assert not check_fences(None, [using]), target
-        if target != 2:
-            put(using)
-            assert enforced(using) is (target == 1), target
-
-
-@pytest.mark.parametrize("migrate", ["renamed_and_made"], indirect=True)
-def test_a_new_table_by_the_old_name_of_another(using: str, migrate: Any) -> None:
-    """On PostgreSQL a renamed table keeps its trigger and function, and the new one asks for the same function."""
-    tables = (VAULT, "dataapp_safe")
-    migrate(3)
-    for table in tables:
-        put(using, table)
-    assert [enforced(using, table) for table in tables] == [True, True]
-    migrate(4)
-    assert [enforced(using, table) for table in tables] == [False, True]
-
-
-def apply(using: str, operation: EnforceFence, backwards: bool = False) -> None:
-    state = ProjectState.from_apps(apps)
-    go = operation.database_backwards if backwards else operation.database_forwards
+def test_it_outlives_every_change_of_its_table(using: str, migrate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite makes a new table, without the trigger; a renamed table keeps it under its old name."""
+    enforce(monkeypatch, FencedLedger)
+    migrate()
+    field, wider = models.IntegerField(default=0), models.BigIntegerField(default=0)
+    for number in (field, wider):
+        number.set_attributes_from_name("amount")
+        number.model = FencedLedger
+    old, new = FencedLedger._meta.db_table, "dataapp_renamed"
     with connections[using].schema_editor() as editor:
-        go("dataapp", editor, state, state)
-
-
-def test_a_name_that_must_be_quoted_and_the_orm(using: str) -> None:
-    """ORM writes that name the fence meet the trigger too; fenced() is in front of it."""
-    apply(using, EnforceFence("FencedLedger"))
-    apply(using, EnforceFence("FencedLedger"))  # a second one takes the place of the first
+        editor.alter_field(FencedLedger, field, wider)
+    assert len(missing(using)) == (using == "default")
+    migrate()
+    assert not missing(using)
+    with connections[using].schema_editor() as editor:
+        editor.alter_db_table(FencedLedger, old, new)
     try:
-        row = FencedLedger.objects.using(using).create(fence=LATE)
-        told = "stale fencing token: the fence of dataapp O'Hara Fenced must not fall"
-        with pytest.raises(IntegrityError, match=told):
-            FencedLedger.objects.using(using).filter(pk=row.pk).update(fence=EARLY)
-        row.fence = EARLY
-        with pytest.raises(IntegrityError, match="must not fall"), transaction.atomic(using):
-            models.Model.save_base(row, using=using)
-        with pytest.raises(LockLost):
-            row.save(fence=EARLY)
+        with monkeypatch.context() as renamed:
+            renamed.setattr(FencedLedger._meta, "db_table", new)
+            migrate()
+            run(using, f"INSERT INTO {new} (fence, amount) VALUES ({LATE}, 1)")
+            with pytest.raises(IntegrityError):
+                run(using, f"UPDATE {new} SET fence = {EARLY}")
+            assert (len(triggers(using)), missing(using)) == (1, [])
     finally:
-        apply(using, EnforceFence("FencedLedger"), backwards=True)
-    FencedLedger.objects.using(using).filter(pk=row.pk).update(fence=EARLY)
+        with connections[using].schema_editor() as editor:
+            editor.alter_db_table(FencedLedger, new, old)
+            editor.alter_field(FencedLedger, wider, field)
+    migrate()
+    assert (len(triggers(using)), missing(using)) == (1, [])
+
+
+def test_a_column_that_is_renamed(using: str, migrate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On MySQL and MariaDB the trigger keeps the old name, and every UPDATE fails until migrate has ended."""
+    enforce(monkeypatch, Register)
+    migrate()
+    field: Any = Register._meta.get_field("fence")
+    table = connections[using].ops.quote_name("dataapp_register")
+    run(using, f"ALTER TABLE {table} RENAME COLUMN fence TO token")
+    try:
+        with monkeypatch.context() as renamed:
+            renamed.setattr(field, "column", "token")
+            migrate()
+            run(using, f"INSERT INTO {table} (owner, token, balance) VALUES ('x', {LATE}, 1)")
+            run(using, f"UPDATE {table} SET balance = 2")
+            with pytest.raises(IntegrityError):
+                run(using, f"UPDATE {table} SET token = {EARLY}")
+            assert (len(triggers(using)), missing(using)) == (1, [])
+    finally:
+        enforce(monkeypatch, Register, value=False)
+        migrate()
+        run(using, f"ALTER TABLE {table} RENAME COLUMN token TO fence")
 
 
 class Elsewhere:
@@ -283,45 +197,19 @@ class Elsewhere:
 
 
 @pytest.mark.parametrize("using", ["default"])
-def test_the_router_is_asked(using: str) -> None:
+def test_tables_that_are_elsewhere_or_not_made_yet(using: str, migrate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And those of another project, which may have triggers of the same kind."""
+    enforce(monkeypatch, Register, FencedLedger)
     with override_settings(DATABASE_ROUTERS=[Elsewhere()]):
-        apply(using, EnforceFence("FencedLedger"))
-    row = FencedLedger.objects.using(using).create(fence=LATE)
-    assert FencedLedger.objects.using(using).filter(pk=row.pk).update(fence=EARLY) == 1
-
-
-def test_it_is_written_to_a_file_and_squashed() -> None:
-    written, imports = OperationWriter(EnforceFence("Register", field="fence"), indentation=0).serialize()
-    assert imports == {"import django_distlock.data.fencing.operations"}
-    assert "".join(written.split()) == (
-        "django_distlock.data.fencing.operations.EnforceFence(model_name='Register',field='fence',),"
-    )
-    operation = EnforceFence("Register")
-    assert operation.formatted_description() == "+ Refuse to lower fence of Register"
-    assert operation.migration_name_fragment == "enforce_register_fence"
-    assert operation.reversible
-    assert not operation.elidable
-    operations = [MADE[0], migrations.CreateModel("B", [KEY]), FENCED, migrations.AddField("B", "x", NUMBER)]
-    operations.append(migrations.AlterField("Vault", "fence", models.BigIntegerField(default=0)))
-    done = MigrationOptimizer().optimize(operations, "dataapp")
-    kinds = ["CreateModel", "EnforceFence", "CreateModel", "AlterField"]
-    assert [type(one).__name__ for one in done] == kinds, "other operations pass it"
-
-
-BAD: list[tuple[Any, type[Exception], str]] = [
-    ((1,), TypeError, "model_name must be a str, not int."),
-    (("Register", None), TypeError, "field must be a str, not NoneType."),
-    (("app.Register",), ValueError, "model_name must be the name of a model or field without its app"),
-    (("",), ValueError, "model_name must be the name of a model or field without its app, not ''."),
-    (("Register", "fence; DROP TABLE x"), ValueError, "field must be the name of"),
-    (("Register", "fense"), FieldDoesNotExist, "has no field named 'fense'"),
-    (("Register", "owner"), ValueError, "owner of Register is no integer field"),
-    (("CashRegister", "fence"), ValueError, "fence is a field of Register; name that model"),
-]
-
-
-@pytest.mark.parametrize("using", ["postgres"])
-def test_bad_input(using: str) -> None:
-    for arguments, error, message in BAD:
-        with pytest.raises(error, match=message):
-            apply(using, EnforceFence(*arguments))
+        migrate()
+        assert not (triggers(using) | {*missing(using)})
+    run(using, "CREATE TABLE dataapp_foreign (id int)")
+    run(using, "CREATE TRIGGER distlock_fence_foreign BEFORE UPDATE ON dataapp_foreign BEGIN SELECT 1; END")
+    try:
+        with monkeypatch.context() as absent:
+            absent.setattr(FencedLedger._meta, "db_table", "dataapp_absent")
+            migrate()
+        assert len(triggers(using)) == 2
+        assert "distlock_fence_foreign" in triggers(using)
+    finally:
+        run(using, "DROP TABLE dataapp_foreign")

@@ -73,7 +73,7 @@ def test_e18_from_whom_one_may_take_over(
     assert (answer["state"], answer["can_take_over"]) == ("busy", False)
     assert boss.ask("takeover", theirs[GRANT])["reason"] == "permission"
     assert asked[-1] == (boss.user, article)
-    assert "Take over" not in refused(boss.save(path, theirs))
+    assert CHOICE not in refused(boss.save(path, theirs))
     refused(boss.save(path, theirs, **{CHOICE: "overwrite"}))
     assert ada.renew(mine)["state"] == "held"
     ada.give_back(mine)

@@ -116,7 +116,7 @@ class Desk:
 
     @property
     def owner(self) -> Owner:
-        return Owner(principal=f"user:{self.person}", tab=self.tab, label=self.person.title())
+        return Owner(principal=f"user:{self.person}", label=self.person.title())
 
     def open(self, article: Article) -> None:
         """Render the form."""

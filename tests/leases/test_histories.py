@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock.editing import store
-from django_distlock.editing.listing import break_edit
 from django_distlock.editing.records import Busy, EditConflict, EditLease
 from django_distlock.editing.resources import resource_of
 from tests.editing.store.desks import Desk, expire, make_article, rows_of, text_of, write_behind
@@ -245,7 +244,7 @@ class History:
         self.row.alive = False
 
     def break_it(self, desk: Desk) -> None:
-        ended = break_edit(self.resource, reason="a test")
+        ended = store.break_lease(self.resource, "a test")
         assert (ended is None) == self.row.free
         if ended is not None:
             self.row.end()

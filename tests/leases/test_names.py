@@ -10,9 +10,9 @@ from django.db import OperationalError, connections, transaction
 
 from django_distlock import BackendUnavailable
 from django_distlock.browser import store
-from django_distlock.browser.records import BrowserLease, Head, LeaseLost, Waiting
+from django_distlock.browser.records import BrowserLease, Full, Head, LeaseLost, Quota, Waiting
 from django_distlock.models import BrowserTicket
-from tests.browserlocks.store.tabs import TTL, Tab, forget_everything, write
+from tests.browserlocks.store.tabs import TTL, Tab, counts, write
 from tests.conftest import eventually
 from tests.support.places import (
     READ_COMMITTED,
@@ -26,21 +26,11 @@ from tests.support.places import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     Two = tuple[Tab, Tab]
 
 SERVERS = pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
 RR = [Place("postgres", REPEATABLE_READ), Place("mariadb", REPEATABLE_READ)]
 ON_RR = pytest.mark.parametrize("place", RR, ids=str, indirect=True)
-
-
-@pytest.fixture
-def two(alias: str, name: str) -> Two:
-    """Ada's and Bob's tab; Ada's has the lock."""
-    ada, bob = Tab(alias, name), Tab(alias, name, "bob")
-    ada.take(ttl=60)
-    return ada, bob
 
 
 @pytest.fixture
@@ -64,25 +54,6 @@ def beside(alias: str, work: Any) -> Any:
     return found[0]
 
 
-@pytest.fixture(params=["default", "postgres", "bound", "mariadb", "mysql"])
-def dialect(request: pytest.FixtureRequest, databases: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Each database, PostgreSQL also with parameters that are bound by the server, MariaDB also as a MySQL, which has
-    no SET STATEMENT and no RETURNING."""
-    alias = {"bound": "postgres", "mysql": "mariadb"}.get(request.param, request.param)
-    connection: Any = connections[alias]
-    if request.param == "bound":
-        monkeypatch.setitem(connection.settings_dict["OPTIONS"], "server_side_binding", True)
-    if request.param == "mysql":
-        for owner, able in ((connection, "mysql_is_mariadb"), (connection.features, "can_return_columns_from_insert")):
-            for each in (type(owner), owner):  # the connections of other threads, and this one
-                monkeypatch.setattr(each, able, False)
-    connection.close()
-    forget_everything(alias)
-    yield alias
-    forget_everything(alias)
-    connection.close()
-
-
 def test_the_life_of_a_name(dialect: str, name: str) -> None:
     ada, bob = Tab(dialect, name), Tab(dialect, name, "bob")
     held, again = ada.take(ttl=60), ada.take()  # the answer may have been lost: the same fence, prolonged
@@ -93,7 +64,7 @@ def test_the_life_of_a_name(dialect: str, name: str) -> None:
     found = bob.wait()
     assert (found.holder and found.holder.label, found.place, found.queued, found.crowded) == ("Ada", 0, True, False)
     assert store.heads(dialect, [name]) == {name: Head(ada.holder, bob.holder)}
-    assert store.counts(dialect, "user:bob") == (0, 1)
+    assert counts(dialect, "user:bob") == (0, 1)
     with transaction.atomic(using=dialect):
         assert ada.lock() is not None
         if dialect != "default":
@@ -103,6 +74,9 @@ def test_the_life_of_a_name(dialect: str, name: str) -> None:
     assert ada.release()
     bob.take()
     assert [row.lease for row in store.held(dialect, 5)] == [bob.lease]
+    other = Tab(dialect, f"{name} too", "bob")
+    assert [isinstance(other.ask(quota=Quota(leases=most)), Full) for most in (1, 1, 2)] == [True, True, False]
+    assert other.release(name=other.name)
     assert store.break_lease(dialect, name, bob.fence) is not None
     store.sweep(dialect, 0)
 
@@ -152,12 +126,12 @@ def test_what_one_user_has_is_listed_and_counted(alias: str) -> None:
     for tab in (first, second, waiting):
         tab.ask()
     assert {row.name for row in store.held_by(alias, "user:ada")} == {"a", "b"}
-    assert store.counts(alias, "user:ada") == (2, 1)
+    assert counts(alias, "user:ada") == (2, 1)
     write(alias, "UPDATE django_distlock_weblease SET since = 1 WHERE name = 'c'")
     assert [row.label for row in store.held(alias, limit=1)] == ["Bob"]
     first.expire()
     waiting.miss()
-    assert store.counts(alias, "user:ada") == (1, 0)
+    assert counts(alias, "user:ada") == (1, 0)
     first.release()
     with connections[alias].cursor() as cursor:
         cursor.execute("SELECT principal, label, lease FROM django_distlock_weblease WHERE name = 'a'")
@@ -207,24 +181,6 @@ def test_ids_names_and_principals_are_checked(wrong: dict[str, str]) -> None:
 # the queue
 
 
-def test_first_come_first_served_and_fences_rise_however_a_lease_ends(alias: str, name: str) -> None:
-    """Who does not wait does not overtake."""
-    holder, *waiting = (Tab(alias, name, person) for person in ("ada", "bob", "cy", "dan"))
-    newcomer = Tab(alias, name, "eve")
-    holder.take()
-    assert [tab.wait().place for tab in waiting] == [0, 1, 2]
-    for end in (holder.release, waiting[0].expire, lambda: store.break_lease(alias, name, waiting[1].fence)):
-        end()
-        first, *others = waiting[waiting.index(holder) + 1 :] if holder in waiting else waiting
-        assert newcomer.wait(queue=False).place == len(others) + 1
-        for other in others:
-            assert other.wait().holder is None
-        assert first.take().fence > holder.fence
-        holder = first
-    assert not newcomer.release()
-    assert newcomer.wait().holder is not None
-
-
 def test_a_waiter_that_stops_asking_is_passed_over_and_comes_back_at_the_end(alias: str, two: Two) -> None:
     """If it wakes up, the row decides: by tickets alone it would be the first again, beside the one that is in."""
     holder, sleeper = two
@@ -254,27 +210,8 @@ def test_a_ticket_is_for_one_name_and_lives_for_two_intervals(alias: str) -> Non
         assert (found.place, found.interval) == (place, 10 + place)
     ticket = BrowserTicket.rows.using(alias).get(lease=tab.lease)
     assert round((ticket.alive_until - ticket.arrived) / 1_000_000) == 23  # and a second
-    assert store.counts(alias, tab.principal) == (0, 1)
+    assert counts(alias, tab.principal) == (0, 1)
     assert store.names_of(alias, tab.principal, [tab.lease]) == {tab.lease: ("b", False)}
-
-
-def test_the_heads_of_many_queues_cost_one_statement(alias: str) -> None:
-    names = [f"name{number}" for number in range(4)]
-    holders = [Tab(alias, each, "holder") for each in names[:3]]
-    waiting = [Tab(alias, each, f"person{number}") for each in names[:2] for number in range(2)]
-    for tab in (*holders, *waiting):
-        tab.ask()
-    holders[0].release()
-    waiting[2].miss()
-    found: list[dict[str, Head]] = []
-    assert len(statements_of(alias, lambda: found.append(store.heads(alias, names)))) == 1
-    assert found[0] == {
-        names[0]: Head("", waiting[0].holder, holders[0].lease, "released"),
-        names[1]: Head(holders[1].holder, waiting[3].holder),
-        names[2]: Head(holders[2].holder, None),
-        names[3]: Head("", None),
-    }
-    assert store.heads(alias, []) == {}
 
 
 def test_dead_tickets_are_cleared_away_while_the_name_is_held(alias: str, two: Two) -> None:
@@ -293,13 +230,6 @@ def test_a_name_that_is_given_back_while_it_is_asked_for(alias: str, two: Two) -
     """Between the refusal and the look at the row: it is asked for again at once."""
     with after_statement(alias, "UPDATE", two[0].release):
         two[1].take()
-
-
-@SERVERS
-def test_two_that_make_the_row(alias: str, name: str) -> None:
-    """Neither finds a row; the second one to insert it is refused."""
-    with after_statement(alias, "UPDATE", Tab(alias, name).take):
-        assert Tab(alias, name, "bob").wait().holder is not None
 
 
 @pytest.mark.parametrize("place", RR[1:], ids=str, indirect=True)
@@ -329,21 +259,18 @@ def test_a_request_under_the_lock_keeps_nobody_waiting(alias: str, two: Two) -> 
 
 @SERVERS
 def test_the_holder_asks_and_beats_during_its_own_request(alias: str, two: Two) -> None:
-    """It keeps the lease as it is, and the others of the batch are prolonged. It is not broken, released or swept, and
-    a second request under the lock would wait for the row."""
-    ada, other = two[0], Tab(alias, f"{two[0].name} too")
-    other.take(ttl=60)
+    """It keeps the lease as it is. It is not broken, released or swept, and a second request finds it busy."""
+    ada = two[0]
     with transaction.atomic(using=alias):
         assert ada.lock() is not None
         assert beside(alias, ada.ask).fence == ada.fence
-        found = beside(alias, lambda: store.renew(alias, [ada.held, other.held], principal=ada.principal, ttl=500))
+        assert beside(alias, ada.renew).expires_in <= 60
         with pytest.raises(BackendUnavailable, match="in progress"):
             beside(alias, lambda: store.break_lease(alias, ada.name, ada.fence))
         with pytest.raises(OperationalError):
-            beside(alias, lambda: write(alias, "SELECT 1 FROM django_distlock_weblease FOR UPDATE NOWAIT"))
+            beside(alias, ada.lock)
         assert not beside(alias, ada.release)
         assert beside(alias, lambda: store.sweep(alias, 0)) == 0
-    assert found[ada.lease].expires_in <= 60 < 100 < found[other.lease].expires_in
     assert store.read(alias, [ada.name])[ada.name].held
 
 
@@ -416,7 +343,7 @@ def test_in_the_transaction_of_a_caller(alias: str, name: str) -> None:
         assert bob.release()
         ada.take()
         assert not isinstance(ada.renew(), LeaseLost)
-        assert store.counts(alias, ada.principal) == (1, 0)
+        assert counts(alias, ada.principal) == (1, 0)
     assert store.read(alias, [name])[name].lease == ada.lease
 
 
@@ -436,9 +363,9 @@ def test_what_it_costs(alias: str, name: str) -> None:
     assert cost(ada.release) <= one + 2
     assert (cost(ada.take), cost(lambda: bob.wait(queue=False))) == (one, 2)
     other.take()
-    batch = [ada.held, other.held]
-    assert cost(lambda: store.renew(alias, batch, principal="user:ada", ttl=5)) == 2 * one
+    assert cost(lambda: store.heads(alias, [ada.name, other.name, "none"])) == 1
     assert cost(lambda: other.release(name=other.name)) <= one + 1
+    assert store.heads(alias, [other.name])[other.name] == Head("", None, other.lease, "released")
     with transaction.atomic(using=alias):
         assert cost(ada.lock) == 1
 
