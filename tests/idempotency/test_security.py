@@ -161,10 +161,10 @@ def test_the_way_to_the_log_in_is_a_refusal(site: Stage, settings: Any) -> None:
     browser = Browser()
     fields = browser.open()
     assert [browser.send(fields).has_header("Idempotency-Replayed") for _ in range(2)] == [False, True]
-    settings.LOGIN_URL = "no-such-view"
     site.answer = lambda request: HttpResponseRedirect("/made/1/")
-    assert Sender("key").post().status_code == 302
-    assert states(site.alias) == ["completed"] * 2
+    for number, settings.LOGIN_URL in enumerate(("no-such-view", None)):
+        assert Sender(f"key{number}").post().status_code == 302
+    assert states(site.alias) == ["completed"] * 3
 
 
 def test_a_credential_that_names_a_user_or_a_browser_is_neither(site: Stage, user: Sender) -> None:
