@@ -146,10 +146,9 @@ def _given(
     answer: Answer, request: HttpRequest, html: bool, retry_after: float | None = None, **context: Any
 ) -> HttpResponse:
     if html:
-        told = {"title": _(answer.page_title), "text": _(answer.page_text)}
-        told |= {
-            name: value and _(value) for name, value in (("button", answer.button), ("no_button", answer.no_button))
-        }
+        # gettext of an empty text would be the head of the catalog
+        button, no_button = (text and _(text) for text in (answer.button, answer.no_button))
+        told = {"title": _(answer.page_title), "text": _(answer.page_text), "button": button, "no_button": no_button}
         response = page(request, PAGE, answer.status, code=answer.code, **told, **context)
     else:
         response = problem(answer.status, _(answer.title), _(answer.text), code=answer.code)
