@@ -261,7 +261,8 @@ class EditLockAdmin(EditLockLists):
                 response = page()
         except SaveRefused:  # a form that get_form() has not made
             return refusals.page(request, refusal, template=self.edit_conflict_template)
-        response.status_code = refusals.CONFLICT
+        if response.status_code == 200:
+            response.status_code = refusals.CONFLICT
         return response
 
     def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
