@@ -289,8 +289,7 @@ class EditLockAdmin(EditLockLists):
     def _create_formsets(self, request: HttpRequest, obj: Any, change: bool) -> Any:
         """The inlines; after a refused save their rows say what is saved now."""
         formsets, inlines = super()._create_formsets(request, obj, change)  # type: ignore[misc]
-        refusal = _refusal(request)
-        if refusal is not None:
+        if _refusal(request) is not None:
             for formset, inline in zip(formsets, inlines, strict=True):
                 if inline.has_change_permission(request, obj):
                     for form in formset.initial_forms:
