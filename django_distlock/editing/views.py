@@ -237,8 +237,7 @@ class EditLockMixin:
         form = self.get_form()
         refusals.add_conflict(form, refusal)
         response: Any = self.form_invalid(form)  # type: ignore[attr-defined]
-        if refusal.replaces:
-            self._mark_rows(getattr(response, "context_data", None) or {})
+        self._mark_rows(getattr(response, "context_data", None) or {})
         response.status_code = refusals.CONFLICT
         return response  # type: ignore[no-any-return]
 

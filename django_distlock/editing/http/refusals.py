@@ -88,8 +88,7 @@ def add_conflict(form: BaseForm, refusal: Refusal) -> None:
     form.errors  # noqa: B018 - it is cleaned now, unless it is just being
     again = _("If you save again, your text replaces what is saved now.") if refusal.replaces else _("Not saved yet.")
     form.add_error(None, f"{refusal.text} {again}")
-    if refusal.replaces:
-        add_saved_values(form)
+    add_saved_values(form)
 
 
 def add_saved_values(form: BaseForm) -> None:
