@@ -259,7 +259,7 @@ def _run(attempt: KeyedRequest) -> None:
 def _settle(attempt: KeyedRequest, record: Record, *, last: bool) -> MakeResponse | Literal["wait"] | None:
     """The answer for a key that has a record. None: it is ours now."""
     verdict = decisions.judge(record, attempt.claim.fingerprint)
-    if verdict in (Decision.REPLAY, Decision.TOMBSTONE):
+    if verdict is Decision.ANSWERED:
         return partial(_again, attempt, record)
     # changed data of a form: the first request may still turn out to have failed
     if verdict is Decision.MISMATCH and (record.state != CLAIMED or not attempt.html or last):

@@ -85,7 +85,7 @@ def add_conflict(form: BaseForm, refusal: Refusal) -> None:
 
     The form must be bound to the object as it is now: ``refusal.obj``.
     """
-    form.full_clean()
+    form.errors  # noqa: B018 - it is cleaned now, unless it is just being
     again = _("If you save again, your text replaces what is saved now.") if refusal.replaces else _("Not saved yet.")
     form.add_error(None, f"{refusal.text} {again}")
     if refusal.replaces:
