@@ -50,7 +50,7 @@ class EditLockMixin:
 
     A save is refused if another user edits the object or has saved it since the form was rendered; the answer is a page
     with both versions. Put ``{% edit_lock form.instance %}`` inside the form. ``edit_lock`` has ``MODE``, ``WHEN``,
-    ``IDLE``, ``TTL_WITHOUT_SCRIPT`` or ``TAKEOVER`` of ``DISTLOCK_EDITING`` for this view: ``{"WHEN": "open"}``.
+    ``IDLE`` or ``TAKEOVER`` of ``DISTLOCK_EDITING`` for this view: ``{"WHEN": "open"}``.
     """
 
     edit_lock: ClassVar[Mapping[str, Any]] = {}
@@ -281,7 +281,7 @@ def edit_locked(
     :param takeover: the same for taking the object over; ``django_distlock.takeover_editlease`` by default.
     :param on_conflict: makes the answer to a refused save; called with the request, the refusal and the arguments of
         the route. By default a page with what was typed, or problem+json with status 423 for programs.
-    :param options: ``mode``, ``when``, ``idle`` or ``ttl_without_script`` of ``DISTLOCK_EDITING``.
+    :param options: ``mode``, ``when`` or ``idle`` of ``DISTLOCK_EDITING``.
     """
     if any(iscoroutinefunction(each) for each in (permission, takeover)):
         raise TypeError("permission and takeover of @edit_locked must be plain functions, not async.")

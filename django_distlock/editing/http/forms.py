@@ -187,27 +187,18 @@ def rendered(request: HttpRequest, ready: ReadyForm, endpoint: str = "") -> Safe
 
 
 def _claimed(request: HttpRequest, ready: ReadyForm) -> tuple[str, str]:
-    """Take the lease for as long as a page without a script may stay open; the first beat shortens it.
+    """Take the lease for as long as somebody may be idle: a page without a script has no beats. The first shortens it.
 
     The id of the lease, or the label of the other user who holds it.
     """
     config, resource = ready.config, ready.grant.resource
     visitor = visitor_of(request, config.label_of)
-    if holds_too_many(resource, visitor.principal, config):
-        return "", ""
     lease = secrets.token_hex(16)
-    found = store.claim(resource, owner_of(visitor), lease, config.ttl_without_script)
+    found = store.claim(resource, owner_of(visitor), lease, config.idle)
     if isinstance(found, EditLease):
         return lease, ""
     other = found.holder.owner if found.holder is not None and not found.own else None
     return "", other.label if other is not None else ""
-
-
-def holds_too_many(resource: Resource, principal: str, config: EditingConfig) -> bool:
-    """Would the object be more than one principal may hold?"""
-    if config.max_held is None:
-        return False
-    return store.held_by(principal, store.alias_for(resource), [resource.digest]) >= config.max_held
 
 
 def grants_of_rows(request: HttpRequest, visitor: Visitor) -> tuple[dict[Resource, EditGrant], bool]:
