@@ -31,7 +31,7 @@ from tests.idempotency.world import (
 BOTH = pytest.mark.parametrize("shape", ["plain", "atomic"])
 FACES = pytest.mark.parametrize("shape", ["plain", "atomic", "async", "async_decorated"])
 EVERYWHERE = [("default", shape) for shape in ("plain", "atomic", "async", "decorated", "async_decorated")] + [
-    (alias, shape) for alias in ("postgres", "mariadb") for shape in ("plain", "atomic")
+    (alias, "atomic") for alias in ("postgres", "mariadb")
 ]
 
 

@@ -152,16 +152,19 @@ class EditLockAdmin(EditLockLists):
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None, **kwargs: Any) -> Any:
         """The object, which is loaded once for a request that has locked it."""
-        found = _loaded(request).get((id(self), object_id))
-        if found is not None:
-            return found
+        admin, key, obj = getattr(request, "_distlock_loaded", (None, "", None))
+        if admin is self and key == object_id:
+            return obj
         return super().get_object(request, object_id, from_field, **kwargs)  # type: ignore[misc]
 
     def _load(self, request: HttpRequest, object_id: str, obj: Any, current: Any) -> None:
         """Let Django's page have the object as it is now, unless the page writes another version of it first."""
         if not _reverts(request):
             bring_up_to_date(obj, current)
-            _loaded(request)[id(self), unquote(object_id)] = obj
+            self._keep(request, object_id, obj)
+
+    def _keep(self, request: HttpRequest, object_id: str, obj: Any) -> None:
+        request._distlock_loaded = (self, unquote(object_id), obj)  # type: ignore[attr-defined]
 
     def _open(self, request: HttpRequest, object_id: str, settings: EditingConfig) -> None:
         """Make the grant of the form, before the form and its inlines are read."""
@@ -185,11 +188,11 @@ class EditLockAdmin(EditLockLists):
         obj = context.get("original")
         ready = ready_forms(request).get(resource_of(obj)) if obj is not None and not obj._state.adding else None
         if ready is not None and hasattr(response, "add_post_render_callback"):
-            response.add_post_render_callback(functools.partial(self._put_field, request, ready))
+            form_id = f"{self.opts.model_name}_form"
+            response.add_post_render_callback(
+                lambda shown: pages.put_into_form(shown, form_id, rendered(request, ready))
+            )
         return response  # type: ignore[no-any-return]
-
-    def _put_field(self, request: HttpRequest, ready: ReadyForm, response: HttpResponse) -> None:
-        pages.put_into_form(response, f"{self.opts.model_name}_form", rendered(request, ready))
 
     # saves
 
@@ -221,7 +224,7 @@ class EditLockAdmin(EditLockLists):
         return response
 
     def response_change(self, request: HttpRequest, obj: Any, **kwargs: Any) -> HttpResponse:
-        """Called by Django once everything is saved; a popup answers without a redirect."""
+        """Called by Django once everything is saved; the answer to a popup is no redirect."""
         request._distlock_saved = True  # type: ignore[attr-defined]
         return super().response_change(request, obj, **kwargs)  # type: ignore[misc,no-any-return]
 
@@ -325,7 +328,7 @@ class EditLockAdmin(EditLockLists):
             return refusals.page(request, refused.refusal, template=self.edit_conflict_template)
 
     def _delete(self, request: HttpRequest, object_id: str, save: Save, obj: Any, page: Page) -> HttpResponse:
-        _loaded(request)[id(self), unquote(object_id)] = obj
+        self._keep(request, object_id, obj)
         response: HttpResponse = page()
         if not rows_of(save.grant.resource).exists():
             save.deleted()
@@ -356,11 +359,3 @@ def _refusal(request: HttpRequest) -> Refusal | None:
 def _reverts(request: HttpRequest) -> bool:
     """Does the page write another version of the object before it loads it?"""
     return getattr(request, "_distlock_reverts", False)
-
-
-def _loaded(request: HttpRequest) -> dict[tuple[int, str], Any]:
-    """The objects that this request has loaded and brought up to date."""
-    found: dict[tuple[int, str], Any] | None = getattr(request, "_distlock_edit_objects", None)
-    if found is None:
-        found = request._distlock_edit_objects = {}  # type: ignore[attr-defined]
-    return found

@@ -51,7 +51,7 @@ IN_FLIGHT = Answer(
     gettext_noop("Still working"),
     gettext_noop("A request with this idempotency key is still being worked on. Ask again in a moment."),
     gettext_noop("Still working"),
-    gettext_noop("What you sent has arrived and is being worked on."),
+    gettext_noop("What you sent has arrived and is being worked on. There is no need to fill it in again."),
     gettext_noop("Look now"),
     gettext_noop("To see what has become of it, go back and press the button once more. It is saved only once."),
 )
