@@ -52,7 +52,7 @@ Page = Callable[[], "HttpResponse"]
 class EditLockAdmin(EditLockLists):
     """Before ``ModelAdmin`` among the bases: ``class InvoiceAdmin(EditLockAdmin, admin.ModelAdmin)``.
 
-    ``edit_lock`` has ``MODE``, ``WHEN``, ``IDLE``, ``TTL_WITHOUT_SCRIPT`` or ``TAKEOVER`` of ``DISTLOCK_EDITING`` for
+    ``edit_lock`` has ``MODE``, ``WHEN``, ``IDLE`` or ``TAKEOVER`` of ``DISTLOCK_EDITING`` for
     this admin, such as ``{"WHEN": "open"}``.
     """
 
