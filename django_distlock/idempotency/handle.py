@@ -78,6 +78,7 @@ class Idempotency:
 
     attempt: KeyedRequest | None = None
     served: dict[str, Any] | None = None  # the options with which the middleware serves the view
+    without_key: bool = False  # the middleware has looked, and has nothing to do for the view
     answer: MakeResponse | None = None  # found by the middleware, given below an operation of django-ninja
 
     def __bool__(self) -> bool:

@@ -53,7 +53,8 @@ class IdempotencyMiddleware:
             answering = self._answer(request)
             # a task of its own costs time, and most requests need none
             is_keyed = request.method not in SAFE_METHODS and may_have_key(request)
-            return finish_despite_disconnect(answering) if is_keyed else answering
+            state: Idempotency = request.idempotency  # type: ignore[attr-defined]
+            return finish_despite_disconnect(answering, lambda: not state.without_key) if is_keyed else answering
         try:
             response: HttpResponseBase = self.get_response(request)
         except BaseException:  # KeyboardInterrupt, SystemExit: no answer comes, so the renewal must end
@@ -87,10 +88,13 @@ class IdempotencyMiddleware:
 
     async def aprocess_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponse | None:
         """:meth:`process_view` for a task."""
+        state: Idempotency = request.idempotency  # type: ignore[attr-defined]
         if not _has_to_do(request, view):
+            state.without_key = True
             return None
-        attempt = await sync_to_async(begin)(request, request.idempotency.served)  # type: ignore[attr-defined]
+        attempt = await sync_to_async(begin)(request, state.served or {})
         if not isinstance(attempt, KeyedRequest):
+            state.without_key = True
             return attempt
         refuse_transaction(attempt)
         return await sync_to_async(_served)(attempt, await aclaim(attempt))

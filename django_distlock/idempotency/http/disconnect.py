@@ -11,23 +11,29 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
 T = TypeVar("T")
 # Tasks whose client has disconnected; asyncio itself keeps only weak references.
 _orphans: set[asyncio.Task[Any]] = set()
 
 
-async def finish_despite_disconnect(answering: Coroutine[Any, Any, T]) -> T:
+async def finish_despite_disconnect(
+    answering: Coroutine[Any, Any, T], has_a_key: Callable[[], bool] = lambda: True
+) -> T:
     """Await ``answering``. If Django cancels this task, because the client has disconnected, the work still ends in a
-    task that nothing awaits, so that what the view did and what is stored agree. The caller sees the ContextVars that
-    the work has set, as if it had awaited it directly."""
+    task that nothing awaits, so that what the view did and what is stored agree; without a key it is cancelled, as
+    Django does. The caller sees the ContextVars that the work has set, as if it had awaited it directly."""
     task, context = asyncio.current_task(), contextvars.copy_context()
     work: asyncio.Task[T] = asyncio.create_task(answering, context=context)
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
         if task is not None and task.cancelling() and not work.done():
+            if not has_a_key():
+                work.cancel()
+                await asyncio.wait({work})
+                raise
             orphan = asyncio.create_task(_finish(work))
             _orphans.add(orphan)
             orphan.add_done_callback(_orphans.discard)
