@@ -154,12 +154,6 @@ def held(alias: str, model: str | None = None, limit: int | None = None) -> list
     return [lease_of(row, resource) for row, resource in named if resource.digest == row.digest][:limit]
 
 
-def held_by(principal: str, alias: str, digests: Iterable[str] = ()) -> int:
-    """How many objects the principal holds in a database, those in ``digests`` not counted."""
-    others = set(digests)
-    return sum(row.digest not in others for row in upkeep.held(alias, of_objects=True, principal=principal))
-
-
 def break_lease(resource: Resource, reason: str = "", fence: int | None = None) -> EditLease | None:
     """End the lease of an object, the one with this fence; its holder learns of it at the next beat.
 

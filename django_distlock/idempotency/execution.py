@@ -97,11 +97,8 @@ def begin(request: HttpRequest, given: Mapping[str, Any]) -> KeyedRequest | Http
         return responses.bad_key(request, error, html=wants_page(request, source))
     except BackendUnavailable:
         logger.exception("The store of idempotency keys does not answer.")
-        return (
-            None
-            if options.on_store_error == "open"
-            else responses.store_down(request, html=wants_page(request, source))
-        )
+        html = wants_page(request, source)
+        return None if options.on_store_error == "open" else responses.store_down(request, html=html)
 
 
 def _asked(question: Callable[[T], R], about: T) -> R:

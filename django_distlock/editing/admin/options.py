@@ -52,7 +52,7 @@ Page = Callable[[], "HttpResponse"]
 class EditLockAdmin(EditLockLists):
     """Before ``ModelAdmin`` among the bases: ``class InvoiceAdmin(EditLockAdmin, admin.ModelAdmin)``.
 
-    ``edit_lock`` has ``MODE``, ``WHEN``, ``IDLE``, ``TTL_WITHOUT_SCRIPT`` or ``TAKEOVER`` of ``DISTLOCK_EDITING`` for
+    ``edit_lock`` has ``MODE``, ``WHEN``, ``IDLE`` or ``TAKEOVER`` of ``DISTLOCK_EDITING`` for
     this admin, such as ``{"WHEN": "open"}``.
     """
 
@@ -261,7 +261,8 @@ class EditLockAdmin(EditLockLists):
                 response = page()
         except SaveRefused:  # a form that get_form() has not made
             return refusals.page(request, refusal, template=self.edit_conflict_template)
-        response.status_code = refusals.CONFLICT
+        if response.status_code == 200:
+            response.status_code = refusals.CONFLICT
         return response
 
     def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
@@ -288,8 +289,7 @@ class EditLockAdmin(EditLockLists):
     def _create_formsets(self, request: HttpRequest, obj: Any, change: bool) -> Any:
         """The inlines; after a refused save their rows say what is saved now."""
         formsets, inlines = super()._create_formsets(request, obj, change)  # type: ignore[misc]
-        refusal = _refusal(request)
-        if refusal is not None and refusal.replaces:
+        if _refusal(request) is not None:
             for formset, inline in zip(formsets, inlines, strict=True):
                 if inline.has_change_permission(request, obj):
                     for form in formset.initial_forms:
