@@ -5,13 +5,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from django_distlock.leases.records import Row as BrowserLease
+
 if TYPE_CHECKING:
     from .grants import lock_grant
     from .guard import requires_lock
-    from .records import BrowserLease
 
 # Each name with its module, imported when it is first used: models need their apps.
-_MODULES = {"BrowserLease": "records", "lock_grant": "grants", "requires_lock": "guard"}
+_MODULES = {"lock_grant": "grants", "requires_lock": "guard"}
 __all__ = ["BrowserLease", "lock_grant", "requires_lock"]
 
 

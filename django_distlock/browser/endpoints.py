@@ -19,12 +19,12 @@ from django_distlock import BackendUnavailable
 from django_distlock.http.bodies import BadRequest, body_of, json_object, private, private_json, refuse_too_long
 from django_distlock.http.transactions import outside_transactions
 from django_distlock.http.visitors import stored
+from django_distlock.leases.records import Full, LeaseLost, Quota, Row, Waiting
 from django_distlock.storage.values import ID
 
 from . import store
 from .conf import config
 from .grants import LockGrantError
-from .records import BrowserLease, Full, LeaseLost, Quota, Waiting
 from .requests import Sender, members
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _acquire(sender: Sender, body: dict[str, Any]) -> HttpResponse:
     )
     if isinstance(found, Full):
         return refused(429, "quota")
-    if isinstance(found, BrowserLease):
+    if isinstance(found, Row):
         return private_json({"id": found.lease, "fence": found.fence, "expires_in": found.expires_in}, 201)
     return _waiting(found)
 

@@ -22,12 +22,11 @@ from django_distlock import BackendUnavailable
 from django_distlock.concurrency import clock
 from django_distlock.http.bodies import private
 from django_distlock.http.transactions import outside_transactions
-from django_distlock.leases.records import holder_of
+from django_distlock.leases.records import Head, holder_of
 from django_distlock.storage.values import ID
 
 from . import store
 from .endpoints import bad_request, method_not_allowed, refused, unavailable
-from .records import Head
 from .requests import Sender
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 from django.core import signing
 
 from django_distlock.http.visitors import visitor_of
+from django_distlock.leases.records import check_name
 from django_distlock.validation import seconds
 
 from .conf import config
-from .records import check_name
 
 if TYPE_CHECKING:
     from django.http import HttpRequest

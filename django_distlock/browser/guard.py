@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from asgiref.sync import async_to_sync, markcoroutinefunction, sync_to_async
+from asgiref.sync import markcoroutinefunction, sync_to_async
 from django.core.exceptions import BadRequest
 from django.db import Error, transaction
 from django.utils.translation import gettext as _
 
 from django_distlock.concurrency import clock
+from django_distlock.concurrency.flow import finished, uninterrupted
 from django_distlock.concurrency.origin import request_of_rest
 from django_distlock.http.answers import page, problem
 from django_distlock.http.visitors import visitor_of
+from django_distlock.leases.records import check_name, digest_of
 from django_distlock.locks import decorators
 from django_distlock.locks.lazy_results import refuse_unfinished
 from django_distlock.locks.name_templates import NoValue, Template
@@ -25,14 +28,13 @@ from django_distlock.storage.transactions import begin, in_transaction
 
 from . import store
 from .conf import config
-from .records import check_name, digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from django.http import HttpRequest, HttpResponse
 
-    from .records import BrowserLease
+    from django_distlock.leases.records import Row
 
 F = TypeVar("F", bound="Callable[..., Any]")
 HEADER = "Distlock-Lease"
@@ -87,15 +89,8 @@ def _decorate(names: tuple[str, ...], methods: frozenset[str] | None, view: Any)
         call = functools.partial(decorators.call_view, view, request, excluded, *args, **kwargs)
         if not _needs_lock(request, methods):
             return call()
-        run = functools.partial(_under_locks, request, view, functools.partial(_names, names, template, args, kwargs))
-        if not (is_async or _is_awaited(view, args)):
-            return run(call)
-
-        async def awaited() -> Any:
-            return await call()
-
-        # what the view asks of the database runs in the thread that has the transaction
-        return sync_to_async(run)(async_to_sync(awaited))
+        run = _arun if is_async or _is_awaited(view, args) else _run
+        return run(request, view, functools.partial(_names, names, template, args, kwargs), call)
 
     if is_async:
         markcoroutinefunction(locked)
@@ -134,7 +129,7 @@ def _names(names: tuple[str, ...], template: Template, args: tuple[Any, ...], kw
     return sorted(found, key=digest_of)  # every request locks in one order
 
 
-def _under_locks(request: Any, view: Any, names: Callable[[], list[str]], call: Callable[[], Any]) -> Any:
+def _run(request: Any, view: Any, names: Callable[[], list[str]], call: Callable[[], Any]) -> Any:
     """Call the view in a transaction that has locked the rows of its leases, or return the refusal.
 
     TypeError for a streaming response: its content would be made after the transaction.
@@ -143,10 +138,32 @@ def _under_locks(request: Any, view: Any, names: Callable[[], list[str]], call: 
         refusal = _enter(stack, request, names)
         if refusal is not None:
             return refused(request, refusal)
-        response = refuse_unfinished(view, call())
-        if getattr(response, "exception", False) is True:  # that of REST framework: it raises no more
-            transaction.set_rollback(True, using=config().database)
-        return response
+        return _leave(stack, refuse_unfinished(view, call()))
+
+
+async def _arun(request: Any, view: Any, names: Callable[[], list[str]], call: Callable[[], Any]) -> Any:
+    """As :func:`_run` for an async view: its statements run in the thread that has the transaction.
+
+    A task that is cancelled rolls back.
+    """
+    stack = ExitStack()
+    try:
+        refusal = await finished(sync_to_async(_enter)(stack, request, names))
+        if refusal is not None:
+            return await sync_to_async(refused)(request, refusal)
+        response = refuse_unfinished(view, await call())
+    except BaseException:
+        await uninterrupted(sync_to_async(stack.__exit__)(*sys.exc_info()))
+        raise
+    return await finished(sync_to_async(_leave)(stack, response))
+
+
+def _leave(stack: ExitStack, response: Any) -> Any:
+    """End the transaction, and return the response."""
+    if getattr(response, "exception", False) is True:  # that of REST framework: it raises no more
+        transaction.set_rollback(True, using=config().database)
+    stack.close()
+    return response
 
 
 def _enter(stack: ExitStack, request: Any, names: Callable[[], list[str]]) -> Reason | None:
@@ -181,7 +198,7 @@ def _enter(stack: ExitStack, request: Any, names: Callable[[], list[str]]) -> Re
         pause = min(2 * pause, LONGEST)
 
 
-def _lock(alias: str, name: str, sent: list[tuple[str, int]], principal: str) -> BrowserLease | None:
+def _lock(alias: str, name: str, sent: list[tuple[str, int]], principal: str) -> Row | None:
     for lease, fence in sent:
         if (found := store.lock_for_update(alias, name, lease, fence, principal)) is not None:
             return found

@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from django_distlock.leases import rows, upkeep
 from django_distlock.leases.queue import acquire, heads, leave, names_of
+from django_distlock.leases.records import LeaseLost, Row, digest_of
 from django_distlock.storage.statements import query
 from django_distlock.storage.values import exact
-
-from .records import BrowserLease, LeaseLost, digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .records import LostReason
+    from django_distlock.leases.records import LostReason
 
 __all__ = [
     "acquire",
@@ -32,7 +31,7 @@ __all__ = [
 ]
 
 
-def renew(alias: str, name: str, lease: str, fence: int, *, principal: str, ttl: float) -> BrowserLease | LeaseLost:
+def renew(alias: str, name: str, lease: str, fence: int, *, principal: str, ttl: float) -> Row | LeaseLost:
     """Prolong a lease by ``ttl``; never past MAX_HOLD, never after its end.
 
     A row that a protected view has locked is not prolonged, its lease is returned as it is. One statement where an
@@ -45,7 +44,7 @@ def renew(alias: str, name: str, lease: str, fence: int, *, principal: str, ttl:
     return row if current and row.held else LeaseLost(lease=lease, reason=_why(row, lease, current=current))
 
 
-def _why(row: BrowserLease, lease: str, *, current: bool) -> LostReason:
+def _why(row: Row, lease: str, *, current: bool) -> LostReason:
     """Why the lease is gone. The row remembers the last one; of an older one it is only known who came later."""
     if current:
         return "max_hold" if row.at_its_end else "expired"
@@ -69,27 +68,27 @@ def release(alias: str, lease: str, *, principal: str, name: str | None = None) 
     return any(freed)
 
 
-def lock_for_update(alias: str, name: str, lease: str, fence: int, principal: str) -> BrowserLease | None:
+def lock_for_update(alias: str, name: str, lease: str, fence: int, principal: str) -> Row | None:
     """Lock the row until the end of the caller's transaction, if the lease is current now; None if it is not."""
     return rows.lock_current(alias, digest_of(name), lease, principal, fence)
 
 
-def read(alias: str, names: Iterable[str]) -> dict[str, BrowserLease]:
+def read(alias: str, names: Iterable[str]) -> dict[str, Row]:
     """The rows of the names that have one; each may be free or expired: see ``held``."""
     return {row.name: row for row in rows.read(alias, map(digest_of, names)).values()}
 
 
-def held(alias: str, limit: int | None = None) -> list[BrowserLease]:
+def held(alias: str, limit: int | None = None) -> list[Row]:
     """The leases that are held now in a database, the oldest first, at most ``limit``."""
     return upkeep.held(alias, of_objects=False, limit=limit)
 
 
-def held_by(alias: str, principal: str) -> list[BrowserLease]:
+def held_by(alias: str, principal: str) -> list[Row]:
     """The leases that the principal holds now, the oldest first."""
     return upkeep.held(alias, of_objects=False, principal=principal)
 
 
-def break_lease(alias: str, name: str, fence: int) -> BrowserLease | None:
+def break_lease(alias: str, name: str, fence: int) -> Row | None:
     """End the lease of a name if it still has this fence; its holder learns of it at the next renewal.
 
     Returns the lease; None if it has ended or changed hands. BackendUnavailable if a request under the lease keeps the

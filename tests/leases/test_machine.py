@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from django_distlock.browser import store
-from django_distlock.browser.records import BrowserLease, LeaseLost
+from django_distlock.leases.records import LeaseLost, Row
 from tests.browserlocks.store.tabs import Tab, forget_everything
 
 if TYPE_CHECKING:
@@ -39,14 +39,14 @@ class Tabs(RuleBasedStateMachine):
     def ask(self, who: int, queue: bool) -> None:
         found = self.tabs[who].ask(queue=queue)
         if self.holder == who or (self.holder is None and (not self.queue or self.queue[0] == who)):
-            assert isinstance(found, BrowserLease), found
+            assert isinstance(found, Row), found
             assert found.fence == self.fence if self.holder == who else found.fence > self.fence
             self.fence = self.last[who] = found.fence
             if self.holder is None:
                 self.gone(who)
             self.holder = who
             return
-        assert not isinstance(found, BrowserLease), found
+        assert not isinstance(found, Row), found
         if queue and who not in self.queue:
             self.queue.append(who)
         place = self.queue.index(who) if who in self.queue else len(self.queue)

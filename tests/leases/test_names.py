@@ -10,7 +10,7 @@ from django.db import OperationalError, connections, transaction
 
 from django_distlock import BackendUnavailable
 from django_distlock.browser import store
-from django_distlock.browser.records import BrowserLease, Full, Head, LeaseLost, Quota, Waiting
+from django_distlock.leases.records import Full, Head, LeaseLost, Quota, Row, Waiting
 from django_distlock.models import BrowserTicket
 from tests.browserlocks.store.tabs import TTL, Tab, counts, write
 from tests.conftest import eventually
@@ -68,7 +68,7 @@ def test_the_life_of_a_name(dialect: str, name: str) -> None:
     with transaction.atomic(using=dialect):
         assert ada.lock() is not None
         if dialect != "default":
-            assert isinstance(beside(dialect, ada.renew), BrowserLease)
+            assert isinstance(beside(dialect, ada.renew), Row)
             assert isinstance(beside(dialect, bob.ask), Waiting)
             assert not beside(dialect, ada.release)
     assert ada.release()

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from django.db import connections, transaction
 
-from django_distlock.browser.records import BrowserLease, LeaseLost
 from django_distlock.leases import queue
+from django_distlock.leases.records import LeaseLost, Row
 from django_distlock.storage.dialect import contended
 from tests.browserlocks.store.tabs import Tab, new_id
 from tests.support.places import READ_COMMITTED, REPEATABLE_READ, Place, isolate
@@ -90,7 +90,7 @@ def tick(book: int, tab: Tab, at: int) -> None:
 def section(tab: Tab, book: int, until: float) -> int:
     """Wait for the name, work in it for as long as the lease is valid at most, and mostly give it back."""
     asked = time.monotonic()
-    while not isinstance(found := tab.ask(ttl=TTL, interval=0.05), BrowserLease):
+    while not isinstance(found := tab.ask(ttl=TTL, interval=0.05), Row):
         if time.monotonic() > until:
             tab.leave()
             return 0

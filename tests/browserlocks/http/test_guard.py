@@ -230,18 +230,19 @@ def test_a_database_that_gives_up_is_busy(cart: Tab, monkeypatch: pytest.MonkeyP
 
 
 def test_a_cancelled_request_is_rolled_back(cart: Tab) -> None:
-    """The client has gone: the task of its request is cancelled while the view waits."""
-    client, headers = AsyncClient(), {"Distlock-Lease": cart.header}
+    """The client has gone: the task of its request is cancelled while the view waits. JSON: a form might have an
+    idempotency key, and is worked on to its end."""
+    client, headers, kind = AsyncClient(), {"Distlock-Lease": cart.header}, "application/json"
     client.cookies = cart.person.client.cookies
 
     async def main() -> None:
         site.inside[:] = [asyncio.Event()]
-        task = asyncio.ensure_future(client.post("/coroutine/", headers={**headers, "X-Stay": "1"}))
+        task = asyncio.ensure_future(client.post("/coroutine/", {}, kind, headers={**headers, "X-Stay": "1"}))
         await site.inside[0].wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert (await client.post("/coroutine/", headers=headers)).status_code == 200
+        assert (await client.post("/coroutine/", {}, kind, headers=headers)).status_code == 200
 
     asyncio.run(main())
     assert written() == 1

@@ -16,7 +16,7 @@ from django.urls import reverse
 from django_distlock.browser import endpoints, store
 from django_distlock.browser.conf import config
 from django_distlock.browser.endpoints import interval_of
-from django_distlock.browser.records import Waiting
+from django_distlock.leases.records import Waiting
 from django_distlock.models import BrowserTicket, WebLease
 from tests.browserlocks.people import CSRF, EVENTS, LEASES, RENEW, Person, Tab, holder_of, new, refusal, remove_people
 from tests.support.zones import autumn

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 from django.db import connections
 
 from django_distlock.browser import store
-from django_distlock.browser.records import BrowserLease, digest_of
-from django_distlock.leases.records import holder_of
+from django_distlock.leases.records import Row, digest_of, holder_of
 from django_distlock.models import BrowserTicket
 
 if TYPE_CHECKING:
-    from django_distlock.browser.records import LeaseLost, Waiting
+    from django_distlock.leases.records import LeaseLost, Waiting
 
 TTL = 600.0
 INTERVAL = 300.0  # the tickets outlive a test
@@ -63,24 +62,24 @@ class Tab:
         """The name, the lease and its fence."""
         return self.name, self.lease, self.fence
 
-    def ask(self, **options: Any) -> BrowserLease | Waiting:
+    def ask(self, **options: Any) -> Row | Waiting:
         wish = {"ttl": TTL, "queue": True, "interval": INTERVAL, **options}
         person = {"lease": self.lease, "principal": self.principal, "label": self.person.title()}
         found = store.acquire(self.alias, self.name, **{**person, **wish})
         self.fence = getattr(found, "fence", self.fence)
         return found
 
-    def take(self, **options: Any) -> BrowserLease:
+    def take(self, **options: Any) -> Row:
         found = self.ask(**options)
-        assert isinstance(found, BrowserLease), found
+        assert isinstance(found, Row), found
         return found
 
     def wait(self, **options: Any) -> Waiting:
         found = self.ask(**options)
-        assert not isinstance(found, BrowserLease), found
+        assert not isinstance(found, Row), found
         return found
 
-    def renew(self, ttl: float = TTL) -> BrowserLease | LeaseLost:
+    def renew(self, ttl: float = TTL) -> Row | LeaseLost:
         return store.renew(self.alias, *self.held, principal=self.principal, ttl=ttl)
 
     def release(self, name: str | None = None) -> bool:
@@ -89,7 +88,7 @@ class Tab:
     def leave(self) -> None:
         store.leave(self.alias, self.lease, principal=self.principal)
 
-    def lock(self) -> BrowserLease | None:
+    def lock(self) -> Row | None:
         return store.lock_for_update(self.alias, *self.held, self.principal)
 
     def expire(self) -> None:
