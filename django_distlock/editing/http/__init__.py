@@ -1,1 +1,1 @@
-"""Edit locks and requests: visitors, permissions, the hidden field, the endpoints, the page of a refused save."""
+"""Edit locks and requests: beats, the hidden fields, the guard of a save, the form of a refused one."""

@@ -42,7 +42,12 @@ def test_an_object_that_is_named_in_the_query(ada: Person, bo: Person, article: 
 
 @pytest.mark.parametrize(
     ("place", "error"),
-    [("get_queryset", OperationalError("x")), ("may_edit", AssertionError()), ("permission", ValueError())],
+    [
+        ("get_queryset", OperationalError("x")),
+        ("may_edit", AssertionError()),
+        ("may_take_over", TypeError()),
+        ("permission", ValueError()),
+    ],
 )
 def test_whatever_a_view_raises(
     ada: Person, bo: Person, article: Article, monkeypatch: pytest.MonkeyPatch, place: str, error: Exception
@@ -64,18 +69,6 @@ def test_whatever_a_view_raises(
             reply = bo.beat(path, {"verb": verb, "grant": theirs, "lease": "b" * 32})
             assert reply.status_code >= 500
             assert b"Ada" not in reply.content
-    assert ada.renew(mine)["state"] == "held"
-
-
-def test_a_takeover_that_cannot_be_asked_is_not_granted(
-    ada: Person, boss: Person, article: Article, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = f"/edit/{article.pk}/"
-    mine, theirs = ada.hold(path), boss.open(path)[GRANT]
-    monkeypatch.setattr(site.Edit, "may_take_over", lambda view: True)  # a TypeError
-    boss.client.raise_request_exception = False
-    for verb in ("watch", "takeover"):
-        assert boss.beat(path, {"verb": verb, "grant": theirs, "lease": "b" * 32}).status_code == 500
     assert ada.renew(mine)["state"] == "held"
 
 
