@@ -11,6 +11,7 @@ from django.contrib.auth.models import Permission, User
 from django.db import connections
 from django.urls import path
 
+from django_distlock.editing import EditLockAdmin
 from django_distlock.idempotency import IdempotentAdmin
 from testproject.articles.models import Article, Source
 from tests.idempotency import MIDDLEWARE
@@ -33,7 +34,15 @@ class ArticleAdmin(IdempotentAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
     save_as = True
 
 
-urlpatterns = [path("admin/", office.urls)]
+locked = admin.AdminSite("admin")
+
+
+@admin.register(Article, site=locked)
+class LockedArticleAdmin(EditLockAdmin, ArticleAdmin):
+    pass
+
+
+urlpatterns = [path("admin/", office.urls), path("locked/", locked.urls)]
 ADD = "/admin/articles/article/add/"
 TYPED = {
     **{"title": "Once", "body": "On Saturday.", "section": "news", "version": "1"},
@@ -82,6 +91,16 @@ def test_a_double_click_makes_one_object(editor: Editor, button: str) -> None:
     assert [made().count(), Source.objects.count(), LogEntry.objects.count()] == [1, 1, 1]
     assert editor.press(editor.filled_in()).status_code == 302, "the next form has a key of its own"
     assert made().count() == 2
+
+
+def test_beside_edit_locks(editor: Editor) -> None:
+    address = ADD.replace("admin", "locked")
+    fields = editor.filled_in(address)
+    assert [editor.press(fields, address).status_code for _ in range(2)] == [302, 302]
+    (article,) = made()
+    change_form = f"/locked/articles/article/{article.pk}/change/"
+    assert editor.press(editor.filled_in(change_form, title="Once changed"), change_form).status_code == 302
+    assert [each.title for each in made()] == ["Once changed"]
 
 
 def test_at_the_same_time(editor: Editor) -> None:
