@@ -102,7 +102,6 @@ VIEWS = {
     "form": asks(own(show)),
     "atomic_form": asks(own(show, atomic=True)),
     "hidden": hidden(own()),
-    "hidden_required": hidden(own(required=True)),
     "hidden_atomic": hidden(own(atomic=True)),
     "overridden": Checked.as_view(),
     "itself": copy_of(checks_itself),
@@ -144,7 +143,7 @@ def test_decorators_above_are_asked_before_a_replay(site: Stage, user: Sender, s
     assert site.effects == 1
 
 
-@pytest.mark.parametrize("shape", ["hidden", "hidden_required", "hidden_atomic", "overridden"])
+@pytest.mark.parametrize("shape", ["hidden", "hidden_atomic", "overridden"])
 def test_what_hides_the_decorator_is_told_at_once(site: Stage, user: Sender, shape: str, caplog: Any) -> None:
     """Naive code takes such a view for one that has none, and answers before what stands above has been asked."""
     assert user.post(shape).status_code == 500

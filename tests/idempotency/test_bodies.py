@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import pytest
 from django.core.handlers.asgi import ASGIHandler
-from django.http import HttpResponse
 from django.test import Client
 from django.urls import path, re_path
 from django.views.decorators.csrf import csrf_exempt
@@ -87,20 +86,6 @@ def test_a_multipart_form_that_nothing_has_parsed(site: Stage, key: str, shape: 
         assert send_form(shape, key, "100", **other).status_code == 422, other
     assert send_form(shape, key, "100")["Idempotency-Replayed"] == "true"
     assert site.effects == 1
-
-
-def test_phases_of_other_data_are_forgotten_where_the_body_is_a_stream(site: Stage, key: str) -> None:
-    """The length alone would take the charge of one upload for that of another."""
-    done: list[bool] = []
-
-    def pay(request: Any) -> None:
-        with request.idempotency.phase("charge") as charge:
-            done.append(charge.done)
-
-    site.during, site.answer = pay, lambda request: HttpResponse(status=500)
-    for amount in ("100", "100", "900"):
-        assert send_form("exempt", key, amount).status_code == 500
-    assert done == [False, True, False]
 
 
 @FACES

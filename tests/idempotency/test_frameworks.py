@@ -28,9 +28,8 @@ with warnings.catch_warnings():
 from django_distlock.idempotency import idempotent
 from django_distlock.idempotency.drf import IdempotentMixin
 from tests.docs.pages import blocks
-from tests.idempotency import MIDDLEWARE
 from tests.idempotency.views import aact, act
-from tests.idempotency.world import Sender, Stage, at_once, by_task, change, die, on_servers, serve, stage, states
+from tests.idempotency.world import Sender, Stage, at_once, by_task, change, on_servers, serve, stage, states
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -221,13 +220,6 @@ def test_under_atomic_requests_a_copy_is_answered_at_once(site: Stage, key: str)
     site.during = lambda request: None
     assert post("orders", f"{key}-2", boom=1).status_code == 500
     assert (site.effects, states(site.alias)) == (1, ["completed"])
-
-
-def test_a_thread_that_is_told_to_end_leaves_nothing_to_renew(site: Stage, key: str, settings: Any) -> None:
-    """Without the middleware the mixin must do it."""
-    settings.MIDDLEWARE = MIDDLEWARE[:-1]
-    die(site, lambda: post("orders", key))
-    assert states(site.alias) == ["claimed"]
 
 
 # Without the mixin nothing shows that a credential without a user was accepted.
