@@ -68,11 +68,11 @@ grant_of: Callable[[tuple[Claim, float, int | None, float | None, Any]], Grant] 
 class LockInfo:
     """One held lock, as an operator sees it.
 
-    ``backend`` is the alias, ``key`` the engine's key of the lock, ``name`` its name in the code, None if that is not
-    known. ``waiters`` is the least number of waiters, None if the engine cannot tell: a process queues once at a server
-    for a lock, and only that process knows the callers that wait in it. ``waiting`` names the first 20 of them, in
-    order. ``details`` has what only some engines know: among others ``also_holds``, the other locks of the holder's
-    session.
+    ``backend`` is the alias, ``key`` the engine's key of the lock, ``name`` its name in the code, behind its namespace
+    if it has one; None if that is not known. ``waiters`` is the least number of waiters, None if the engine cannot
+    tell: a process queues once at a server for a lock, and only that process knows the callers that wait in it.
+    ``waiting`` names the first 20 of them, in order. ``details`` has what only some engines know: among others
+    ``also_holds``, the other locks of the holder's session.
     """
 
     backend: str

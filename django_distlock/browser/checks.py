@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
-from django.urls import get_resolver
 
-from django_distlock.leases.checks import check_database
+from django_distlock.leases.checks import check_database, is_used
 
 from . import conf
 
@@ -31,7 +30,7 @@ def check_browser(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> lis
             raise ImproperlyConfigured(f"DISTLOCK_BROWSER: DATABASE {alias!r} is not in DATABASES.")
     except ImproperlyConfigured as error:
         return [Error(str(error), id="distlock.E080")]
-    if not _is_used():
+    if not (conf.is_set() or is_used(ADDRESSES, GUARD)):
         return []
     hint = 'Let the table in and run `migrate`, or set DISTLOCK_BROWSER["DATABASE"] to another database.'
     found = check_database(alias, "Browser locks", hint)
@@ -44,12 +43,3 @@ def check_browser(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> lis
             )
         )
     return found
-
-
-def _is_used() -> bool:
-    """Has the project the setting, the addresses, or code for browser locks?"""
-    try:
-        _ = get_resolver().url_patterns
-    except Exception:  # Django reports it
-        return False
-    return conf.is_set() or ADDRESSES in sys.modules or GUARD in sys.modules

@@ -164,8 +164,7 @@ def _renew(sender: Sender, text: str, lease: str, ttl: float | None, fence: int)
             reason, principal = "logged_out", stored(error.signer)
     else:
         if sender.is_permitted(grant.name):
-            one = [(grant.name, lease, fence)]
-            answer = store.renew(alias, one, principal=principal, ttl=sender.ttl(grant, ttl))[lease]
+            answer = store.renew(alias, grant.name, lease, fence, principal=principal, ttl=sender.ttl(grant, ttl))
             return {"lost": answer.reason} if isinstance(answer, LeaseLost) else {"expires_in": answer.expires_in}
         reason, name = "permission", grant.name
     store.release(alias, lease, principal=principal, name=name)

@@ -31,29 +31,21 @@ __all__ = [
 ]
 
 
-def renew(
-    alias: str, leases: Iterable[tuple[str, str, int]], *, principal: str, ttl: float
-) -> dict[str, Row | LeaseLost]:
-    """Prolong leases, each given as (name, lease, fence), by ``ttl``; never past MAX_HOLD, never after their end.
+def renew(alias: str, name: str, lease: str, fence: int, *, principal: str, ttl: float) -> Row | LeaseLost:
+    """Prolong a lease by ``ttl``; never past MAX_HOLD, never after its end.
 
-    Returns an answer for each lease id. A row that a protected view has locked is not prolonged, its lease is returned
-    as it is. One statement each where an UPDATE returns rows, else two, and one more for a lost one.
+    A row that a protected view has locked is not prolonged, its lease is returned as it is. One statement where an
+    UPDATE returns rows, else two, and one more for a lost one.
     """
-    found: dict[str, Row | LeaseLost] = {}
-    for digest, lease, fence in sorted((digest_of(name), lease, fence) for name, lease, fence in leases):
-        row, _prolonged = rows.renew(alias, digest, lease, principal, ttl, fence=fence)
-        current = row is not None and row.is_of(principal, lease) and row.fence == fence
-        if row is not None and row.held and current:
-            found[lease] = row
-        else:
-            found[lease] = LeaseLost(lease=lease, reason=_why(row, lease, current=current))
-    return found
-
-
-def _why(row: Row | None, lease: str, *, current: bool) -> LostReason:
-    """Why the lease is gone. The row remembers the last one; of an older one it is only known who came later."""
+    row, _prolonged = rows.renew(alias, digest_of(name), lease, principal, ttl, fence=fence)
     if row is None:
-        return "expired"
+        return LeaseLost(lease=lease, reason="expired")
+    current = row.is_of(principal, lease) and row.fence == fence
+    return row if current and row.held else LeaseLost(lease=lease, reason=_why(row, lease, current=current))
+
+
+def _why(row: Row, lease: str, *, current: bool) -> LostReason:
+    """Why the lease is gone. The row remembers the last one; of an older one it is only known who came later."""
     if current:
         return "max_hold" if row.at_its_end else "expired"
     if row.previous == lease and row.ended:

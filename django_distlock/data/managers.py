@@ -12,7 +12,7 @@ from django_distlock.keys import validate_name
 from django_distlock.locks.lock import advisory_lock
 from django_distlock.validation import UNSET, Timeout
 
-from .rows.fetch import locked_rows, options_of
+from .rows.fetch import RowLockOptions, locked_rows
 from .rows.lock import RowLock, row_lock
 from .tables.lock import table_lock
 
@@ -56,7 +56,7 @@ class LockingQuerySet(models.QuerySet[M]):
         Raises TransactionManagementError outside of a transaction, the model's DoesNotExist and
         MultipleObjectsReturned, and what :func:`row_lock` raises.
         """
-        options = options_of(timeout, nowait=nowait, of=of, no_key=no_key)
+        options = RowLockOptions(timeout=timeout, nowait=nowait, of=of, no_key=no_key)
         found = self.filter(**lookup)
         if not found.query.is_sliced and len(found.query.alias_map) <= 1:  # a join may find a row twice
             found = found.order_by("pk")[:2]  # two are enough to see that there are several

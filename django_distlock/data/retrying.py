@@ -67,27 +67,20 @@ class retrying:
 
     def _wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
-            for number in range(1, self.attempts + 1):
-                try:
-                    with _transaction(self.using):
-                        return _refuse_awaitable(function(*args, **kwargs))
-                except Exception as error:
-                    if number == self.attempts or not may_succeed_again(error):
-                        raise
-                time.sleep(_pause(number))
+            for attempt in self:
+                with attempt.repeated(), _transaction(self.using):
+                    return _refuse_awaitable(function(*args, **kwargs))
+            raise AssertionError("the last attempt raises its error")
 
         return run
 
     def _wrap_async(self, function: Callable[..., Any]) -> Callable[..., Any]:
         async def run(*args: Any, **kwargs: Any) -> Any:
-            for number in range(1, self.attempts + 1):
-                try:
+            async for attempt in self:
+                with attempt.repeated():
                     async with _transaction_of_a_thread(self.using):
                         return await function(*args, **kwargs)
-                except Exception as error:
-                    if number == self.attempts or not may_succeed_again(error):
-                        raise
-                await asyncio.sleep(_pause(number))
+            raise AssertionError("the last attempt raises its error")
 
         return run
 
@@ -113,6 +106,7 @@ class Attempt:
 
     def __init__(self, using: str, *, last: bool) -> None:
         self._using, self._last = using, last
+        self._begun = False
         self._block: Any = None
         #: Is the block to be run again?
         self.failed = False
@@ -129,11 +123,21 @@ class Attempt:
                     "may follow `with attempt:` in the loop."
                 ) from None
             raise
-        if self._block is None:
+        if not self._begun:
             raise TypeError("The loop over retrying() needs `with attempt:`, or `async with attempt:`.")
 
+    @contextmanager
+    def repeated(self) -> Iterator[None]:
+        """Around the whole transaction, its commit included."""
+        self._begun = True
+        try:
+            yield
+        except Exception as error:
+            if not self._is_run_again(error):
+                raise
+
     def __enter__(self) -> None:
-        self._block = _transaction(self._using)
+        self._begun, self._block = True, _transaction(self._using)
         self._block.__enter__()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
@@ -141,7 +145,7 @@ class Attempt:
         return self._is_run_again(error)
 
     async def __aenter__(self) -> None:
-        self._block = _transaction_of_a_thread(self._using)
+        self._begun, self._block = True, _transaction_of_a_thread(self._using)
         await self._block.__aenter__()
 
     async def __aexit__(

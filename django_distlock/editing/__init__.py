@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from .admin.options import EditLockAdmin
     from .code import edit_lock
     from .drf import EditLockViewSetMixin
+    from .http.refusals import add_conflict
     from .listing import editors
     from .records import EditConflict, Editor
     from .views import EditLockMixin, edit_locked
@@ -20,6 +21,7 @@ _MODULES = {
     "EditLockMixin": "views",
     "EditLockViewSetMixin": "drf",
     "Editor": "records",
+    "add_conflict": "http.refusals",
     "edit_lock": "code",
     "edit_locked": "views",
     "editors": "listing",
@@ -30,6 +32,7 @@ __all__ = [
     "EditLockMixin",
     "EditLockViewSetMixin",
     "Editor",
+    "add_conflict",
     "edit_lock",
     "edit_locked",
     "editors",

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.checks import CheckMessage, Error
 from django.core.exceptions import ImproperlyConfigured
-from django.urls import get_resolver
 
-from django_distlock.leases.checks import check_database
+from django_distlock.leases.checks import check_database, is_used
 
 from . import conf
 from .listing import written_databases
@@ -30,7 +29,7 @@ def check_editing(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> lis
     except ImproperlyConfigured as error:
         return [Error(str(error), id="distlock.E070")]
     found = _check_admins()
-    if _is_used():
+    if conf.is_set() or is_used(SAVING):
         hint = 'Let the table in and run `migrate`, or set DISTLOCK_EDITING["MODE"] = "off".'
         found += [each for alias in written_databases() for each in check_database(alias, "Edit locks", hint)]
     return found
@@ -50,12 +49,3 @@ def _check_admins() -> list[CheckMessage]:
         except ImproperlyConfigured as error:
             found.append(Error(f"edit_lock: {error}", obj=type(admin), id="distlock.E072"))
     return found
-
-
-def _is_used() -> bool:
-    """Has the project the setting, or code for edit locks?"""
-    try:
-        _ = get_resolver().url_patterns
-    except Exception:  # Django reports it
-        return False
-    return conf.is_set() or SAVING in sys.modules

@@ -128,7 +128,7 @@ class edit_lock:
         self._used = True
         # in this thread, which for a task is not the one that has made the object
         self._resource = replace(self._resource, schema=schema_of(self._resource.database))
-        alias = store.alias_for(self._resource)
+        alias = self._resource.database
         if in_transaction(alias):
             raise TransactionManagementError(
                 "edit_lock() must be outside atomic(): others would not see the lease before the end of the "
@@ -169,7 +169,7 @@ class edit_lock:
             threading.Thread(target=self._renew, args=[self._lease], name="distlock-edit-renewal", daemon=True).start()
 
     def _renew(self, lease: EditLease) -> None:
-        alias = store.alias_for(self._resource)
+        alias = self._resource.database
         try:
             self._tenant.enter()
             while not self._stop.wait(self._ttl / RENEWALS_PER_TTL):
@@ -193,14 +193,10 @@ class edit_lock:
         self._stop.set()
         if self._process != os.getpid():  # after a fork it is the parent's
             return
-        lease, principal, label = self._lease, self._owner.principal, self._owner.label
-        if lease is not None and store.release(
-            self._resource, lease.lease, principal=principal, wrote_by=label if wrote else None
-        ):
-            return
-        if wrote:
-            store.count_write(self._resource, label)
-        if lease is not None:
+        lease, principal = self._lease, self._owner.principal
+        if wrote:  # before the next one gets in
+            store.count_write(self._resource, self._owner.label)
+        if lease is not None and not store.release(self._resource, lease.lease, principal=principal):
             found = store.renew(self._resource, lease.lease, self._ttl, principal=principal)
             if isinstance(found, Lost):
                 self._lost = found

@@ -89,16 +89,13 @@ def _why(row: Row | None, lease: str) -> LostReason:
     return "released" if row is not None and row.lease == lease else "expired"
 
 
-def release(
-    resource: Resource, lease: str, reserve: float = 0.0, *, principal: str = "", wrote_by: str | None = None
-) -> bool:
+def release(resource: Resource, lease: str, reserve: float = 0.0, *, principal: str = "") -> bool:
     """Free the row, or keep it for at most ``reserve`` seconds so that the next page of the same tab can adopt it.
 
-    ``wrote_by`` counts a write by this label in the same statement. False if the lease is unknown, which changes
-    nothing, or if a save lasts longer than a second: then the row is left to expire.
+    False if the lease is unknown, which changes nothing, or if a save lasts longer than a second: then the row is left
+    to expire.
     """
-    alias = alias_for(resource)
-    return rows.release(alias, resource.digest, lease, principal, reserve=reserve, wrote_by=wrote_by)
+    return rows.release(alias_for(resource), resource.digest, lease, principal, reserve=reserve)
 
 
 def count_write(resource: Resource, label: str) -> bool:
@@ -155,12 +152,6 @@ def held(alias: str, model: str | None = None, limit: int | None = None) -> list
     found = upkeep.held(alias, of_objects=True, model=model, limit=limit if schemas == {""} else None)
     named = [(row, Resource(alias, row.model, row.name, schema=schema)) for row in found for schema in schemas]
     return [lease_of(row, resource) for row, resource in named if resource.digest == row.digest][:limit]
-
-
-def held_by(principal: str, alias: str, digests: Iterable[str] = ()) -> int:
-    """How many objects the principal holds in a database, those in ``digests`` not counted."""
-    others = set(digests)
-    return sum(row.digest not in others for row in upkeep.held(alias, of_objects=True, principal=principal))
 
 
 def break_lease(resource: Resource, reason: str = "", fence: int | None = None) -> EditLease | None:

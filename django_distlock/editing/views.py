@@ -13,12 +13,13 @@ from django.contrib import messages
 from django.contrib.auth.mixins import AccessMixin
 from django.core.exceptions import ImproperlyConfigured, ObjectDoesNotExist, PermissionDenied
 from django.forms.formsets import BaseFormSet
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404
 from django.utils.translation import gettext as _
 from django.views.generic.base import View
 from django.views.generic.edit import DeletionMixin
 
+from django_distlock.http import answers
 from django_distlock.http.transactions import outside_transactions, transactions_of_request
 from django_distlock.http.visitors import user_of
 from django_distlock.validation import qualified_name, refuse_order, refuse_registered
@@ -50,7 +51,7 @@ class EditLockMixin:
 
     A save is refused if another user edits the object or has saved it since the form was rendered; the answer is a page
     with both versions. Put ``{% edit_lock form.instance %}`` inside the form. ``edit_lock`` has ``MODE``, ``WHEN``,
-    ``IDLE``, ``TTL_WITHOUT_SCRIPT`` or ``TAKEOVER`` of ``DISTLOCK_EDITING`` for this view: ``{"WHEN": "open"}``.
+    ``IDLE`` or ``TAKEOVER`` of ``DISTLOCK_EDITING`` for this view: ``{"WHEN": "open"}``.
     """
 
     edit_lock: ClassVar[Mapping[str, Any]] = {}
@@ -237,8 +238,7 @@ class EditLockMixin:
         form = self.get_form()
         refusals.add_conflict(form, refusal)
         response: Any = self.form_invalid(form)  # type: ignore[attr-defined]
-        if refusal.replaces:
-            self._mark_rows(getattr(response, "context_data", None) or {})
+        self._mark_rows(getattr(response, "context_data", None) or {})
         response.status_code = refusals.CONFLICT
         return response  # type: ignore[no-any-return]
 
@@ -282,7 +282,7 @@ def edit_locked(
     :param takeover: the same for taking the object over; ``django_distlock.takeover_editlease`` by default.
     :param on_conflict: makes the answer to a refused save; called with the request, the refusal and the arguments of
         the route. By default a page with what was typed, or problem+json with status 423 for programs.
-    :param options: ``mode``, ``when``, ``idle`` or ``ttl_without_script`` of ``DISTLOCK_EDITING``.
+    :param options: ``mode``, ``when`` or ``idle`` of ``DISTLOCK_EDITING``.
     """
     if any(iscoroutinefunction(each) for each in (permission, takeover)):
         raise TypeError("permission and takeover of @edit_locked must be plain functions, not async.")
@@ -489,15 +489,6 @@ def answer(request: HttpRequest, refusal: Refusal) -> HttpResponse:
 def problem(refusal: Refusal) -> HttpResponse:
     """The refusal for a program: 423 while another user holds the lock, 412 after a change, 404 after a deletion."""
     status = {"held": LOCKED, "saving": LOCKED, "deleted": 404}.get(refusal.reason, 412)
-    facts = {
-        "type": "about:blank",
-        "title": _("Not saved"),
-        "status": status,
-        "detail": refusal.text,
-        "code": refusal.reason,
-        "holder": refusal.who or None,
-        "own": refusal.own,
-    }
-    response = JsonResponse(facts, status=status, content_type="application/problem+json")
-    response["Cache-Control"] = "no-store"
-    return response
+    return answers.problem(
+        status, _("Not saved"), refusal.text, code=refusal.reason, holder=refusal.who or None, own=refusal.own
+    )

@@ -55,42 +55,19 @@ class Options:
     fingerprint: Callable[[Any], str | bytes] | None = None
 
 
-def _text(name: str, value: Any) -> Any:
-    if not isinstance(value, str):
-        raise TypeError(f"{name} must be a str, not {type(value).__name__}.")
-    return value
+def _must_be(wanted: str, is_right: Callable[[Any], bool], error: type[Exception] = TypeError) -> Any:
+    def check(name: str, value: Any) -> Any:
+        if not is_right(value):
+            raise error(f"{name} must be {wanted}, not {value!r}.")
+        if iscoroutinefunction(value):
+            raise TypeError(f"{name} must be a plain function, of async views too: it is called in a thread.")
+        return value
+
+    return check
 
 
-def _atomic(name: str, value: Any) -> Any:
-    if not isinstance(value, (bool, str)) or value == "":
-        raise TypeError(f"{name} must be a bool or an alias in DATABASES.")
-    return value
-
-
-def _names(name: str, value: Any) -> Any:
-    if isinstance(value, str) or not all(isinstance(each, str) for each in value):
-        raise TypeError(f"{name} must be a list of names of fields.")
-    return value
-
-
-def _on_crash(name: str, value: Any) -> Any:
-    if value not in ("retry", "hold") and not callable(value):
-        raise ValueError(f'{name} must be "retry", "hold" or a callable.')
-    return _plain(name, value)
-
-
-def _of_request(name: str, value: Any) -> Any:
-    if not callable(value):
-        raise TypeError(f"{name} must be a callable that takes the request.")
-    return _plain(name, value)
-
-
-def _plain(name: str, value: Any) -> Any:
-    if iscoroutinefunction(value):
-        raise TypeError(f"{name} must be a plain function, of async views too: it is called in a thread.")
-    return value
-
-
+_text = _must_be("a str", lambda value: isinstance(value, str))
+_of_request = _must_be("a callable that takes the request", callable)
 CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "storage": partial(choice, known=("database", "cache")),
     "database": _text,
@@ -105,13 +82,18 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "ttl": partial(seconds, positive=True),
     "claim_ttl": partial(seconds, positive=True),
     "wait": seconds,
-    "on_crash": _on_crash,
+    "on_crash": _must_be(
+        '"retry", "hold" or a callable', lambda value: callable(value) or value in ("retry", "hold"), ValueError
+    ),
     "on_store_error": partial(choice, known=("closed", "open")),
     "replay_to_credentials": flag,
-    "scope": lambda name, value: _plain(name, function(name, value, that="that takes the request")),
+    "scope": lambda name, value: None if value is None else _of_request(name, function(name, value)),
     "required": flag,
-    "atomic": _atomic,
-    "fingerprint_exclude": _names,
+    "atomic": _must_be("a bool or an alias in DATABASES", lambda value: isinstance(value, (bool, str)) and value != ""),
+    "fingerprint_exclude": _must_be(
+        "a list of names of fields",
+        lambda value: not isinstance(value, str) and all(isinstance(each, str) for each in value),
+    ),
     "key": _of_request,
     "anonymous": flag,
     "fingerprint": _of_request,

@@ -150,8 +150,7 @@ class Decision(Enum):
     """What to do with a request whose key has a record."""
 
     TAKE_OVER = "take over"  # the key is free: the request may run again
-    REPLAY = "replay"
-    TOMBSTONE = "tombstone"  # done, and the answer is not stored
+    ANSWERED = "answered"  # the answer may be stored without its body
     MISMATCH = "mismatch"
     IN_FLIGHT = "in flight"
     CRASHED = "crashed"  # the claim expired: on_crash decides
@@ -168,8 +167,7 @@ def judge(record: Record, fingerprint: str) -> Decision:
         # after a crash there is no answer that other data could get by mistake
         return Decision.CRASHED if record.expired else Decision.MISMATCH
     if record.state == COMPLETED:
-        answer = record.answer
-        return Decision.TOMBSTONE if answer is None or answer.body is None else Decision.REPLAY
+        return Decision.ANSWERED
     if record.state == UNKNOWN:
         return Decision.HELD
     return Decision.CRASHED if record.expired else Decision.IN_FLIGHT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -10,15 +11,13 @@ from django.views.generic.base import View
 from django_distlock.validation import refuse_order
 
 from .conf import options_of_view
-from .decisions import SAFE_METHODS
+from .decisions import SAFE_METHODS, BadKey
 from .decorator import atomic_aliases, once
-from .http.requests import HEADER, may_be_read
+from .http.requests import keep_readable
 from .options import EXEMPT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from django.http import HttpRequest
 
 
 class IdempotentMixin:
@@ -40,9 +39,8 @@ class IdempotentMixin:
             atomic_aliases.add(atomic)
 
     def initial(self, request: Any, *args: Any, **kwargs: Any) -> None:
-        plain: HttpRequest = request._request
-        if HEADER in plain.META and may_be_read(plain):
-            _ = plain.body  # a permission may parse the request, after which it could not be compared
+        with suppress(BadKey):  # the client has gone: told when the key is claimed
+            keep_readable(request._request)  # a permission may parse the request
         super().initial(request, *args, **kwargs)  # type: ignore[misc]
         name = request.method.lower()
         handler = getattr(self, name, None)

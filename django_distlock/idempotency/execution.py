@@ -26,6 +26,7 @@ from django_distlock import BackendUnavailable, LockNotAcquired
 from django_distlock.concurrency import clock
 from django_distlock.manager.site_key import site_key
 from django_distlock.schema import Tenant
+from django_distlock.storage.dialect import contended
 from django_distlock.storage.transactions import in_transaction
 
 from . import decisions, signals
@@ -96,11 +97,8 @@ def begin(request: HttpRequest, given: Mapping[str, Any]) -> KeyedRequest | Http
         return responses.bad_key(request, error, html=wants_page(request, source))
     except BackendUnavailable:
         logger.exception("The store of idempotency keys does not answer.")
-        return (
-            None
-            if options.on_store_error == "open"
-            else responses.store_down(request, html=wants_page(request, source))
-        )
+        html = wants_page(request, source)
+        return None if options.on_store_error == "open" else responses.store_down(request, html=html)
 
 
 def _asked(question: Callable[[T], R], about: T) -> R:
@@ -213,12 +211,15 @@ def ask(attempt: KeyedRequest, *, last: bool) -> MakeResponse | Literal["wait"] 
         record = _record_of(attempt, last=last)
         found = None if record is None else _settle(attempt, record, last=last)
     except TooManyKeys as error:
-        logger.warning("%s has %d idempotency keys that live: no more are taken.", *_quota_of(attempt))
+        whose, quota = attempt.claim.principal, attempt.claim.quota
+        logger.warning("%s has %d idempotency keys that live: no more are taken.", whose, quota)
         return partial(responses.too_many_keys, attempt, error.seconds)
     except LockNotAcquired as error:
-        if error.__cause__ is None:
+        cause = error.__cause__
+        attempt.broken = cause is not None
+        if cause is None or contended(cause) == "refused":  # another request with this key was first
             return partial(_in_flight, attempt)
-        attempt.broken = True  # the database was busy: nothing is known of this key, not even for "open"
+        # the database was busy: nothing is known of this key, and the view does not run, not even for "open"
         return partial(responses.store_down, attempt.request, html=attempt.html)
     except BackendUnavailable:
         attempt.broken = True
@@ -230,10 +231,6 @@ def ask(attempt: KeyedRequest, *, last: bool) -> MakeResponse | Literal["wait"] 
     if found is None:
         _run(attempt)
     return found
-
-
-def _quota_of(attempt: KeyedRequest) -> tuple[str, int | None]:
-    return attempt.claim.principal, attempt.claim.quota
 
 
 def _record_of(attempt: KeyedRequest, *, last: bool) -> Record | None:
@@ -259,7 +256,7 @@ def _run(attempt: KeyedRequest) -> None:
 def _settle(attempt: KeyedRequest, record: Record, *, last: bool) -> MakeResponse | Literal["wait"] | None:
     """The answer for a key that has a record. None: it is ours now."""
     verdict = decisions.judge(record, attempt.claim.fingerprint)
-    if verdict in (Decision.REPLAY, Decision.TOMBSTONE):
+    if verdict is Decision.ANSWERED:
         return partial(_again, attempt, record)
     # changed data of a form: the first request may still turn out to have failed
     if verdict is Decision.MISMATCH and (record.state != CLAIMED or not attempt.html or last):

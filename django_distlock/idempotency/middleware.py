@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
@@ -12,12 +13,12 @@ from django.core.signals import got_request_exception
 from django.utils.module_loading import import_string
 
 from .conf import middleware
-from .decisions import SAFE_METHODS
+from .decisions import SAFE_METHODS, BadKey
 from .execution import aclaim, begin, claim, end, finish, refuse_transaction
 from .handle import Idempotency, KeyedRequest, MakeResponse
 from .http import responses
 from .http.disconnect import finish_despite_disconnect
-from .http.requests import may_have_key
+from .http.requests import keep_readable, may_have_key
 from .options import PLAIN, served_by_middleware
 
 if TYPE_CHECKING:
@@ -130,6 +131,9 @@ def _has_to_do(request: HttpRequest, view: Any) -> bool:
         return False
     state: Idempotency = request.idempotency  # type: ignore[attr-defined]
     given = state.served = served_by_middleware(view, request.method or "")
+    if given is None:
+        with suppress(BadKey):  # the client has gone: told when the key is claimed
+            keep_readable(request)
     return given is not None and (may_have_key(request) or "key" in given or bool(given.get("required")))
 
 

@@ -21,8 +21,6 @@ class StoredResponse:
     body: bytes | None = None
     # level, text, extra tags, whether the text is safe as HTML
     messages: tuple[tuple[int, str, str, bool], ...] = ()
-    # attributes of the response that other middleware reads
-    marks: dict[str, Any] = field(default_factory=dict)
 
     def header(self, wanted: str) -> str | None:
         """The value of a header, whose name is given in lower case."""

@@ -1,11 +1,13 @@
-"""The system check of the database that has the table of leases; edit locks and browser locks ask it."""
+"""What the system checks of edit locks and of browser locks share."""
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from django.core.checks import Warning
 from django.db import connections, router
+from django.urls import get_resolver
 
 from django_distlock.schema import NOW
 
@@ -16,6 +18,15 @@ if TYPE_CHECKING:
 def has_table(alias: str) -> bool:
     """Is the database of a known kind, and does no router keep the table out of it?"""
     return connections[alias].vendor in NOW and router.allow_migrate(alias, "django_distlock", model_name="weblease")
+
+
+def is_used(*modules: str) -> bool:
+    """Has the project imported one of the modules, at the latest with its addresses?"""
+    try:
+        _ = get_resolver().url_patterns
+    except Exception:  # Django reports it
+        return False
+    return any(module in sys.modules for module in modules)
 
 
 def check_database(alias: str, what: str, hint: str) -> list[CheckMessage]:

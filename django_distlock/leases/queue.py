@@ -104,7 +104,7 @@ def _take_or_see(
 ) -> tuple[Row | Seen, bool]:
     """The lease; else what is seen, and True if the row should be free for the caller, and is kept busy."""
     seen = Seen()
-    for pause in (0.0, 0.0, *PAUSES):
+    for pause in (0.0, 0.0, *PAUSES[:-1]):  # whoever finds it busy asks again soon
         nap(pause)
         taken = None if again else _take(alias, claim, parameters)
         if taken is not None:

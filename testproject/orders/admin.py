@@ -2,13 +2,14 @@ from __future__ import annotations
 
 from django.contrib import admin
 
+from django_distlock.idempotency import IdempotentAdmin
 from testproject.inventory.admin import InventoryRunAdmin
 
 from .models import Order, OrderRun
 
 
 @admin.register(Order)
-class OrderAdmin(admin.ModelAdmin):
+class OrderAdmin(IdempotentAdmin, admin.ModelAdmin):
     list_display = ("pk", "way", "item", "quantity", "payment", "created")
     list_filter = ("way",)
 

@@ -322,7 +322,7 @@ class Parents(EditLockAdmin, admin.ModelAdmin):
 
 
 class Children(EditLockAdmin, admin.ModelAdmin):
-    edit_lock: ClassVar = {"WHEN": "open", "TTL_WITHOUT_SCRIPT": 120}
+    edit_lock: ClassVar = {"WHEN": "open", "IDLE": 120}
     edit_lock_column = False
 
 

@@ -54,7 +54,7 @@ urlpatterns = [
     re_path("", csrf_exempt(copy_of(act))),
 ]
 SHAPES = pytest.mark.parametrize("shape", ["exempt", "atomic", "async", "framework", "mixed"])
-FACES = pytest.mark.parametrize("shape", ["exempt", "atomic", "async"])
+FACES = pytest.mark.parametrize("shape", ["exempt", "atomic"])
 MULTIPART = "multipart/form-data; boundary="
 URLENCODED = "application/x-www-form-urlencoded"
 

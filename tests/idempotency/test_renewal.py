@@ -69,7 +69,7 @@ def test_a_view_that_takes_longer_than_the_lease_keeps_its_claim(site: Stage, se
     assert (len(site.runs), states(site.alias)) == (1, ["completed"])
 
 
-@on_servers
+@pytest.mark.parametrize("alias", ["postgres"])
 def test_a_reply_that_never_comes_costs_one_round_and_no_claim(site: Stage, key: str, alias: str, proxy: Proxy) -> None:
     """The server is well, and one connection is dead: each in turn of the messages of a renewal, from the first of the
     handshake, has no answer. Naive code waits for it as long as TCP does, and the claim runs out."""

@@ -24,7 +24,6 @@ from tests.idempotency.world import (
     change,
     fails,
     on_servers,
-    redirect,
     serve,
     sql,
     states,
@@ -203,10 +202,3 @@ def test_a_site_on_a_cache_that_may_be_down(site: Stage, key: str, settings: Any
     response = Sender(key).post(shape)
     assert response.status_code == 201 if shape == "open" else is_away(response)
     assert (site.effects, states(site.alias)) == (2 if shape == "open" else 1, [])
-
-
-def test_a_site_without_a_log_in_keeps_redirects(site: Stage, sender: Sender, settings: Any) -> None:
-    settings.LOGIN_URL = None
-    change(settings, REPLAY_TO_CREDENTIALS=False)
-    site.answer = redirect
-    assert sender.post().status_code == 302

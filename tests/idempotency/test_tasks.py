@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 from django.http import HttpResponse
-from django.test import AsyncClient, RequestFactory
+from django.test import AsyncClient
 from django.utils.decorators import async_only_middleware
 
-from django_distlock.idempotency import idempotent
 from django_distlock.idempotency.storage.database import DatabaseStorage
 from tests.conftest import PATIENCE, eventually
-from tests.idempotency.world import CROWD, Sender, Stage, client_leaves, nothing_is_renewed, states
+from tests.idempotency.world import CROWD, Sender, Stage, client_leaves, states
 
 language: contextvars.ContextVar[str] = contextvars.ContextVar("language", default="none")
 found: dict[str, Any] = {}
@@ -136,31 +135,3 @@ def test_a_client_that_goes_during_the_claim(site: Stage, key: str, monkeypatch:
     monkeypatch.setattr(DatabaseStorage, "claim", slow)
     asyncio.run(leave(post("async", key, **JSON), claiming, go_on.set))
     assert (states(site.alias), len(site.runs)) == (["completed"], 1)
-
-
-def test_the_decorator_without_the_middleware(site: Stage, key: str) -> None:
-    """A view that raises frees its key; one whose client goes continues, and its answer is kept."""
-    acted, go_on, runs = threading.Event(), asyncio.Event(), []
-
-    @idempotent(anonymous=True)
-    async def view(request: Any) -> HttpResponse:
-        runs.append(1)
-        if len(runs) == 1:
-            raise RuntimeError("boom")
-        acted.set()
-        await go_on.wait()
-        return HttpResponse("done")
-
-    def posted() -> Any:
-        return view(RequestFactory(headers={"Idempotency-Key": key}).post("/a/"))
-
-    async def fail_and_leave() -> Any:
-        with pytest.raises(RuntimeError, match="boom"):
-            await posted()
-        assert nothing_is_renewed()
-        await leave(posted(), acted, go_on.set)
-        return await posted()
-
-    assert asyncio.run(fail_and_leave())["Idempotency-Replayed"] == "true"
-    assert nothing_is_renewed()
-    assert (len(runs), states(site.alias)) == (2, ["completed"])

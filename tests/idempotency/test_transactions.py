@@ -136,6 +136,18 @@ def test_inside_a_transaction_it_is_exactly_once(site: Stage, key: str, autocomm
         async_to_sync(idempotent(aact))(request())
 
 
+@pytest.mark.usefixtures("atomic_requests")
+def test_under_atomic_requests_each_call_of_the_view_has_its_transaction(site: Stage, sender: Sender) -> None:
+    """The decorator opens it in Django's place, for requests without a key too; ``non_atomic_requests`` counts."""
+    inside: list[bool] = []
+    site.during = lambda request: inside.append(connections[site.alias].in_atomic_block)
+    for key in (sender.key, None):
+        assert Sender(key).post("decorated").status_code == 201
+    assert sender.client.get("/decorated/").status_code == 201
+    assert sender.post("non_atomic").status_code == 201
+    assert inside == [True, True, True, False]
+
+
 def connected(stack: ExitStack, signal: Any, receiver: Any) -> None:
     signal.connect(receiver, weak=False)
     stack.callback(signal.disconnect, receiver)

@@ -7,6 +7,7 @@ from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.contrib.auth.views import LoginView
+from django.db.transaction import non_atomic_requests
 from django.http import HttpRequest, HttpResponse
 from django.template import engines
 from django.template.response import TemplateResponse
@@ -110,6 +111,7 @@ SHAPES: dict[str, Any] = {
     "cached": cache_page(60)(copy_of(show)),
     "cached_lazily": cache_page(60)(show_lazily),
     "decorated": own(),
+    "non_atomic": idempotent(non_atomic_requests(copy_of(act))),
     "async_decorated": idempotent(aact),
     "atomic": own(atomic=True),
     "atomic_form": own(show, atomic=True),

@@ -214,25 +214,6 @@ def test_a_ticket_is_for_one_name_and_lives_for_two_intervals(alias: str) -> Non
     assert store.names_of(alias, tab.principal, [tab.lease]) == {tab.lease: ("b", False)}
 
 
-def test_the_heads_of_many_queues_cost_one_statement(alias: str) -> None:
-    names = [f"name{number}" for number in range(4)]
-    holders = [Tab(alias, each, "holder") for each in names[:3]]
-    waiting = [Tab(alias, each, f"person{number}") for each in names[:2] for number in range(2)]
-    for tab in (*holders, *waiting):
-        tab.ask()
-    holders[0].release()
-    waiting[2].miss()
-    found: list[dict[str, Head]] = []
-    assert len(statements_of(alias, lambda: found.append(store.heads(alias, names)))) == 1
-    assert found[0] == {
-        names[0]: Head("", waiting[0].holder, holders[0].lease, "released"),
-        names[1]: Head(holders[1].holder, waiting[3].holder),
-        names[2]: Head(holders[2].holder, None),
-        names[3]: Head("", None),
-    }
-    assert store.heads(alias, []) == {}
-
-
 def test_dead_tickets_are_cleared_away_while_the_name_is_held(alias: str, two: Two) -> None:
     for _ in range(60):
         tab = Tab(alias, two[0].name, "many")
@@ -278,21 +259,18 @@ def test_a_request_under_the_lock_keeps_nobody_waiting(alias: str, two: Two) -> 
 
 @SERVERS
 def test_the_holder_asks_and_beats_during_its_own_request(alias: str, two: Two) -> None:
-    """It keeps the lease as it is, and the others of the batch are prolonged. It is not broken, released or swept, and
-    a second request under the lock would wait for the row."""
-    ada, other = two[0], Tab(alias, f"{two[0].name} too")
-    other.take(ttl=60)
+    """It keeps the lease as it is. It is not broken, released or swept, and a second request finds it busy."""
+    ada = two[0]
     with transaction.atomic(using=alias):
         assert ada.lock() is not None
         assert beside(alias, ada.ask).fence == ada.fence
-        found = beside(alias, lambda: store.renew(alias, [ada.held, other.held], principal=ada.principal, ttl=500))
+        assert beside(alias, ada.renew).expires_in <= 60
         with pytest.raises(BackendUnavailable, match="in progress"):
             beside(alias, lambda: store.break_lease(alias, ada.name, ada.fence))
         with pytest.raises(OperationalError):
-            beside(alias, lambda: write(alias, "SELECT 1 FROM django_distlock_weblease FOR UPDATE NOWAIT"))
+            beside(alias, ada.lock)
         assert not beside(alias, ada.release)
         assert beside(alias, lambda: store.sweep(alias, 0)) == 0
-    assert found[ada.lease].expires_in <= 60 < 100 < found[other.lease].expires_in
     assert store.read(alias, [ada.name])[ada.name].held
 
 
@@ -385,9 +363,9 @@ def test_what_it_costs(alias: str, name: str) -> None:
     assert cost(ada.release) <= one + 2
     assert (cost(ada.take), cost(lambda: bob.wait(queue=False))) == (one, 2)
     other.take()
-    batch = [ada.held, other.held]
-    assert cost(lambda: store.renew(alias, batch, principal="user:ada", ttl=5)) == 2 * one
+    assert cost(lambda: store.heads(alias, [ada.name, other.name, "none"])) == 1
     assert cost(lambda: other.release(name=other.name)) <= one + 1
+    assert store.heads(alias, [other.name])[other.name] == Head("", None, other.lease, "released")
     with transaction.atomic(using=alias):
         assert cost(ada.lock) == 1
 

@@ -64,13 +64,6 @@ def judge(lines: list[str], names: list[str]) -> None:
     assert len(leases) > len(names)
 
 
-def test_the_judge_sees_two_at_once() -> None:
-    judge(["1 a 5 x", "2 a 5 x", "3 a 6 y", "4 b 1 z"], ["a", "b"])
-    for wrong in (["1 a 5 x", "2 a 6 y", "3 a 5 x"], ["1 a 5 x", "2 a 5 y"]):
-        with pytest.raises(AssertionError):
-            judge(wrong, ["a"])
-
-
 # in the other processes
 
 

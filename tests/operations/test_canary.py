@@ -17,14 +17,13 @@ from django.core.checks import run_checks
 from django.db import connections
 from django.test import Client, override_settings
 
-from django_distlock import DistlockError, advisory_lock, break_lock, held_locks
+from django_distlock import advisory_lock, break_lock, held_locks
 from django_distlock.conf import read_alias
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
 from django_distlock.records import new_token
 from django_distlock.testing import lose
 from tests.faults.conftest import database_alias
-from tests.faults.proxy import Proxy
 from tests.operations.admin.pages import LIST, log_in, remove_people
 from tests.operations.world import call, listening
 from tests.support import services
@@ -191,25 +190,6 @@ def test_nothing_is_said_when_all_is_well_with_a_wrong_password_or_no_server(
             settings.DISTLOCK = {"canary": entry}
             canary.attempt(lambda: run_checks(tags=["distlock"]))
             everything(canary, boss, name)
-
-
-@pytest.mark.tier2
-@pytest.mark.parametrize(("using", "server"), [("postgres", "postgres"), ("redis", "redis1")])
-def test_nothing_is_said_when_the_server_hangs(
-    using: str, server: str, name: str, boss: Client, canary: Canary, settings: Any
-) -> None:
-    real = services.load()[server]
-    password = canary.know("password", real["password"])
-    with Proxy(real["host"], real["port"]) as proxy, alias_for(using, password, proxy.port) as entry:
-        settings.DISTLOCK = {"canary": entry}
-        lease = advisory_lock(name, using="canary").acquire()
-        proxy.blackhole()
-        error = canary.attempt(lambda: advisory_lock(name + "2", using="canary", timeout=0.2).acquire())
-        assert isinstance(error, DistlockError)
-        canary.read("page", boss.get(LIST).text)
-        proxy.cut()
-        canary.attempt(lease.release)
-        canary.read("internals", lease, registry.entry("canary").backend)
 
 
 def test_settings_that_are_wrong_are_not_repeated(canary: Canary) -> None:

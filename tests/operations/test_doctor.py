@@ -20,6 +20,7 @@ from django_distlock.backends.zookeeper import doctor as zookeeper
 from django_distlock.manager.registry import registry
 from django_distlock.operations import doctor
 from django_distlock.operations.doctor import diagnose
+from tests.conftest import eventually
 from tests.engines.own_servers import Galera, Standby, needs_programs, running
 from tests.engines.redis.server import Own, url
 from tests.faults.conftest import BACKENDS, database_alias
@@ -55,7 +56,8 @@ def test_servers_that_are_well(using: str) -> None:
     assert status == 0, out
     assert "A lock was acquired and released in" in out
     assert out.endswith("0 errors, 0 warnings.\n")
-    assert not [info for info in held_locks(using)[0].locks if info.name == doctor.DOCTOR]
+    # the last nodes of Redlock give it back a moment after the release, which waits for most of them
+    eventually(lambda: not [i for i in held_locks(using)[0].locks if i.name == doctor.DOCTOR], "it is still held")
 
 
 def test_json_has_stable_keys(settings: Any) -> None:

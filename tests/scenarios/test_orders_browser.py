@@ -117,6 +117,21 @@ def test_five_clicks(live: tuple[Tab, str], till: Till, way: str, scripts: bool,
         driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
+def test_the_waiting_page_sends_its_form_until_there_is_an_answer(live: tuple[Tab, str], till: Till) -> None:
+    tab, url = live
+    assert isinstance(tab.profile, ChromiumProfile)
+    tab.open(f"{url}/orders/idempotent/")
+    twice = ActionChains(tab.profile.driver, duration=0).move_to_element(tab.profile.element("form button"))
+    twice.click().pause(0.1).click().perform()  # the second waits for the first, then the page comes
+    tab.until(lambda: tab.text("h1") == "Still working", "the page did not come")
+    assert not axe.faults(tab.profile)
+    came = till.came.count("POST")
+    eventually(lambda: till.came.count("POST") > came, "the form was not sent again")
+    till.open.set()
+    placed(tab)
+    assert Order.objects.count() == 1
+
+
 def test_back_with_changed_data(live: tuple[Tab, str], till: Till) -> None:
     tab, url = live
     till.open.set()
@@ -132,18 +147,25 @@ def test_back_with_changed_data(live: tuple[Tab, str], till: Till) -> None:
     assert list(Order.objects.order_by("pk").values_list("pk", "note")) == [(first, ""), (second, "as a present")]
 
 
-def test_a_log_in_in_another_tab(live: tuple[Tab, str], till: Till) -> None:
+def log_in(tab: Tab, url: str) -> None:
+    tab.open(f"{url}/admin/login/")
+    for name, text in (("username", "smith"), ("password", "pass")):
+        tab.type(f"[name={name}]", text)
+    tab.follow(lambda: tab.click("[type=submit]"))
+
+
+def test_the_same_user_logs_in_again_in_another_tab(live: tuple[Tab, str], till: Till) -> None:
     """Naive code: Django's page "CSRF verification failed", and the typed text is gone."""
     tab, url = live
     till.open.set()
     user = User.objects.create_superuser("smith", password="pass")
     try:
+        log_in(tab, url)
         tab.open(f"{url}/orders/idempotent/")
         tab.type("[name=note]", "as a present")
-        other = tab.profile.tab(f"{url}/admin/login/")
-        for name, text in (("username", "smith"), ("password", "pass")):
-            other.type(f"[name={name}]", text)
-        other.follow(lambda: other.click("[type=submit]"))
+        other = tab.profile.tab(f"{url}/admin/")
+        other.follow(lambda: other.click("#logout-form button"))
+        log_in(other, url)
         other.close()
         submit(tab, "Not saved yet")
         assert not Order.objects.exists()

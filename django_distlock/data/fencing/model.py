@@ -72,7 +72,7 @@ class FencedModel(models.Model):
                 update_fields=update_fields and {*update_fields, FENCE},
             )
         except BaseException:
-            del self.fence
+            self.__dict__.pop(FENCE, None)
             if before is not None:
                 self.fence = before
             raise

@@ -57,7 +57,7 @@ def read_token(given: object) -> Token:
 def own_fence(model: type[models.Model]) -> models.Field[Any, Any] | None:
     """The fence in the model's own table, not in that of a parent by multi-table inheritance."""
     fields = model._meta.concrete_model._meta.local_concrete_fields  # type: ignore[union-attr]
-    return next((field for field in fields if field.name == FENCE), None)
+    return next((field for field in fields if field.name == FENCE and isinstance(field, models.BigIntegerField)), None)
 
 
 def refuse_later(rows: models.QuerySet[Any], number: int) -> None:

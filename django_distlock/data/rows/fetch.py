@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from django.db import connections, transaction
@@ -48,35 +48,25 @@ class RowOptions(TypedDict, total=False):
     no_key: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RowLockOptions:
-    """How rows are locked. ``timeout`` is in seconds, 0 is ``nowait``, None is for ever."""
+    """How rows are locked. ValueError or TypeError that names the argument."""
 
-    timeout: float | None
-    skip_locked: bool
-    of: tuple[str, ...]
-    no_key: bool
+    timeout: InitVar[Timeout] = UNSET
+    nowait: InitVar[bool] = False
+    skip_locked: bool = False
+    of: Sequence[str] = ()
+    no_key: bool = False
+    #: To wait, 0 for not at all, None for ever.
+    seconds: float | None = field(init=False)
 
-    @property
-    def waits(self) -> bool:
-        return self.timeout != 0
-
-
-def options_of(
-    timeout: Timeout = UNSET,
-    *,
-    nowait: bool = False,
-    skip_locked: bool = False,
-    of: Sequence[str] = (),
-    no_key: bool = False,
-) -> RowLockOptions:
-    """Check the options. ValueError or TypeError that names the argument."""
-    seconds = resolve(timeout, nowait=nowait, skip_locked=skip_locked)
-    if nowait and skip_locked:
-        raise ValueError("nowait and skip_locked exclude each other.")
-    if not isinstance(of, (tuple, list)) or not all(isinstance(name, str) for name in of):
-        raise TypeError(f'of must be a tuple of relation names such as ("self",), not {of!r}.')
-    return RowLockOptions(timeout=seconds, skip_locked=skip_locked, of=tuple(of), no_key=flag("no_key", no_key))
+    def __post_init__(self, timeout: Timeout, nowait: bool) -> None:
+        object.__setattr__(self, "seconds", resolve(timeout, nowait=nowait, skip_locked=self.skip_locked))
+        if nowait and self.skip_locked:
+            raise ValueError("nowait and skip_locked exclude each other.")
+        if not isinstance(self.of, (tuple, list)) or not all(isinstance(name, str) for name in self.of):
+            raise TypeError(f'of must be a tuple of relation names such as ("self",), not {self.of!r}.')
+        flag("no_key", self.no_key)
 
 
 def refuse_queryset(queryset: QuerySet[Any], options: RowLockOptions) -> None:
@@ -88,7 +78,7 @@ def refuse_queryset(queryset: QuerySet[Any], options: RowLockOptions) -> None:
         raise ValueError(f"row_lock cannot lock the rows of a {query.combinator}: lock {label} by pk__in=... instead.")
     if queryset._fields is not None or not issubclass(queryset._iterable_class, ModelIterable):  # type: ignore[attr-defined]
         raise ValueError("row_lock gives instances: leave out values(), values_list(), dates() and datetimes().")
-    if query.is_sliced and options.waits and not _by_primary_key(queryset):
+    if query.is_sliced and options.seconds != 0 and not _by_primary_key(queryset):
         raise ValueError(
             "row_lock waits for the rows of a slice only if it is ordered by pk, else two callers could wait for each "
             "other: add skip_locked=True, nowait=True or order_by('pk')."
@@ -108,14 +98,13 @@ def locking(queryset: QuerySet[M], options: RowLockOptions) -> QuerySet[M]:
     A slice keeps its order: it does not wait for rows, or it is ordered by primary key.
     """
     refuse_queryset(queryset, options)
-    features = connections[queryset.db].features
-    if not features.has_select_for_update:
-        locked = queryset.select_for_update()  # Django ignores it, and reads from the database that is written
-    else:
-        locked = queryset.select_for_update(
-            nowait=not options.waits and not options.skip_locked,
+    locked = queryset.select_for_update()
+    features = connections[locked.db].features
+    if features.has_select_for_update:  # else Django ignores it
+        locked = locked.select_for_update(
+            nowait=options.seconds == 0 and not options.skip_locked,
             skip_locked=options.skip_locked,
-            of=options.of if features.has_select_for_update_of else (),
+            of=tuple(options.of) if features.has_select_for_update_of else (),
             no_key=options.no_key and features.has_select_for_no_key_update,
         )
     if not locked.query.is_sliced:
@@ -160,7 +149,7 @@ def _fetch(stack: ExitStack, connection: Any, queryset: QuerySet[M], options: Ro
     if connection.vendor == "sqlite" and not _lock_sqlite(stack, connection, queryset, what, options):
         return []
     lookups = queryset._prefetch_related_lookups  # type: ignore[attr-defined]
-    with lock_errors(connection, what, options.timeout), _limit(connection, options):
+    with lock_errors(connection, what, options.seconds), _limit(connection, options):
         rows = list({row.pk: row for row in queryset.prefetch_related(None)}.values())
     if lookups:
         prefetch_related_objects(rows, *lookups)
@@ -174,7 +163,7 @@ def _lock_sqlite(
     inside, broken = in_transaction(connection), connection.needs_rollback
     table = connection.ops.quote_name(queryset.model._meta.db_table)
     try:
-        sqlite.lock_database(stack, connection, table, what, options.timeout)
+        sqlite.lock_database(stack, connection, table, what, options.seconds)
     except LockNotAcquired:
         if not options.skip_locked:
             raise
@@ -191,8 +180,8 @@ def _limit(connection: Any, options: RowLockOptions) -> AbstractContextManager[N
     if connection.vendor == "sqlite":
         return nullcontext()
     if connection.vendor == "mysql" and not connection.mysql_is_mariadb:
-        return connection.execute_wrapper(_hints(connection, options.timeout))  # type: ignore[no-any-return]
-    return wait_limit(connection, options.timeout, whole=options.waits)
+        return connection.execute_wrapper(_hints(connection, options.seconds))  # type: ignore[no-any-return]
+    return wait_limit(connection, options.seconds, whole=options.seconds != 0)
 
 
 def _hints(connection: Any, timeout: float | None) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ from django_distlock.data.base import DataLock, wrap
 from django_distlock.locks.name_templates import check_known, follow, signature_of, values_of, without
 from django_distlock.validation import UNSET, Timeout, Unset, check_names, qualified_name
 
-from .fetch import M, RowLockOptions, RowOptions, locked_rows, options_of, refuse_queryset
+from .fetch import M, RowLockOptions, RowOptions, locked_rows, refuse_queryset
 
 if TYPE_CHECKING:
     import inspect
@@ -120,7 +120,7 @@ def row_lock(
     that gives no instances. A row that a join finds several times is given once. After an error of the lock an
     enclosing ``atomic()`` is rolled back.
     """
-    options = options_of(timeout, nowait=nowait, skip_locked=skip_locked, of=of, no_key=no_key)
+    options = RowLockOptions(timeout=timeout, nowait=nowait, skip_locked=skip_locked, of=of, no_key=no_key)
     check_names(into=into, using=using)
     if isinstance(target, type) and issubclass(target, Model):
         _check_one(target, pk, options)

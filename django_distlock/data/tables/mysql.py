@@ -160,7 +160,6 @@ def _explained(execute: Callable[..., Any], sql: Any, *rest: Any) -> Any:
     try:
         return execute(sql, *rest)
     except Error as error:
-        cure = CURES.get(code_of(error))  # type: ignore[arg-type]
-        if cure is None:
+        if (code := code_of(error)) not in CURES:
             raise
-        raise LockNotHeld(f"{error.args[-1]}. {cure}") from error
+        raise LockNotHeld(f"{error.args[-1]}. {CURES[code]}") from error

@@ -107,7 +107,6 @@ class LockedRow:
     of: ClassVar[ListSave]
     instance: Any
     errors: Any
-    add_error: Any
 
     def has_changed(self) -> bool:
         return super().has_changed() and not self._is_theirs()  # type: ignore[misc]
@@ -123,7 +122,7 @@ class LockedRow:
             return
         self.of.conflicts.append(conflict)
         if self.of.mode == "enforce":
-            self.add_error(None, Refusal.of(conflict).text)
+            refusals.add_conflict(self, Refusal.of(conflict))  # type: ignore[arg-type]
             self.of.shown[resource.pk] = self._version(resource)  # saved again, it replaces theirs
 
     def _is_theirs(self) -> bool:

@@ -19,7 +19,6 @@ from django.views.decorators.csrf import csrf_protect
 from django_distlock.editing.conf import EditingConfig, config
 from django_distlock.editing.http import beats, refusals
 from django_distlock.editing.http.forms import (
-    Posted,
     ReadyForm,
     bring_up_to_date,
     editable_fields,
@@ -28,7 +27,7 @@ from django_distlock.editing.http.forms import (
     rendered,
 )
 from django_distlock.editing.http.guard import SaveGuard, SaveRefused
-from django_distlock.editing.http.refusals import Refusal
+from django_distlock.editing.http.refusals import Refusal, add_conflict, add_saved_values
 from django_distlock.editing.http.rows import keep_rows, new_rows_text
 from django_distlock.editing.http.takeover import has_takeover, may_take_over
 from django_distlock.editing.resources import resource_of, rows_of
@@ -38,7 +37,6 @@ from django_distlock.http.visitors import user_of
 from django_distlock.validation import refuse_order
 
 from . import pages
-from .comparison import inlines_of
 from .lists import EditLockLists
 
 if TYPE_CHECKING:
@@ -54,7 +52,7 @@ Page = Callable[[], "HttpResponse"]
 class EditLockAdmin(EditLockLists):
     """Before ``ModelAdmin`` among the bases: ``class InvoiceAdmin(EditLockAdmin, admin.ModelAdmin)``.
 
-    ``edit_lock`` has ``MODE``, ``WHEN``, ``IDLE``, ``TTL_WITHOUT_SCRIPT`` or ``TAKEOVER`` of ``DISTLOCK_EDITING`` for
+    ``edit_lock`` has ``MODE``, ``WHEN``, ``IDLE`` or ``TAKEOVER`` of ``DISTLOCK_EDITING`` for
     this admin, such as ``{"WHEN": "open"}``.
     """
 
@@ -88,44 +86,19 @@ class EditLockAdmin(EditLockLists):
             return self.edit_lock_fields
         return editable_fields(self.get_form(request, obj, change=True))
 
-    # addresses
+    # the change form
 
     def get_urls(self) -> list[Any]:
         """The pages, which begin their transactions themselves."""
-        opts = self.opts
-        urls = super().get_urls()  # type: ignore[misc]
+        urls: list[Any] = super().get_urls()  # type: ignore[misc]
+        names = {
+            f"{self.opts.app_label}_{self.opts.model_name}_{page}"
+            for page in ("change", "delete", "changelist", "revision")
+        }
         for url in urls:
-            if url.name in {
-                f"{opts.app_label}_{opts.model_name}_{page}" for page in ("change", "delete", "changelist", "revision")
-            }:
+            if url.name in names:
                 outside_transactions(url.callback)
-        return urls  # type: ignore[no-any-return]
-
-    # the change form
-
-    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None, **kwargs: Any) -> Any:
-        """The object, which is loaded once for a request that has locked it."""
-        found = _loaded(request).get((id(self), object_id))
-        if found is not None:
-            return found
-        return super().get_object(request, object_id, from_field, **kwargs)  # type: ignore[misc]
-
-    def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
-        form: Any = super().get_form(request, obj, change=change, **kwargs)  # type: ignore[misc]
-        if getattr(request, "_distlock_review", False):
-            return type(form)(form.__name__, (_ReviewedForm, form), {})
-        return form
-
-    def get_formset_kwargs(self, request: HttpRequest, obj: Any, inline: Any, prefix: str) -> dict[str, Any]:
-        """What an inline is made of; after a refused save with rows that fit the database as it is now."""
-        params: dict[str, Any] = super().get_formset_kwargs(request, obj, inline, prefix)  # type: ignore[misc]
-        choice = Posted.of(request).choice if "data" in params else ""
-        if choice not in ("review", "overwrite") or not inline.has_change_permission(request, obj):
-            return params
-        if keep_rows(inline.get_formset(request, obj), params) and choice == "review":
-            may_add = inline.has_add_permission(request, obj)
-            messages.warning(request, new_rows_text() if may_add else gone_rows_text(), fail_silently=True)
-        return params
+        return urls
 
     @method_decorator(csrf_protect)
     def change_view(self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any) -> HttpResponse:
@@ -143,34 +116,22 @@ class EditLockAdmin(EditLockLists):
     def _change(self, request: HttpRequest, object_id: str, page: Page) -> HttpResponse:
         settings = self.get_edit_config(request)
         if beats.is_beat(request):
-            return beats.answer(
-                request, functools.partial(self._editable, request, object_id), settings, self.may_take_over
-            )
-        if settings.mode == "off":
-            with transactions_of_request():
-                return page()
-        if request.method in SAFE_METHODS:
-            with transactions_of_request():
+            return self._beat(request, object_id, settings)
+        if settings.mode != "off" and request.method not in SAFE_METHODS and not self._saves_nothing_here(request):
+            return self._save(request, object_id, settings, page)
+        with transactions_of_request():
+            if settings.mode != "off" and request.method in SAFE_METHODS:
                 self._open(request, object_id, settings)
-                return page()
-        if (getattr(self, "save_as", False) and "_saveasnew" in request.POST) or self._is_form_action(request):
-            with transactions_of_request():
-                return page()
-        return self._guarded_change(request, object_id, settings, page)
+            return page()
 
-    def _object(self, request: HttpRequest, object_id: str) -> Any:
-        """The object, if the user may change it; else None, and Django's own page says so."""
-        to_field = request.POST.get(TO_FIELD_VAR, request.GET.get(TO_FIELD_VAR))
-        if to_field and not self.to_field_allowed(request, to_field):  # type: ignore[attr-defined]
-            return None
-        obj = self.get_object(request, unquote(object_id), to_field)
-        return obj if obj is not None and self.has_change_permission(request, obj) else None  # type: ignore[attr-defined]
+    def _saves_nothing_here(self, request: HttpRequest) -> bool:
+        """Does this POST make another object, or run an action?"""
+        return (getattr(self, "save_as", False) and "_saveasnew" in request.POST) or self._is_form_action(request)
 
     def _beat(self, request: HttpRequest, object_id: str, settings: EditingConfig) -> HttpResponse:
         """The answer to the script of this page."""
-        return beats.answer(
-            request, functools.partial(self._editable, request, object_id), settings, self.may_take_over
-        )
+        load = functools.partial(self._editable, request, object_id)
+        return beats.answer(request, load, settings, self.may_take_over)
 
     def _editable(self, request: HttpRequest, object_id: str) -> Any:
         """The object. Http404 or PermissionDenied if there is none that the user may change."""
@@ -181,50 +142,78 @@ class EditLockAdmin(EditLockLists):
             raise Http404
         raise PermissionDenied
 
+    def _object(self, request: HttpRequest, object_id: str) -> Any:
+        """The object, if the user may change it; else None, and Django's own page says so."""
+        to_field = request.POST.get(TO_FIELD_VAR, request.GET.get(TO_FIELD_VAR))
+        if to_field and not self.to_field_allowed(request, to_field):  # type: ignore[attr-defined]
+            return None
+        obj = self.get_object(request, unquote(object_id), to_field)
+        return obj if obj is not None and self.has_change_permission(request, obj) else None  # type: ignore[attr-defined]
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None, **kwargs: Any) -> Any:
+        """The object, which is loaded once for a request that has locked it."""
+        admin, key, obj = getattr(request, "_distlock_loaded", (None, "", None))
+        if admin is self and key == object_id:
+            return obj
+        return super().get_object(request, object_id, from_field, **kwargs)  # type: ignore[misc]
+
+    def _load(self, request: HttpRequest, object_id: str, obj: Any, current: Any) -> None:
+        """Let Django's page have the object as it is now, unless the page writes another version of it first."""
+        if not _reverts(request):
+            bring_up_to_date(obj, current)
+            self._keep(request, object_id, obj)
+
+    def _keep(self, request: HttpRequest, object_id: str, obj: Any) -> None:
+        request._distlock_loaded = (self, unquote(object_id), obj)  # type: ignore[attr-defined]
+
     def _open(self, request: HttpRequest, object_id: str, settings: EditingConfig) -> None:
         """Make the grant of the form, before the form and its inlines are read."""
         obj = self._object(request, object_id)
         if obj is None:
             return
-        inlines = inlines_of(self, request, obj)
-        opened = open_form(request, obj, settings, fields=self.get_edit_fields(request, obj), inlines=inlines)
-        if opened is None:
+        fields, inlines = self.get_edit_fields(request, obj), pages.inlines_of(self, request, obj)
+        ready = open_form(request, obj, settings, fields=fields, inlines=inlines)
+        if ready is None:
             return
-        if _reverts(request):  # the form shows another version, and what a page claims that is rolled back is lost
-            settings = replace(settings, when="change")
-        else:
-            bring_up_to_date(obj, opened.obj)
-            _loaded(request)[id(self), unquote(object_id)] = obj
-        ready_forms(request)[opened.grant.resource] = replace(opened, config=settings)
+        self._load(request, object_id, obj, ready.obj)
+        if _reverts(request):  # what a page claims that is rolled back is lost
+            ready = replace(ready, config=replace(settings, when="change"))
+        ready_forms(request)[ready.grant.resource] = ready
 
-    def _guarded_change(
-        self, request: HttpRequest, object_id: str, settings: EditingConfig, page: Page
+    def render_change_form(
+        self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
     ) -> HttpResponse:
+        """The page with the form, and in it the fields of the edit lock."""
+        response: Any = super().render_change_form(request, context, *args, **kwargs)  # type: ignore[misc]
+        obj = context.get("original")
+        ready = ready_forms(request).get(resource_of(obj)) if obj is not None and not obj._state.adding else None
+        if ready is not None and hasattr(response, "add_post_render_callback"):
+            form_id = f"{self.opts.model_name}_form"
+            response.add_post_render_callback(
+                lambda shown: pages.put_into_form(shown, form_id, rendered(request, ready))
+            )
+        return response  # type: ignore[no-any-return]
+
+    # saves
+
+    def _save(self, request: HttpRequest, object_id: str, settings: EditingConfig, page: Page) -> HttpResponse:
         obj = self._object(request, object_id)
         if obj is None:
             return self._deleted(request, object_id, settings, page)
         guard = SaveGuard(request, settings, [resource_of(obj)])
         try:
-            if guard.posted.choice == "review":
-                ready = ReadyForm(grant=guard.grant(), config=settings, posted=guard.posted)
-                ready_forms(request)[guard.resources[0]] = ready
-                request._distlock_review = True  # type: ignore[attr-defined]
-                with transactions_of_request():
-                    return page()
             return guard.save(
                 lambda save: self._saved(request, object_id, save, guard, obj, page),
                 may_overwrite=lambda holder: may_take_over(request, settings, obj, holder, self.may_take_over),
             )
         except SaveRefused as refused:
-            return self.edit_refused(request, guard, refused.refusal, obj)
+            return self._refused(request, object_id, guard, refused.refusal, obj, page)
 
     def _saved(
         self, request: HttpRequest, object_id: str, save: Save, guard: SaveGuard, obj: Any, page: Page
     ) -> HttpResponse:
         """Django's own page, with the object as it was locked."""
-        if not _reverts(request):
-            bring_up_to_date(obj, save.object)
-            _loaded(request)[id(self), unquote(object_id)] = obj
+        self._load(request, object_id, obj, save.object)
         request._distlock_saved = False  # type: ignore[attr-defined]
         if guard.posted.text:
             ready = ReadyForm(grant=save.grant, config=guard.config, posted=guard.posted)
@@ -235,7 +224,7 @@ class EditLockAdmin(EditLockLists):
         return response
 
     def response_change(self, request: HttpRequest, obj: Any, **kwargs: Any) -> HttpResponse:
-        """Called by Django once everything is saved; a popup answers without a redirect."""
+        """Called by Django once everything is saved; the answer to a popup is no redirect."""
         request._distlock_saved = True  # type: ignore[attr-defined]
         return super().response_change(request, obj, **kwargs)  # type: ignore[misc,no-any-return]
 
@@ -250,26 +239,62 @@ class EditLockAdmin(EditLockLists):
         with transactions_of_request():
             return page()
 
-    def edit_refused(self, request: HttpRequest, guard: SaveGuard, refusal: Refusal, obj: Any) -> HttpResponse:
-        """The answer to a refused change."""
-        inlines = inlines_of(self, request, obj)
-        guard.prepare(refusal, obj, fields=self.get_edit_fields(request, obj), inlines=inlines)
-        return refusals.page(request, refusal, template=self.edit_conflict_template)
+    # a refused save: Django's form again, with errors
 
-    def render_change_form(
-        self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
+    def _refused(
+        self, request: HttpRequest, object_id: str, guard: SaveGuard, refusal: Refusal, obj: Any, page: Page
     ) -> HttpResponse:
-        """The page with the form, and in it the fields of the edit lock."""
-        response: Any = super().render_change_form(request, context, *args, **kwargs)  # type: ignore[misc]
-        obj = context.get("original")
-        ready = ready_forms(request).get(resource_of(obj)) if obj is not None and not obj._state.adding else None
-        if ready is not None and hasattr(response, "add_post_render_callback"):
-            response.add_post_render_callback(functools.partial(self._put_field, request, ready))
-        return response  # type: ignore[no-any-return]
+        fields, inlines = self.get_edit_fields(request, obj), pages.inlines_of(self, request, obj)
+        ready = guard.prepare(
+            refusal,
+            obj,
+            fields=fields,
+            inlines=inlines,
+            may_overwrite=lambda holder: may_take_over(request, guard.config, obj, holder, self.may_take_over),
+        )
+        if ready is None:
+            return refusals.page(request, refusal, template=self.edit_conflict_template)
+        self._load(request, object_id, obj, ready.obj)
+        request._distlock_refusal = refusal  # type: ignore[attr-defined]
+        try:
+            with transactions_of_request():
+                response = page()
+        except SaveRefused:  # a form that get_form() has not made
+            return refusals.page(request, refusal, template=self.edit_conflict_template)
+        if response.status_code == 200:
+            response.status_code = refusals.CONFLICT
+        return response
 
-    def _put_field(self, request: HttpRequest, ready: ReadyForm, response: HttpResponse) -> None:
-        markup = rendered(request, ready)
-        pages.put_into_form(response, f"{self.opts.model_name}_form", markup)
+    def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
+        form: Any = super().get_form(request, obj, change=change, **kwargs)  # type: ignore[misc]
+        refusal = _refusal(request)
+        return form if refusal is None else type(form.__name__, (RefusedForm, form), {"refusal": refusal})
+
+    def save_form(self, request: HttpRequest, form: Any, change: bool, **kwargs: Any) -> Any:
+        """Called by Django for a valid form, which the form of a refused save is not."""
+        if (refusal := _refusal(request)) is not None:
+            raise SaveRefused(refusal)
+        return super().save_form(request, form, change, **kwargs)  # type: ignore[misc]
+
+    def get_formset_kwargs(self, request: HttpRequest, obj: Any, inline: Any, prefix: str) -> dict[str, Any]:
+        """What an inline is made of; after a refused save with rows that fit the database as it is now."""
+        params: dict[str, Any] = super().get_formset_kwargs(request, obj, inline, prefix)  # type: ignore[misc]
+        if _refusal(request) is None or not inline.has_change_permission(request, obj):
+            return params
+        if keep_rows(inline.get_formset(request, obj), params):
+            may_add = inline.has_add_permission(request, obj)
+            messages.warning(request, new_rows_text() if may_add else gone_rows_text(), fail_silently=True)
+        return params
+
+    def _create_formsets(self, request: HttpRequest, obj: Any, change: bool) -> Any:
+        """The inlines; after a refused save their rows say what is saved now."""
+        formsets, inlines = super()._create_formsets(request, obj, change)  # type: ignore[misc]
+        if _refusal(request) is not None:
+            for formset, inline in zip(formsets, inlines, strict=True):
+                if inline.has_change_permission(request, obj):
+                    for form in formset.initial_forms:
+                        add_saved_values(form)
+        return formsets, inlines
 
     # deletion
 
@@ -277,23 +302,23 @@ class EditLockAdmin(EditLockLists):
     def delete_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None, **kwargs: Any
     ) -> HttpResponse:
-        """Ask, and delete under the lock, unless another user edits what would be deleted along."""
+        """Ask, and delete under the lock. What would be deleted along is looked at by ``get_deleted_objects()``."""
         page: Page = functools.partial(super().delete_view, request, object_id, extra_context, **kwargs)  # type: ignore[misc]
         settings = self.get_edit_config(request)
         if beats.is_beat(request):  # Django would delete at a POST
-            return beats.answer(
-                request, functools.partial(self._editable, request, object_id), settings, self.may_take_over
-            )
+            return self._beat(request, object_id, settings)
         obj = self.get_object(request, unquote(object_id)) if settings.mode != "off" else None
         if obj is None or not self.has_delete_permission(request, obj):  # type: ignore[attr-defined]
             with transactions_of_request():
                 return page()
         if request.method in SAFE_METHODS:
             with transactions_of_request():
-                opened = open_form(request, obj, settings)
+                ready = open_form(request, obj, settings)
                 response: Any = page()
-            if opened is not None and hasattr(response, "add_post_render_callback"):
-                response.add_post_render_callback(functools.partial(self._put_confirmation, request, opened))
+            if ready is not None and hasattr(response, "add_post_render_callback"):
+                response.add_post_render_callback(
+                    lambda shown: pages.put_before_confirmation(shown, rendered(request, ready))
+                )
             return response  # type: ignore[no-any-return]
         guard = SaveGuard(request, settings, [resource_of(obj)])
         try:
@@ -302,40 +327,35 @@ class EditLockAdmin(EditLockLists):
             refused.refusal.deletes = True
             return refusals.page(request, refused.refusal, template=self.edit_conflict_template)
 
-    def _put_confirmation(self, request: HttpRequest, ready: ReadyForm, response: HttpResponse) -> None:
-        pages.put_before_confirmation(response, rendered(request, ready))
-
     def _delete(self, request: HttpRequest, object_id: str, save: Save, obj: Any, page: Page) -> HttpResponse:
-        _loaded(request)[id(self), unquote(object_id)] = obj
+        self._keep(request, object_id, obj)
         response: HttpResponse = page()
         if not rows_of(save.grant.resource).exists():
             save.deleted()
         return response
 
 
-class _ReviewedForm:
-    """A form that is shown once more with what was typed, although nothing in it is wrong."""
+class RefusedForm:
+    """The form of a refused save, with what was typed: it is never valid, and says what is saved now."""
 
+    refusal: ClassVar[Refusal]
     is_bound: bool
 
     def full_clean(self) -> None:
         super().full_clean()  # type: ignore[misc]
         if self.is_bound:
-            self.add_error(None, "")  # type: ignore[attr-defined]
+            add_conflict(self, self.refusal)  # type: ignore[arg-type]
 
 
 def gone_rows_text() -> str:
     return _("What was deleted meanwhile is at the end of its list. It cannot be saved again: copy what you need.")
 
 
+def _refusal(request: HttpRequest) -> Refusal | None:
+    """Why the save of this request was refused."""
+    return getattr(request, "_distlock_refusal", None)
+
+
 def _reverts(request: HttpRequest) -> bool:
     """Does the page write another version of the object before it loads it?"""
     return getattr(request, "_distlock_reverts", False)
-
-
-def _loaded(request: HttpRequest) -> dict[tuple[int, str], Any]:
-    """The objects that this request has loaded and brought up to date."""
-    found: dict[tuple[int, str], Any] | None = getattr(request, "_distlock_edit_objects", None)
-    if found is None:
-        found = request._distlock_edit_objects = {}  # type: ignore[attr-defined]
-    return found

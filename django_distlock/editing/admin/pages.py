@@ -1,4 +1,4 @@
-"""What the pages of the admin show: markup inside their forms, and the objects of a deletion."""
+"""What the pages of the admin show: inlines, markup inside their forms, and the objects of a deletion."""
 
 from __future__ import annotations
 
@@ -8,20 +8,35 @@ from typing import TYPE_CHECKING, Any
 from django.contrib.admin.utils import NestedObjects
 
 from django_distlock.editing import store
+from django_distlock.editing.http.forms import editable_fields
 from django_distlock.editing.http.refusals import Refusal
 from django_distlock.editing.resources import resource_of
+from django_distlock.editing.versions import Inline
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from django.db.models import Model
-    from django.http import HttpResponse
+    from django.http import HttpRequest, HttpResponse
 
     from django_distlock.editing.records import EditLease
 
 # Of a deletion that takes more objects along, only the leases of the first ones are read.
 MOST_DELETED = 5000
 BATCH = 500
+
+
+def inlines_of(admin: Any, request: HttpRequest, obj: Any) -> list[Inline]:
+    """The inlines that belong to the version: those by a foreign key to the object, whose rows the user may change."""
+    found = []
+    for kind, inline in admin.get_formsets_with_inlines(request, obj):
+        if not (inline.has_change_permission(request, obj) or inline.has_delete_permission(request, obj)):
+            continue
+        key = getattr(kind, "fk", None)
+        fields = editable_fields(kind.form)
+        if key is not None and fields:
+            found.append(Inline(model=kind.model._meta.label_lower, fk=key.name, fields=fields))
+    return found
 
 
 def put_into_form(response: HttpResponse, form_id: str, markup: str) -> None:

@@ -29,7 +29,7 @@ from django_distlock.http.visitors import leave_session_alone, user_of, visitor_
 from django_distlock.storage.values import ID
 
 from .audit import log_takeover
-from .forms import holds_too_many, owner_of
+from .forms import owner_of
 from .takeover import may_take_over
 
 if TYPE_CHECKING:
@@ -178,8 +178,6 @@ class Beat:
         found: EditLease | Busy | Lost
         if asked.verb == "renew":
             found = store.renew(resource, asked.lease, ttl, principal=self.owner.principal, idle=asked.idle)
-        elif holds_too_many(resource, self.owner.principal, self.config):
-            return {"state": "error", "reason": "quota"}
         elif asked.verb == "adopt":
             found = store.adopt(resource, self.owner, asked.lease, asked.previous, ttl, idle=asked.idle)
         else:

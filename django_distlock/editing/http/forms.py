@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +11,9 @@ from django.template.loader import render_to_string
 from django.utils.html import json_script
 
 from django_distlock.editing import store
-from django_distlock.editing.grants import EditGrant, GrantError, open_grant, read_grant, sign
+from django_distlock.editing.grants import EditGrant, open_grant, read_grant, sign
 from django_distlock.editing.records import EditLease, Owner, Resource
 from django_distlock.editing.resources import resource_of
-from django_distlock.editing.versions import version_of
 from django_distlock.http.visitors import visitor_of
 from django_distlock.middleware import language_of_texts
 from django_distlock.storage.values import ID
@@ -108,28 +106,6 @@ def open_form(
     return ReadyForm(grant=opened.grant, config=config, obj=opened.obj, leases=opened.leases)
 
 
-def open_rows(
-    request: HttpRequest, objects: Sequence[Model], config: EditingConfig, *, fields: Sequence[str]
-) -> list[EditGrant]:
-    """A grant for each row of a list, in the version of the objects as the list shows them."""
-    visitor = visitor_of(request, config.label_of)
-    resources = [resource_of(obj) for obj in objects]
-    rows = store.read(resources)
-    until = time.time() + config.form_ttl
-    return [
-        EditGrant(
-            resources=(resource,),
-            principal=visitor.signer,
-            mode=config.mode,
-            fields=tuple(fields),
-            version=version_of(obj, fields),
-            writes=(rows[resource.digest].writes if resource.digest in rows else None,),
-            until=until,
-        )
-        for resource, obj in zip(resources, objects, strict=True)
-    ]
-
-
 def bring_up_to_date(obj: Model, current: Model) -> None:
     """Give ``obj`` the values of the row as it is now; it keeps the annotations that its queryset has added.
 
@@ -187,41 +163,18 @@ def rendered(request: HttpRequest, ready: ReadyForm, endpoint: str = "") -> Safe
 
 
 def _claimed(request: HttpRequest, ready: ReadyForm) -> tuple[str, str]:
-    """Take the lease for as long as a page without a script may stay open; the first beat shortens it.
+    """Take the lease for as long as somebody may be idle: a page without a script has no beats. The first shortens it.
 
     The id of the lease, or the label of the other user who holds it.
     """
     config, resource = ready.config, ready.grant.resource
     visitor = visitor_of(request, config.label_of)
-    if holds_too_many(resource, visitor.principal, config):
-        return "", ""
     lease = secrets.token_hex(16)
-    found = store.claim(resource, owner_of(visitor), lease, config.ttl_without_script)
+    found = store.claim(resource, owner_of(visitor), lease, config.idle)
     if isinstance(found, EditLease):
         return lease, ""
     other = found.holder.owner if found.holder is not None and not found.own else None
     return "", other.label if other is not None else ""
-
-
-def holds_too_many(resource: Resource, principal: str, config: EditingConfig) -> bool:
-    """Would the object be more than one principal may hold?"""
-    if config.max_held is None:
-        return False
-    return store.held_by(principal, store.alias_for(resource), [resource.digest]) >= config.max_held
-
-
-def grants_of_rows(request: HttpRequest, visitor: Visitor) -> tuple[dict[Resource, EditGrant], bool]:
-    """The grants of a form with several objects, and whether one of them was refused."""
-    found: dict[Resource, EditGrant] = {}
-    bad = False
-    for text in request.POST.getlist(FIELD):
-        try:
-            grant = read_grant(text, visitor.signer)
-        except GrantError:
-            bad = True
-            continue
-        found[grant.resources[0]] = grant
-    return found, bad
 
 
 def with_mode(grant: EditGrant, mode: str) -> EditGrant:

@@ -9,20 +9,18 @@ from typing import TYPE_CHECKING, Any
 from django import forms
 from django.forms.formsets import DELETION_FIELD_NAME
 from django.forms.models import ModelChoiceField
-from django.http import HttpResponse
-from django.template.loader import render_to_string
 from django.utils import timezone
 from django.utils.formats import localize
 from django.utils.translation import gettext as _
 
 from django_distlock.concurrency.text import is_secret
-from django_distlock.middleware import language_of_texts, text_language
+from django_distlock.http import answers
 
 from .forms import FIELDS
 
 if TYPE_CHECKING:
     from django.forms import BaseForm
-    from django.http import HttpRequest
+    from django.http import HttpRequest, HttpResponse
 
     from django_distlock.editing.records import EditConflict, Resource
 
@@ -85,11 +83,10 @@ def add_conflict(form: BaseForm, refusal: Refusal) -> None:
 
     The form must be bound to the object as it is now: ``refusal.obj``.
     """
-    form.full_clean()
+    form.errors  # noqa: B018 - it is cleaned now, unless it is just being
     again = _("If you save again, your text replaces what is saved now.") if refusal.replaces else _("Not saved yet.")
     form.add_error(None, f"{refusal.text} {again}")
-    if refusal.replaces:
-        add_saved_values(form)
+    add_saved_values(form)
 
 
 def add_saved_values(form: BaseForm) -> None:
@@ -182,12 +179,8 @@ def page(request: HttpRequest, refusal: Refusal, *, template: str = PAGE) -> Htt
             (name, value) for name, values in request.POST.lists() if name != "csrfmiddlewaretoken" for value in values
         ],
         "action": request.get_full_path(),
-        "language": language_of_texts(),
     }
     status = FORBIDDEN if refusal.reason == "csrf" else CONFLICT
-    # typed text may have lone surrogates: the client chooses the charset
-    response = HttpResponse(render_to_string(template, context, request).encode("utf-8", "replace"), status=status)
-    response["Content-Language"] = text_language()
-    response["Cache-Control"] = "no-store"
+    response = answers.page(request, template, status, **context)
     response["X-Frame-Options"] = "DENY"  # no other site may frame the button
     return response

@@ -220,6 +220,12 @@ def may_be_read(request: HttpRequest) -> bool:
     return length is not None and length >= 0 and (limit is None or length <= limit)
 
 
+def keep_readable(request: HttpRequest) -> None:
+    """Read the body of a request with a key before other code parses it, after which it could not be compared."""
+    if HEADER in request.META and may_be_read(request):
+        _bytes(lambda: request.body)
+
+
 def _bytes(read: Callable[[], bytes]) -> bytes:
     try:
         return read()

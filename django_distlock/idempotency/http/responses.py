@@ -6,16 +6,15 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.contrib.messages import get_messages
-from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
-from django.template.loader import render_to_string
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.utils.cache import patch_cache_control, patch_vary_headers
 from django.utils.safestring import mark_safe
 from django.utils.translation import gettext as _
 
 from django_distlock.concurrency.text import is_secret
+from django_distlock.http.answers import page, problem
 from django_distlock.idempotency.decisions import BadKey, gettext_noop
 from django_distlock.idempotency.records import StoredResponse
-from django_distlock.middleware import language_of_texts, text_language
 
 from . import forms
 from .requests import FIELD, address_of
@@ -51,7 +50,7 @@ IN_FLIGHT = Answer(
     gettext_noop("Still working"),
     gettext_noop("A request with this idempotency key is still being worked on. Ask again in a moment."),
     gettext_noop("Still working"),
-    gettext_noop("What you sent has arrived and is being worked on."),
+    gettext_noop("What you sent has arrived and is being worked on. There is no need to fill it in again."),
     gettext_noop("Look now"),
     gettext_noop("To see what has become of it, go back and press the button once more. It is saved only once."),
 )
@@ -143,52 +142,26 @@ SESSION_CHANGED = Answer(
 )
 
 
-def _problem(status: int, code: str, title: str, detail: str, retry_after: float | None) -> HttpResponse:
-    """An error for a program; ``code`` is stable, the texts are not."""
-    facts = {"type": "about:blank", "title": title, "status": status, "detail": detail, "code": code}
-    response = JsonResponse(facts, status=status, content_type="application/problem+json")
-    return _never_stored(response, retry_after)
-
-
-def _page(request: HttpRequest, status: int, retry_after: float | None = None, **context: Any) -> HttpResponse:
-    """A page for a person."""
-    text = render_to_string(PAGE, {"language": language_of_texts(), **context}, request)
-    # typed text may have lone surrogates: the client chooses the charset
-    response = HttpResponse(text.encode("utf-8", "replace"), status=status)
-    return _never_stored(response, retry_after)
-
-
-def _never_stored(response: HttpResponse, retry_after: float | None) -> HttpResponse:
-    response["Content-Language"] = text_language()
-    response["Cache-Control"] = "no-store"
+def _given(
+    answer: Answer, request: HttpRequest, html: bool, retry_after: float | None = None, **context: Any
+) -> HttpResponse:
+    if html:
+        # gettext of an empty text would be the head of the catalog
+        button, no_button = (text and _(text) for text in (answer.button, answer.no_button))
+        told = {"title": _(answer.page_title), "text": _(answer.page_text), "button": button, "no_button": no_button}
+        response = page(request, PAGE, answer.status, code=answer.code, **told, **context)
+    else:
+        response = problem(answer.status, _(answer.title), _(answer.text), code=answer.code)
     if retry_after is not None:
         response["Retry-After"] = str(max(1, math.ceil(retry_after)))
     return response
 
 
-def _given(
-    answer: Answer, request: HttpRequest, html: bool, retry_after: float | None = None, **context: Any
-) -> HttpResponse:
-    if not html:
-        return _problem(answer.status, answer.code, _(answer.title), _(answer.text), retry_after)
-    return _page(
-        request,
-        answer.status,
-        retry_after,
-        code=answer.code,
-        title=_(answer.page_title),
-        text=_(answer.page_text),
-        button=answer.button and _(answer.button),
-        no_button=answer.no_button and _(answer.no_button),
-        **context,
-    )
-
-
 def bad_key(request: HttpRequest, why: BadKey, *, html: bool) -> HttpResponse:
     detail = _(why.text) % why.values if why.values else _(why.text)
     if html:
-        return _page(request, why.status, code=why.code, title=_("Not saved"), detail=detail, text=_(OPEN_AGAIN))
-    response = _problem(why.status, why.code, _(why.title), detail, None)
+        return page(request, PAGE, why.status, code=why.code, title=_("Not saved"), detail=detail, text=_(OPEN_AGAIN))
+    response = problem(why.status, _(why.title), detail, code=why.code)
     if why.code == "missing_key":
         response["Link"] = f'<{HELP}>; rel="help"'
     return response

@@ -35,7 +35,6 @@ SELECT got, EXISTS (SELECT 1 FROM made) FROM lock
 READ = f"SELECT scope, state, owner, fingerprint, expires_at <= {{now}}, answer, phases FROM {TABLE} WHERE scope = %s"  # noqa: S608
 # At REPEATABLE READ of MySQL and MariaDB, a snapshot that is older than the commit of the other request hides its row.
 LOCKING = {"mysql": " LOCK IN SHARE MODE"}
-LOCKING_NOW = {"mysql": " FOR UPDATE NOWAIT", "sqlite": ""}
 MINE = "scope = %s AND owner = %s"
 # A view may run longer than the lifetime of its record.
 RUNNING = "(state = 'claimed' AND expires_at > {now})"
@@ -70,8 +69,6 @@ class DatabaseStorage(Storage):
                 return found
         raise LockNotAcquired("The key exists, but this transaction does not see it.")
 
-    claim_inside = claim
-
     def _check_quota(self, claim: KeyClaim) -> None:
         """Raise TooManyKeys if the key is new and the principal has no room for it."""
         if claim.quota is None:
@@ -84,7 +81,8 @@ class DatabaseStorage(Storage):
         """Insert the record unless there is one. None: another transaction has the key."""
         vendor, inside = self.connection.vendor, self.connection.in_atomic_block
         if vendor == "postgresql" and inside:
-            ((got, made),) = self._query(TRY_INSERT, _number(claim.scope), *_row(claim))
+            number = int.from_bytes(bytes.fromhex(claim.scope)[:8], "big", signed=True)
+            ((got, made),) = self._query(TRY_INSERT, number, *_row(claim))
             return made if got else None
         for pause in (*pauses, None) if vendor == "mysql" else (None,):
             try:
@@ -123,16 +121,6 @@ class DatabaseStorage(Storage):
         lock = LOCKING.get(self.connection.vendor, "") if locking and self.connection.in_atomic_block else ""
         rows = self._query(present(self.connection) + READ + lock, scope)
         return record_of(rows[0]) if rows else None
-
-    def is_claimed_elsewhere(self, scope: str) -> bool:
-        """Does another transaction, which has not committed, have the key?"""
-        if self.connection.vendor == "postgresql":
-            return not self._query("SELECT pg_try_advisory_xact_lock(%s)", _number(scope))[0][0]
-        try:
-            self._query(f"SELECT 1 FROM {TABLE} WHERE scope = %s{LOCKING_NOW[self.connection.vendor]}", scope)  # noqa: S608
-        except LockNotAcquired:
-            return True
-        return False
 
     def renew(self, claim: KeyClaim) -> bool:
         if self._is_locked(claim.scope):
@@ -218,11 +206,6 @@ class DatabaseStorage(Storage):
             if contended(error):
                 raise LockNotAcquired("The table of idempotency keys is busy.") from error
             raise BackendUnavailable("The table of idempotency keys cannot be used.") from error
-
-
-def _number(scope: str) -> int:
-    """The key of PostgreSQL's advisory lock."""
-    return int.from_bytes(bytes.fromhex(scope)[:8], "big", signed=True)
 
 
 def _row(claim: KeyClaim) -> list[Any]:

@@ -79,9 +79,7 @@ def record_of(row: Sequence[Any]) -> Record:
 
 
 def _plain(answer: StoredResponse) -> bytes:
-    marks = {"marks": answer.marks} if answer.marks else {}
-    facts = {"status": answer.status, "headers": answer.headers, "messages": answer.messages, **marks}
-    line = json.dumps(facts).encode()
+    line = json.dumps({"status": answer.status, "headers": answer.headers, "messages": answer.messages}).encode()
     return line if answer.body is None else line + b"\n" + answer.body
 
 
@@ -94,7 +92,6 @@ def _answer(text: bytes) -> StoredResponse:
             headers=tuple((str(name), str(value)) for name, value in found["headers"]),
             body=body if newline else None,
             messages=tuple((int(a), str(b), str(c), bool(d)) for a, b, c, d in found["messages"]),
-            marks=dict(found.get("marks", {})),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError("This is no stored answer.") from error

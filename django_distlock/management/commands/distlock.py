@@ -39,6 +39,9 @@ if find_spec("django_distlock.browser") is not None:
 
     SUBCOMMANDS["browser"] = BrowserLocks
 
+# The options of every Django command. The subcommand has its own.
+DJANGOS = {action.dest for action in BaseCommand().create_parser("", "")._actions} | {"stdout", "stderr"}
+
 
 class Command(BaseCommand):
     help = "Locks for operators and for programs that are not Django's."
@@ -57,6 +60,13 @@ class Command(BaseCommand):
         else:
             super().run_from_argv(argv)
 
+    @property
+    def stealth_options(self) -> tuple[str, ...]:  # type: ignore[override]  # asked for by call_command() alone
+        """What call_command() accepts besides: the options of all subcommands, as in ``days=30``."""
+        parsers = [kind().create_parser("", name) for name, kind in SUBCOMMANDS.items()]
+        return tuple({action.dest for parser in parsers for action in parser._actions} - DJANGOS)
+
     def handle(self, *args: Any, subcommand: str, arguments: list[str], **options: Any) -> None:
         command = SUBCOMMANDS[subcommand](no_color=options["no_color"])
-        call_command(command, *arguments, stdout=self.stdout, stderr=self.stderr)
+        given = {name: value for name, value in options.items() if name not in DJANGOS}
+        call_command(command, *arguments, **given, stdout=self.stdout, stderr=self.stderr)

@@ -83,7 +83,7 @@ def test_the_row_is_locked_until_the_view_has_committed(
     found: list[Any] = []
 
     def look() -> None:
-        rows = WebLease.rows.using("postgres").select_for_update(skip_locked=True)
+        rows = WebLease.rows.using("postgres").filter(model="").select_for_update(skip_locked=True)
         with transaction.atomic(using="postgres"):
             found.append([row.name for row in rows])
 

@@ -59,7 +59,7 @@ class Tab:
 
     @property
     def held(self) -> tuple[str, str, int]:
-        """As a batch of renewals has it."""
+        """The name, the lease and its fence."""
         return self.name, self.lease, self.fence
 
     def ask(self, **options: Any) -> Row | Waiting:
@@ -80,7 +80,7 @@ class Tab:
         return found
 
     def renew(self, ttl: float = TTL) -> Row | LeaseLost:
-        return store.renew(self.alias, [self.held], principal=self.principal, ttl=ttl)[self.lease]
+        return store.renew(self.alias, *self.held, principal=self.principal, ttl=ttl)
 
     def release(self, name: str | None = None) -> bool:
         return store.release(self.alias, self.lease, principal=self.principal, name=name)

@@ -12,13 +12,14 @@ import pytest
 from django.db import DatabaseError, connections
 
 from django_distlock import DistlockError, LockLost, advisory_lock
+from django_distlock.data.fencing.triggers import reconcile
 from tests.data.app.models import Register
 from tests.data.world import everywhere, rows
 from tests.faults.pausing import take_over, wake
 from tests.support.processes import Child
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tests.support.child import Link
 
@@ -99,7 +100,17 @@ def result(write: Callable[[Any], Any], fence: Any) -> str:
     return "accepted"
 
 
+@pytest.fixture(params=[False, True], ids=["plain", "enforced"])
+def _trigger(using: str, request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Register, "enforce_fence", request.param)
+        reconcile(using, plan=[])
+        yield
+    reconcile(using, plan=[])
+
+
 @everywhere
+@pytest.mark.usefixtures("_trigger")
 def test_no_late_write(using: str, name: str) -> None:
     rows(using).bulk_create([Register(owner="ann") for _ in range(3 * AT_ONCE)])
     made = iter(rows(using).values_list("pk", flat=True))

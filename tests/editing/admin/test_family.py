@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from testproject.articles.models import Article, Source
 from tests.editing.people import Person, hidden, is_held, refused
@@ -54,6 +56,20 @@ def test_a_child_that_is_edited_on_its_own_page_is_seen_by_the_save_of_its_paren
     assert is_held(article)
     assert rename(ada, source, child) == 302
     refused(bo.save(parent, fields, source))
+
+
+def test_a_child_that_a_save_of_its_parent_has_not_touched_is_as_it_was(
+    ada: Person, bo: Person, article: Article, source: Source, parent: str, child: str
+) -> None:
+    """And a beat of the parent costs one UPDATE, whatever its inlines."""
+    data = {"article": article.pk, "name": "The baker", **ada.open(child)}
+    held = bo.hold(parent)
+    Source.objects.bulk_create([Source(article=article, name=str(number)) for number in range(9)])
+    with CaptureQueriesContext(connection) as queries:
+        assert bo.renew(held)["state"] == "held"
+    assert len([query for query in queries if "UPDATE" in query["sql"]]) == 1
+    assert bo.save(parent, None, source, body="By Bo.").status_code == 302
+    assert ada.client.post(child, data).status_code == 302
 
 
 def test_objects_of_another_database(ada: Person, bo: Person, article: Article) -> None:

@@ -1,4 +1,4 @@
-"""The list of the admin: the column, the filter, editable rows, actions; a plain suite."""
+"""The list of the admin: the column, the filter, editable rows, actions; the page of held locks; a plain suite."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ import django
 import pytest
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import Group
-from django.db import connection, models
+from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_distlock.editing.admin.lists import held_of
 from testproject.articles.models import Article
-from tests.editing.people import GRANT, Person, controls, refused, sent
+from tests.editing.people import GRANT, Person, controls, refused
 
 LIST = "/admin/articles/article/"
 
@@ -57,7 +55,7 @@ def test_rows_that_another_user_has_changed(ada: Person, bo: Person, article: Ar
     mine = rows(bo)
     assert ada.client.post(LIST, set_section(rows(ada), article, "sport")).status_code == 302
     answer = bo.client.post(LIST, set_section(mine, article, "culture"))
-    refused(answer, "A bridge opens", "Somebody else has saved this since you opened the form.")
+    refused(answer, "Somebody else has saved this since you opened the form.", "Saved now: Sport")
     assert bo.client.post(LIST, set_section(mine, other, "culture")).status_code == 302
     assert sections() == ["sport", "culture"]
     again = controls(answer, "changelist-form") | {"action": "", "_save": "Save"}
@@ -148,50 +146,28 @@ def test_who_edits_what(ada: Person, bo: Person, article: Article, other: Articl
         assert (choice, len(response.context["cl"].result_list)) == (choice, found)
 
 
-def test_keys_that_are_no_numbers(databases: None) -> None:
-    for key in (models.UUIDField, models.DateField):
-        meta = type("Meta", (), {"app_label": "dataapp", "managed": False})
-        facts = {"key": key(primary_key=True), "Meta": meta, "__module__": __name__}
-        assert held_of(type(f"With{key.__name__}", (models.Model,), facts), "default") == {}
-
-
-# what a suite that was written for a plain admin does passes with the mixin on: its forms lack the hidden field
-
-FAMILY = "/family/articles/article/"
-ROW = {"sources-TOTAL_FORMS": "1", "sources-0-name": "The mayor"}
-
-
-def test_add_change_and_save_as_new(boss: Person, article: Article) -> None:
-    change = f"{FAMILY}{article.pk}/change/"
-    assert GRANT not in boss.open(f"{FAMILY}add/")
-    assert boss.save(f"{FAMILY}add/", {}, **ROW).status_code == 302
-    Article.objects.exclude(pk=article.pk).delete()
-    LogEntry.objects.all().delete()
-    assert boss.save(change, {}, title="Changed", body="...", **ROW)["Location"] == FAMILY
-    assert Article.objects.get().title == "Changed"
+def test_what_a_suite_for_a_plain_admin_does(boss: Person, article: Article) -> None:
+    """Its forms lack the hidden field."""
+    family = "/family/articles/article/"
+    row = {"sources-TOTAL_FORMS": "1", "sources-0-name": "The mayor"}
+    change = f"{family}{article.pk}/change/"
+    assert boss.save(change, {}, title="Changed", body="...", **row)["Location"] == family
     assert LogEntry.objects.get().get_change_message() == "Changed Title and Body. Added source “The mayor”."
-    assert boss.save(change, {}, **ROW, _saveasnew="1").status_code == 302
-    assert Article.objects.count() == 2
+    assert GRANT not in boss.open(f"{family}add/")
+    for address, more in ((change, {"_saveasnew": "1"}), (f"{family}add/", {})):
+        assert boss.save(address, {}, **row, **more).status_code == 302
+    Article.objects.exclude(pk=article.pk).delete()
     for page in ("change", "delete"):
         for method in (boss.client.get, boss.client.post):
-            assert method(f"{FAMILY}0/{page}/").status_code == 302
-    group = Group.objects.create(name="Editors")  # a model without the mixin
-    path = f"/family/auth/group/{group.pk}/change/"
-    assert b"distlock" not in boss.client.get(path).content
-    assert boss.client.post(path, sent(name="Authors")).status_code == 302
-    group.delete()
-
-
-def test_lists_actions_and_deletions(boss: Person, article: Article) -> None:
-    assert b"A bridge opens" in boss.client.get(FAMILY, {"q": "bridge", "section": "news"}).content
-    form = set_section(rows(boss, FAMILY), article, "sport")
+            assert method(f"{family}0/{page}/").status_code == 302
+    assert b"Changed" in boss.client.get(family, {"q": "change", "section": "news"}).content
+    form = set_section(rows(boss, family), article, "sport")
     del form[GRANT]
-    assert b"1 article was changed successfully." in boss.client.post(FAMILY, form, follow=True).content
+    assert b"1 article was changed successfully." in boss.client.post(family, form, follow=True).content
     assert sections() == ["sport"]
     chosen = {"_selected_action": [article.pk], "action": "publish"}
-    assert b"1 published" in boss.client.post(FAMILY, chosen, follow=True).content
+    assert b"1 published" in boss.client.post(family, chosen, follow=True).content
     chosen["action"] = "delete_selected"
-    assert b"Are you sure" in boss.client.post(FAMILY, chosen).content
-    assert b"Are you sure" in boss.client.get(f"{FAMILY}{article.pk}/delete/").content
-    assert boss.client.post(FAMILY, {**chosen, "post": "yes"}).status_code == 302
+    assert b"Are you sure" in boss.client.post(family, chosen).content
+    assert boss.client.post(family, {**chosen, "post": "yes"}).status_code == 302
     assert not Article.objects.exists()

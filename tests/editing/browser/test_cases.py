@@ -353,7 +353,7 @@ def test_the_pages_need_nothing_but_the_site_itself(ada: Person, bo: Person, art
             banner(mine, "Bo has taken over")
             assert read_only(mine)
             save(mine)
-            assert "Bo" in mine.text("[role=alert]")
+            assert "Bo is editing this now." in mine.text(".errorlist")
         bo.open(LIST)
         bo.open(f"{LIST}{article.pk}/delete/")
     assert wire.reports == []
@@ -417,7 +417,7 @@ def test_e19_axe_finds_nothing_in_any_state(ada: Person, bo: Person, path: str) 
         held(theirs)
         banner(mine, "Bo has taken over")
         save(mine)
-        assert "Bo" in mine.text("[role=alert]")
+        assert "Bo is editing this now." in mine.text(".errorlist")
         assert faults(mine) == []
         mine.open(ada.url + path)
         banner(mine, "that was not saved", KEPT)

@@ -24,7 +24,7 @@ from tests.support.findings import findings
 
 ADMIN = type(admin.site._registry[Article])
 OF_ADMIN = "/admin/articles/article/{}/change/"
-SITE_WIDE = {"TTL": 120, "BEAT": 5, "FORM_TTL": 3600, "LABEL": str, "DATABASE": "default", "MAX_HELD": 1}
+SITE_WIDE = {"TTL": 120, "BEAT": 5, "FORM_TTL": 3600, "LABEL": str}
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_an_option_of_the_whole_site_is_an_error_of_the_check_in_one_admin(monke
 
     # another admin may have such an attribute: a column, for example
     monkeypatch.setattr(GroupAdmin, "edit_lock", lambda self, obj: "x", raising=False)
-    monkeypatch.setattr(ADMIN, "edit_lock", {"MODE": "warn", "TTL_WITHOUT_SCRIPT": 5}, raising=False)
+    monkeypatch.setattr(ADMIN, "edit_lock", {"MODE": "warn", "IDLE": 5}, raising=False)
     assert not errors()
     for name in ("TTL", "IDEL"):
         monkeypatch.setattr(ADMIN, "edit_lock", {name: 5})

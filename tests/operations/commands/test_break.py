@@ -13,7 +13,7 @@ import pytest
 from django_distlock import UnsupportedOperation, advisory_lock, break_lock, held_locks
 from django_distlock.records import LockInfo
 from tests.conftest import eventually
-from tests.faults.server import holders, key_of, session_exists, session_of
+from tests.faults.server import holders, key_of, session_exists
 from tests.operations.programs import hold
 from tests.operations.world import DOWN, MEMORY, UNAVAILABLE, WRONG, Terminal, call, listening, poor_account
 from tests.support.processes import Child
@@ -124,15 +124,3 @@ def test_a_process_id_that_came_again_is_left_alone(name: str) -> None:
     for key in ("' OR 1 = 1 -- ", "", "x" * 65, "UPPER", "a\\"):
         with pytest.raises(UnsupportedOperation, match="not one of ours"):
             break_lock(LockInfo(backend="mysql", key=key, details={"connection": "1"}))
-
-
-def test_mysql_compares_when_it_ends_the_session(name: str) -> None:
-    """The holder has given the lock back: its session, which holds another one, is left alone."""
-    with advisory_lock(name + "2", using="mysql") as other:
-        lease = advisory_lock(name, using="mysql").acquire()
-        assert session_of(lease) is session_of(other)
-        info = next(info for info in held_locks("mysql")[0].locks if info.key == key_of("mysql", name).text)
-        lease.release()
-        assert break_lock(info) is False
-        other.ensure_held()
-        assert session_exists("mysql", session_of(other).server_id)
