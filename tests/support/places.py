@@ -55,7 +55,7 @@ def at_the_side(place: Place, work: Callable[[], object]) -> None:
         except BaseException as error:
             failed.append(error)
         finally:
-            connections[place.alias].close()
+            connections.close_all()  # what it works with may use others, for sessions
 
     thread = threading.Thread(target=run)
     thread.start()
