@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
+from django_distlock.concurrency.flow import finished, uninterrupted
 from django_distlock.data.errors import may_succeed_again
 from django_distlock.locks.decorators import is_async
 from django_distlock.manager.open_transactions import in_transaction
@@ -68,7 +69,7 @@ class retrying:
     def _wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
             for attempt in self:
-                with attempt.repeated(), _transaction(self.using):
+                with attempt.repeated(), _transaction(self.using, attempt.note_commit):
                     return _refuse_awaitable(function(*args, **kwargs))
             raise AssertionError("the last attempt raises its error")
 
@@ -78,7 +79,7 @@ class retrying:
         async def run(*args: Any, **kwargs: Any) -> Any:
             async for attempt in self:
                 with attempt.repeated():
-                    async with _transaction_of_a_thread(self.using):
+                    async with _transaction_of_a_thread(self.using, attempt.note_commit):
                         return await function(*args, **kwargs)
             raise AssertionError("the last attempt raises its error")
 
@@ -106,7 +107,7 @@ class Attempt:
 
     def __init__(self, using: str, *, last: bool) -> None:
         self._using, self._last = using, last
-        self._begun = False
+        self._begun = self._committed = False
         self._block: Any = None
         #: Is the block to be run again?
         self.failed = False
@@ -136,6 +137,10 @@ class Attempt:
             if not self._is_run_again(error):
                 raise
 
+    def note_commit(self) -> None:
+        """What a hook of ``on_commit()`` raises after that is no reason to run the function again."""
+        self._committed = True
+
     def __enter__(self) -> None:
         self._begun, self._block = True, _transaction(self._using)
         self._block.__enter__()
@@ -155,14 +160,18 @@ class Attempt:
         return self._is_run_again(error)
 
     def _is_run_again(self, error: BaseException | None) -> bool:
-        self.failed = error is not None and not self._last and may_succeed_again(error)
+        self.failed = error is not None and not (self._last or self._committed) and may_succeed_again(error)
         return self.failed
 
 
-def _transaction(using: str) -> Any:
+@contextmanager
+def _transaction(using: str, on_commit: Callable[[], None] | None = None) -> Iterator[None]:
     """A new transaction; TransactionManagementError inside another one. That of a TestCase does not count."""
     _refuse_inside(using)
-    return transaction.atomic(using, durable=True)
+    with transaction.atomic(using, durable=True):
+        if on_commit is not None:
+            transaction.on_commit(on_commit, using)  # the first hook of all
+        yield
 
 
 def _refuse_inside(using: str) -> None:
@@ -177,7 +186,7 @@ def _refuse_inside(using: str) -> None:
 
 
 @asynccontextmanager
-async def _transaction_of_a_thread(using: str) -> AsyncIterator[None]:
+async def _transaction_of_a_thread(using: str, on_commit: Callable[[], None] | None = None) -> AsyncIterator[None]:
     """As :func:`_transaction`, in a thread for the ORM calls of this task alone: other tasks, which share one, would
     run theirs inside the transaction. Below ``async_to_sync`` there is no other thread than that of its caller."""
     await sync_to_async(_refuse_inside)(using)
@@ -186,13 +195,13 @@ async def _transaction_of_a_thread(using: str) -> AsyncIterator[None]:
     context.token = SyncToAsync.thread_sensitive_context.set(context)
     stack = ExitStack()  # it knows whether the transaction has begun, even if this task is cancelled meanwhile
     try:
-        await sync_to_async(lambda: stack.enter_context(_transaction(using)))()
+        await sync_to_async(lambda: stack.enter_context(_transaction(using, on_commit)))()
         yield
     except BaseException as error:
-        await sync_to_async(stack.__exit__)(type(error), error, error.__traceback__)
+        await uninterrupted(sync_to_async(stack.__exit__)(type(error), error, error.__traceback__))
         raise
     else:
-        await sync_to_async(stack.__exit__)(None, None, None)
+        await finished(sync_to_async(stack.__exit__)(None, None, None))
     finally:
         if await sync_to_async(get_ident)() != shared:
             await sync_to_async(connections.close_all)()

@@ -12,7 +12,7 @@ from django_distlock.http.visitors import principal_of_user
 
 from . import store
 from .conf import config
-from .http.forms import FIELDS
+from .http.forms import CHOICE_FIELD, FIELDS
 from .records import Busy, Owner
 from .resources import resource_of
 
@@ -39,7 +39,7 @@ def edit_fields(response: HttpResponse) -> dict[str, str | list[str]]:
     found: dict[str, list[str]] = {}
     for tag in _INPUT.findall(response.content.decode(response.charset)):
         attributes = dict(_ATTRIBUTE.findall(tag))
-        if attributes.get("name") in FIELDS:
+        if attributes.get("name") in FIELDS and attributes["name"] != CHOICE_FIELD:  # an unticked box
             found.setdefault(attributes["name"], []).append(unescape(attributes.get("value", "")))
     return {name: values if len(values) > 1 else values[0] for name, values in found.items()}
 

@@ -117,23 +117,23 @@ class EditLockMixin:
                     ready_forms(request)[ready.grant.resource] = ready
             return super().get(request, *args, **kwargs)  # type: ignore[misc,no-any-return]
 
-    def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        """Save under the lock."""
-        return self._guarded(functools.partial(super().post, request, *args, **kwargs))  # type: ignore[misc]
-
     def setup(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
-        """As Django's; the method DELETE, if the view has it, deletes under the lock.
+        """As Django's; handlers that may write run under the lock, also those of the view's own.
 
         A beat of the script comes here as well, and then passes ``dispatch()`` and all that asks for permissions there.
-        It must not reach a ``post()`` of the view's own, which would take it for a form.
+        It must reach no handler of the view, which would take it for a form.
         """
         super().setup(request, *args, **kwargs)  # type: ignore[misc]
-        if beats.is_beat(request):
-            self.get = self.post = self._beat  # type: ignore[method-assign]
-            return
-        handler = getattr(self, "delete", None)
-        if handler is not None:
-            self.delete = lambda *given, **named: self._guarded(functools.partial(handler, *given, **named))
+        is_beat = beats.is_beat(request)
+        for method in self.http_method_names:  # type: ignore[attr-defined]
+            handler = getattr(self, method, None)
+            if is_beat and (handler is not None or method == "post") and method != "options":
+                setattr(self, method, self._beat)
+            elif handler is not None and method.upper() not in SAFE_METHODS:
+                setattr(self, method, functools.partial(self._handled, handler))
+
+    def _handled(self, handler: Callable[..., HttpResponseBase], *args: Any, **kwargs: Any) -> HttpResponseBase:
+        return self._guarded(functools.partial(handler, *args, **kwargs))
 
     def _beat(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         return beats.answer(request, self._editable, self.get_edit_config(), self.may_take_over)
@@ -145,8 +145,15 @@ class EditLockMixin:
         return obj
 
     def _guarded(self, handler: Callable[[], HttpResponseBase]) -> HttpResponseBase:
-        if self._is_saving:  # post() has called delete()
+        if self._is_saving:  # put() has called post(), for example
             return handler()
+        self._is_saving = True
+        try:
+            return self._under_lock(handler)
+        finally:
+            self._is_saving = False
+
+    def _under_lock(self, handler: Callable[[], HttpResponseBase]) -> HttpResponseBase:
         settings = self.get_edit_config()
         if settings.mode == "off":
             with transactions_of_request():
@@ -194,11 +201,8 @@ class EditLockMixin:
             ready_forms(self.request)[guard.resources[0]] = ReadyForm(
                 grant=save.grant, config=guard.config, posted=guard.posted
             )
-        self._is_saving, self._is_valid = True, False
-        try:
-            response = handler()
-        finally:
-            self._is_saving = False
+        self._is_valid = False
+        response = handler()
         # a form with errors is shown again with 200
         if 200 < response.status_code < 400 or (response.status_code == 200 and self._is_valid):
             if obj.pk is None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.http import HttpResponse, JsonResponse
 from django.template.loader import render_to_string
+from django.templatetags.static import static
 
 from django_distlock.middleware import language_of_texts, text_language
 
@@ -17,9 +18,19 @@ if TYPE_CHECKING:
 
 def page(request: HttpRequest, template: str, status: int, **context: Any) -> HttpResponse:
     """A page in the language of the package's texts. Its template extends ``django_distlock/page.html``."""
-    text = render_to_string(template, {**context, "language": language_of_texts()}, request)
+    files = {"page_styles": static_url("editing-page.css"), "again_script": static_url("distlock-again.js")}
+    text = render_to_string(template, {**context, **files, "language": language_of_texts()}, request)
     # typed text may have lone surrogates: the client chooses the charset
     return _told(HttpResponse(text.encode("utf-8", "replace"), status=status))
+
+
+def static_url(name: str) -> str:
+    """The address of a static file of this package; "" if the manifest of the site lacks it, since an answer that
+    stands for an error must not fail."""
+    try:
+        return static(f"django_distlock/{name}")
+    except ValueError:
+        return ""
 
 
 def problem(status: int, title: str, detail: str, *, kind: str = "about:blank", **facts: Any) -> HttpResponse:

@@ -38,10 +38,10 @@ def exactly_once(attempt: KeyedRequest, state: Idempotency, call: Callable[[], A
                     return call()
                 return responses.store_down(attempt.request, html=attempt.html)
             answering = _claim_inside(attempt)
-            if answering is not None:
-                return answering()
-            state.attempt = attempt
-            return _finish_inside(attempt, call())
+            if answering is None:
+                state.attempt = attempt
+                return _finish_inside(attempt, call())
+        return answering()  # outside: a page may query, which a failed transaction refuses
     except AnswerNotStored:
         logger.exception("The answer of %s could not be kept, so nothing was done.", ascii(attempt.claim.route))
         return responses.store_down(attempt.request, html=attempt.html)

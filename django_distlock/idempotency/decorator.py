@@ -14,6 +14,7 @@ from django.db import connections, transaction
 from django.http import HttpRequest
 
 from django_distlock.locks.decorators import call_view, is_async_dispatch, open_no_transaction
+from django_distlock.storage.transactions import in_transaction
 from django_distlock.validation import refuse_registered
 
 from .atomic import exactly_once
@@ -23,7 +24,7 @@ from .execution import aclaim, begin, claim, end, finish, free, refuse_transacti
 from .handle import Idempotency, KeyedRequest
 from .http.disconnect import finish_despite_disconnect
 from .http.requests import may_have_key
-from .options import ATTRIBUTE, EXEMPT
+from .options import ATTRIBUTE, EXEMPT, key_callables
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -106,6 +107,8 @@ def _decorate(given: dict[str, Any], view: Any) -> Any:
     refuse_registered(view, "@idempotent")
     if not callable(view):
         raise TypeError(f"@idempotent decorates a view, not {type(view).__name__}.")
+    if key := given.get("key"):
+        key_callables.add(key)
     is_async = iscoroutinefunction(view)
     if atomic := given.get("atomic"):
         if is_async:
@@ -125,6 +128,8 @@ def _sync_view(given: dict[str, Any], view: Any) -> Any:
     @functools.wraps(view)
     def idempotent_view(*args: Any, **kwargs: Any) -> Any:
         request = request_of(args)
+        if request.method not in SAFE_METHODS:
+            request._distlock_rolls_back_5xx = True  # type: ignore[attr-defined]  # a lock below opens the transaction
         excluded = idempotent_view._non_atomic_requests  # type: ignore[attr-defined]
         body = functools.partial(_without_half_commit, request, view)
         call = functools.partial(call_view, body, request if opens else None, excluded, *args, **kwargs)
@@ -175,6 +180,10 @@ def once(request: HttpRequest, given: Mapping[str, Any], call: Callable[[], Any]
     except BaseException:  # otherwise the claim would be renewed as long as the process lives
         end(attempt)
         raise
+    if state.has_middleware and any(in_transaction(alias) for alias in connections):
+        # of another database than the keys: its commit may fail, so the middleware stores the answer after it
+        state.late = True
+        return response
     finish(attempt, response)
     return response
 
@@ -235,6 +244,6 @@ def _without_half_commit(request: HttpRequest, view: Callable[..., Any], *args: 
     response = view(*args, **kwargs)
     if request.method not in SAFE_METHODS and getattr(response, "status_code", 0) >= 500:
         for alias, entry in connections.settings.items():
-            if entry["ATOMIC_REQUESTS"] and connections[alias].in_atomic_block:
+            if entry["ATOMIC_REQUESTS"] and in_transaction(alias):
                 transaction.set_rollback(True, using=alias)
     return response

@@ -78,6 +78,8 @@ class Idempotency:
 
     attempt: KeyedRequest | None = None
     served: dict[str, Any] | None = None  # the options with which the middleware serves the view
+    has_middleware: bool = False
+    late: bool = False  # the middleware stores the answer of a decorated view, after the request's transaction
     without_key: bool = False  # the middleware has looked, and has nothing to do for the view
     answer: MakeResponse | None = None  # found by the middleware, given below an operation of django-ninja
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.core.signals import got_request_exception
+from django.urls import Resolver404, get_resolver, resolve
 from django.utils.module_loading import import_string
 
 from .conf import middleware
@@ -19,7 +20,7 @@ from .handle import Idempotency, KeyedRequest, MakeResponse
 from .http import responses
 from .http.disconnect import finish_despite_disconnect
 from .http.requests import keep_readable, may_have_key
-from .options import PLAIN, served_by_middleware
+from .options import PLAIN, key_callables, served_by_middleware
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -48,13 +49,13 @@ class IdempotencyMiddleware:
             self.process_template_response = self.aprocess_template_response  # type: ignore[method-assign]
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
-        request.idempotency = Idempotency()  # type: ignore[attr-defined]
+        request.idempotency = Idempotency(has_middleware=True)  # type: ignore[attr-defined]
         if self.is_async:
             answering = self._answer(request)
             # a task of its own costs time, and most requests need none
-            is_keyed = request.method not in SAFE_METHODS and may_have_key(request)
+            is_keyed = request.method not in SAFE_METHODS and (may_have_key(request) or _has_key_callable(request))
             state: Idempotency = request.idempotency  # type: ignore[attr-defined]
-            return finish_despite_disconnect(answering, lambda: not state.without_key) if is_keyed else answering
+            return finish_despite_disconnect(answering, lambda: _has_a_key(state)) if is_keyed else answering
         try:
             response: HttpResponseBase = self.get_response(request)
         except BaseException:  # KeyboardInterrupt, SystemExit: no answer comes, so the renewal must end
@@ -117,6 +118,24 @@ class IdempotencyMiddleware:
             attempt.raised = True
 
 
+def _has_key_callable(request: HttpRequest) -> bool:
+    """Is the view served here, and does it find the key by a callable? Django will resolve the path again."""
+    urlconf = getattr(request, "urlconf", None)
+    _ = get_resolver(urlconf).url_patterns  # imports the views, whose decorators note their callables
+    if not key_callables:
+        return False
+    try:
+        view = resolve(request.path_info, urlconf).func
+    except Resolver404:
+        return False
+    return "key" in (served_by_middleware(view, request.method or "") or ())
+
+
+def _has_a_key(state: Idempotency) -> bool:
+    """May there be an answer to be stored? A decorator may have one that is rendered later."""
+    return not state.without_key or state.attempt is not None
+
+
 def position_of_middleware() -> int | None:
     """The index of the middleware, or of a class derived from it, in MIDDLEWARE."""
     for position, path in enumerate(middleware()):
@@ -164,7 +183,7 @@ def _attempt_of(request: HttpRequest) -> KeyedRequest | None:
     """The attempt that the middleware has to finish."""
     state: Idempotency = request.idempotency  # type: ignore[attr-defined]
     attempt = state.attempt
-    return attempt if state.served is not None and attempt is not None and attempt.running else None
+    return attempt if (state.served is not None or state.late) and attempt is not None and attempt.running else None
 
 
 def _note_failure(*, request: HttpRequest | None = None, **facts: Any) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 ATTRIBUTE, EXEMPT = "_distlock_idempotent", "_distlock_idempotency_exempt"
 PLAIN: dict[str, Any] = {}  # the options of a view without the decorator
 
+key_callables: set[object] = set()  # of all views
+
 # A log-in changes the principal, so its answer must not be repeated. Django's own views, and those derived from them,
 # are recognised by the names of their classes, without importing them.
 _AUTH_VIEWS = {"LoginView", "LogoutView", "PasswordChangeView", "PasswordResetView", "PasswordResetConfirmView"}

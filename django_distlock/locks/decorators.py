@@ -255,13 +255,19 @@ def call_view(
     if not isinstance(marker, LockedView):
         return function(*args, **kwargs)
     out = {*marker, *excluded}
+    opened: list[str] = []
     with ExitStack() as stack:
         for alias, settings in connections.settings.items():
             if settings["ATOMIC_REQUESTS"] and alias not in out and not _is_atomic(alias):
                 if iscoroutinefunction(view):
                     raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")  # Django's own words
                 stack.enter_context(transaction.atomic(using=alias))
-        return function(*args, **kwargs)
+                opened.append(alias)
+        found = function(*args, **kwargs)
+        if getattr(request, "_distlock_rolls_back_5xx", False) and getattr(found, "status_code", 0) >= 500:
+            for alias in opened:
+                transaction.set_rollback(True, using=alias)
+        return found
 
 
 def _is_atomic(alias: str) -> bool:

@@ -8,6 +8,8 @@ import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from django.core.exceptions import ImproperlyConfigured
+
 from django_distlock import signals
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.deadline import PATIENCE, SILENCE, Deadline, pause
@@ -211,7 +213,7 @@ async def _enter_again(hold: Hold, lease: Any) -> bool:
 
 def _undo(hold: Hold, lease: Any, error: BaseException) -> None:
     """The acquire has failed: nothing stays behind (R7). What cannot be waited for here is left to another thread."""
-    if not isinstance(error, (DistlockError, asyncio.CancelledError)):
+    if not isinstance(error, (DistlockError, ImproperlyConfigured, asyncio.CancelledError)):
         leave_behind(hold, lease)
     elif hold.state in (State.WAITING, State.CLAIMING):
         lock_table.end(hold)

@@ -35,14 +35,16 @@ def held_by_name(name: str, using: str | None = None) -> list[BackendReport]:
     validate_name(name)
     found = []
     for report in held_locks(using):
-        key, listed = None, name
+        key, listed, names = None, name, {name}
         if report.error is None:
             with suppress(Exception):  # names have no keys without a site key, or if the namespace is not known here
                 key, listed = listed_as(name, report.alias)
+                # a name with its namespace is taken as it is; else it is one in the namespace of this process
+                names = {listed, name} if ":" in name else {listed}
         locks = (
             replace(info, name=listed) if info.key == key else info
             for info in report.locks
-            if (info.name in (name, listed) or info.key == key) and "kind" not in info.details
+            if (info.name in names or info.key == key) and "kind" not in info.details
         )
         found.append(replace(report, locks=tuple(locks)))
     return found

@@ -101,6 +101,29 @@ def test_after_a_deadlock_the_function_runs_again(rival: Rival, using: str, no_p
     assert no_pause == [0.05, 0.05]
 
 
+def test_what_a_hook_raises_after_the_commit_runs_nothing_again() -> None:
+    """What it raises may be the deadlock of a transaction of the hook's own."""
+    runs: list[str] = []
+
+    def hook() -> None:
+        raise DeadlockDetected("of the hook")
+
+    def work(kind: str) -> None:
+        runs.append(kind)
+        transaction.on_commit(hook)
+
+    with pytest.raises(DeadlockDetected, match="of the hook"):
+        retrying()(work)("plain")
+
+    @retrying()
+    async def awork() -> None:
+        await sync_to_async(work)("async")
+
+    with pytest.raises(DeadlockDetected, match="of the hook"):
+        asyncio.run(awork())
+    assert runs == ["plain", "async"]
+
+
 @on_servers
 def test_after_a_deadlock_the_block_runs_again(rival: Rival, using: str) -> None:
     circle = Circle(rival, using)

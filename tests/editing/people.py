@@ -79,7 +79,9 @@ class Person:
         response = self.client.get(path)
         assert response.status_code == 200, response.status_code
         found = hidden(response)
-        self.place = PLACES[found.get(GRANT, "")] = path
+        self.place = path
+        if GRANT in found:  # a page without a lock has none
+            PLACES[found[GRANT]] = path
         return found
 
     def hold(self, path: str) -> dict[str, str]:

@@ -354,28 +354,24 @@ class Session(ABC):
     def close(self) -> bool:
         """Close the connection. False while a statement runs on it: a driver crashes if its connection is closed while
         another thread reads from it."""
-        if not self.mutex.acquire(blocking=False):
+        if self.mutex.locked():
             return False
-        try:
+        with self.mutex:  # an interrupt between an acquire() and its try would leave it locked
             self.dead = self.dead or "closed"
             if self.unread is not None:
                 self._settle()
             self.connection.close()
-        finally:
-            self.mutex.release()
         return True
 
     def close_if_unused(self) -> bool:
         """:meth:`close`, unless a claim has come."""
-        if not self.mutex.acquire(blocking=False):
+        if self.mutex.locked():
             return False
-        try:
+        with self.mutex:
             if self.claims or self.unread is not None:
                 return False
             self.dead = "closed"
             self.connection.close()
-        finally:
-            self.mutex.release()
         return True
 
     def abandon(self) -> None:
@@ -388,11 +384,9 @@ class Session(ABC):
 
     def notice_end(self) -> None:
         """Notice that the server has hung up, unless a statement runs."""
-        if self.dead is None and self.mutex.acquire(blocking=False):
-            try:
+        if self.dead is None and not self.mutex.locked():
+            with self.mutex:  # it waits, for a moment, if another thread has just taken it
                 self._look(overdue=False)
-            finally:
-                self.mutex.release()
 
     def _look(self, overdue: bool) -> bool:
         """Read what has come that nobody reads. False if nothing has come."""

@@ -144,11 +144,20 @@ class EditLockAdmin(EditLockLists):
 
     def _object(self, request: HttpRequest, object_id: str) -> Any:
         """The object, if the user may change it; else None, and Django's own page says so."""
-        to_field = request.POST.get(TO_FIELD_VAR, request.GET.get(TO_FIELD_VAR))
-        if to_field and not self.to_field_allowed(request, to_field):  # type: ignore[attr-defined]
-            return None
-        obj = self.get_object(request, unquote(object_id), to_field)
+        obj = self._found(request, object_id)
         return obj if obj is not None and self.has_change_permission(request, obj) else None  # type: ignore[attr-defined]
+
+    def _found(self, request: HttpRequest, object_id: str) -> Any:
+        """The object that Django's page is about, by the field that the address names; None if there is none."""
+        to_field = request.POST.get(TO_FIELD_VAR, request.GET.get(TO_FIELD_VAR))
+        if self._is_wrong_field(request):
+            return None
+        return self.get_object(request, unquote(object_id), to_field)
+
+    def _is_wrong_field(self, request: HttpRequest) -> bool:
+        """Does the address name a field that is no key? Django answers that with 400."""
+        to_field = request.POST.get(TO_FIELD_VAR, request.GET.get(TO_FIELD_VAR))
+        return bool(to_field) and not self.to_field_allowed(request, to_field)  # type: ignore[attr-defined]
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None, **kwargs: Any) -> Any:
         """The object, which is loaded once for a request that has locked it."""
@@ -225,6 +234,8 @@ class EditLockAdmin(EditLockLists):
 
     def response_change(self, request: HttpRequest, obj: Any, **kwargs: Any) -> HttpResponse:
         """Called by Django once everything is saved; the answer to a popup is no redirect."""
+        if (refusal := _refusal(request)) is not None:  # neither get_form() nor save_form() of this class was called
+            raise SaveRefused(refusal)
         request._distlock_saved = True  # type: ignore[attr-defined]
         return super().response_change(request, obj, **kwargs)  # type: ignore[misc,no-any-return]
 
@@ -232,7 +243,8 @@ class EditLockAdmin(EditLockLists):
         """Django's answer for an object that is not there; a form that showed it gets its text back."""
         guard = SaveGuard(request, settings, [])
         try:
-            if guard.posted.text and self.get_object(request, unquote(object_id)) is None and guard.grant().resources:
+            gone = not self._is_wrong_field(request) and self._found(request, object_id) is None
+            if guard.posted.text and gone and guard.grant().resources:
                 return refusals.page(request, Refusal(reason="deleted"), template=self.edit_conflict_template)
         except SaveRefused:
             pass
@@ -307,7 +319,7 @@ class EditLockAdmin(EditLockLists):
         settings = self.get_edit_config(request)
         if beats.is_beat(request):  # Django would delete at a POST
             return self._beat(request, object_id, settings)
-        obj = self.get_object(request, unquote(object_id)) if settings.mode != "off" else None
+        obj = self._found(request, object_id) if settings.mode != "off" else None
         if obj is None or not self.has_delete_permission(request, obj):  # type: ignore[attr-defined]
             with transactions_of_request():
                 return page()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from django.core import signing
 from django.core.exceptions import SynchronousOnlyOperation
@@ -40,7 +41,7 @@ def issue(request: HttpRequest, actions: Iterable[str] = ()) -> str:
     # cache_page and the cache middleware must not store this page: it is for one visitor, once
     request._cache_update_cache = False  # type: ignore[attr-defined]
     number = secrets.token_urlsafe(16)
-    paths = [path.partition("?")[0].partition("#")[0] or request.path for path in actions] or [request.path]
+    paths = [unquote(path.partition("?")[0].partition("#")[0]) or request.path for path in actions] or [request.path]
     if len(paths) > MOST_ACTIONS:
         raise ValueError(f"A form can have {MOST_ACTIONS} addresses, not {len(paths)}.")
     return ".".join([number, *(_signer().signature(_text(number, principal, path))[:43] for path in paths)])

@@ -229,7 +229,7 @@ def _again(request: HttpRequest, key: str | None = None) -> dict[str, Any]:
     fields = _fields(request)
     if request.FILES or request.method != "POST" or any(is_secret(name) for name, _value in fields):
         return {"action": None}
-    hidden = forms.hidden_field(request, [request.path]) if key is None else forms.field(key)
+    hidden = forms.hidden_field(request) if key is None else forms.field(key)
     return {"action": address_of(request), "fields": fields, "key_field": hidden}
 
 

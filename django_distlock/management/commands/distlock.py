@@ -69,4 +69,6 @@ class Command(BaseCommand):
     def handle(self, *args: Any, subcommand: str, arguments: list[str], **options: Any) -> None:
         command = SUBCOMMANDS[subcommand](no_color=options["no_color"])
         given = {name: value for name, value in options.items() if name not in DJANGOS}
+        if options["verbosity"] != 1:
+            given["verbosity"] = options["verbosity"]
         call_command(command, *arguments, **given, stdout=self.stdout, stderr=self.stderr)
