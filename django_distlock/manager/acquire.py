@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
+from django.utils.connection import ConnectionDoesNotExist
 
 from django_distlock import signals
 from django_distlock.concurrency import clock
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from .registry import Entry
 
 H = TypeVar("H")
+# Errors after which an engine has granted nothing. Others may be those of a signal, such as a soft time limit.
+NOTHING_GRANTED = (DistlockError, ImproperlyConfigured, ConnectionDoesNotExist, asyncio.CancelledError)
 
 
 class LockRequest(NamedTuple):
@@ -213,7 +216,7 @@ async def _enter_again(hold: Hold, lease: Any) -> bool:
 
 def _undo(hold: Hold, lease: Any, error: BaseException) -> None:
     """The acquire has failed: nothing stays behind (R7). What cannot be waited for here is left to another thread."""
-    if not isinstance(error, (DistlockError, ImproperlyConfigured, asyncio.CancelledError)):
+    if not isinstance(error, NOTHING_GRANTED):
         leave_behind(hold, lease)
     elif hold.state in (State.WAITING, State.CLAIMING):
         lock_table.end(hold)

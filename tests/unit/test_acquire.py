@@ -9,6 +9,8 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.connection import ConnectionDoesNotExist
 
 from django_distlock import BackendUnavailable, Lock, advisory_lock
 from django_distlock.backends.base import Backend
@@ -119,6 +121,17 @@ def test_r7_what_the_engine_does_not_know_is_undone(
     eventually(lambda: not lock_table.all(), "it stays in the line")
     assert engine.journal[-1] == "undo"
     eventually(lambda: ("still gone" in caplog.text) is fails, "the failure is not told")
+
+
+@pytest.mark.parametrize("error", [ImproperlyConfigured("mine"), ConnectionDoesNotExist("mine")])
+def test_r6_after_a_mistake_of_the_settings_the_lock_is_free_at_once(
+    engine: Engine, lock: Lock, error: Exception
+) -> None:
+    """Nothing is left to another thread, which may be late: the next one would be told that the lock is held."""
+    engine.answers = [error]
+    with pytest.raises(type(error)):
+        lock.acquire(timeout=0)
+    assert not lock_table.all()
 
 
 @pytest.mark.parametrize("answer", [7, OSError()])
