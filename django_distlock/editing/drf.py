@@ -83,9 +83,14 @@ class EditLockViewSetMixin:
         handler = getattr(self, name, None)
         if handler is None:
             return
-        has_object = (self.lookup_url_kwarg or self.lookup_field) in self.kwargs  # type: ignore[attr-defined]
-        saves = request.method in _WRITES and has_object and self.get_edit_config().mode != "off"
+        saves = request.method in _WRITES and self._has_object() and self.get_edit_config().mode != "off"
         setattr(self, name, functools.partial(self._saved if saves else self._plain, handler))
+
+    def _has_object(self) -> bool:
+        """Is the request about one object: by the argument of the route, or by a get_object() of the view's own?"""
+        in_route = (self.lookup_url_kwarg or self.lookup_field) in self.kwargs  # type: ignore[attr-defined]
+        is_own = type(self).get_object is not EditLockViewSetMixin.get_object
+        return in_route or (is_own and getattr(self, "detail", None) is not False)
 
     def get_object(self) -> Any:
         """The object; while it is saved, the one that was locked."""

@@ -288,6 +288,13 @@ class Api(EditLockViewSetMixin, viewsets.ModelViewSet):
             return HttpResponse("published")
 
 
+class OwnApi(Api):
+    """Its route has another argument."""
+
+    def get_object(self) -> Any:
+        return Article.objects.get(pk=self.kwargs["number"])
+
+
 class StrictApi(Api):
     edit_if_match_required = True
 
@@ -477,6 +484,7 @@ urlpatterns = [
     path("query/", ByQuery.as_view(), name="query"),
     path("api/<int:pk>/publish/", Api.as_view({"post": "publish"})),
     path("api/", Api.as_view({"get": "list", "post": "create"})),
+    path("own-api/<int:number>/", OwnApi.as_view(one)),
     admin_site("family", (Article, Parents), (Source, Children), (Node, Nodes), (Group, admin.ModelAdmin)),
     admin_site("elsewhere", (Article, Elsewhere)),
     admin_site("groups", (Group, GroupAdmin)),

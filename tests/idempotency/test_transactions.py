@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from asgiref.sync import async_to_sync
+from django.contrib.auth.models import Group
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.http import HttpResponse
-from django.test import RequestFactory
+from django.test import Client, RequestFactory, override_settings
+from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views import View
 
 from django_distlock.idempotency import Idempotency, IdempotencyMiddleware, idempotent, signals
 from tests.idempotency.views import SHAPES, aact, act
@@ -183,3 +187,34 @@ def test_a_receiver_that_fails_changes_nothing(site: Stage, sender: Sender, shap
             connected(stack, signal, lambda **facts: 1 / 0)
         assert [sender.post(shape).status_code for _ in range(2)] == [201, 201]
     assert site.effects == 1
+
+
+def test_an_answer_in_a_cache_is_stored_after_the_transaction_of_the_request(
+    site: Stage, settings: Any, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Naive code stores it when the handler returns: what fails after that undoes the work, and the retry is told that
+    it was done."""
+    settings.DISTLOCK_IDEMPOTENCY = {**getattr(settings, "DISTLOCK_IDEMPOTENCY", {}), "STORAGE": "cache"}
+    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
+    failures = [RuntimeError("after the handler")]
+
+    class Pay(View):
+        def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+            response = super().dispatch(request, *args, **kwargs)
+            if failures:
+                raise failures.pop()
+            return response
+
+        @method_decorator(idempotent(anonymous=True))
+        def post(self, request: Any) -> HttpResponse:
+            Group.objects.create(name=key[:50])
+            return HttpResponse("paid", status=201)
+
+    client = Client(raise_request_exception=False)
+    with override_settings(ROOT_URLCONF=(path("pay/", Pay.as_view()),)):
+        posts = [
+            client.post("/pay/", "{}", content_type="application/json", headers={"Idempotency-Key": key})
+            for _ in range(3)
+        ]
+    assert [post.status_code for post in posts] == [500, 201, 201]
+    assert Group.objects.filter(name=key[:50]).count() == 1

@@ -109,8 +109,10 @@ def _unlock(connection: Any) -> None:
         return
     try:
         run(connection, "UNLOCK TABLES")
-    except Error:
+    except BaseException as error:  # also Ctrl-C before it was sent: a persistent connection would keep the tables
         connection.close()
+        if not isinstance(error, Error):
+            raise
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core import signing
+from django.core.exceptions import ImproperlyConfigured
 from django.utils.decorators import method_decorator
 from django.utils.html import format_html
 from django.utils.inspect import func_supports_parameter
@@ -278,6 +279,12 @@ class EditLockLists:
         if of is not None:
             kind.form = type("LockedRow", (LockedRow, kind.form), {"of": of})
         return kind
+
+    def save_form(self, request: HttpRequest, form: Any, change: bool, **kwargs: Any) -> Any:
+        """Called by Django for each row: one that this class has not made would be saved over another user's."""
+        if hasattr(request, "_distlock_list") and not isinstance(form, LockedRow):
+            raise ImproperlyConfigured("get_changelist_formset() of an EditLockAdmin must call super().")
+        return super().save_form(request, form, change, **kwargs)  # type: ignore[misc]
 
     # deletions and actions
 

@@ -286,7 +286,7 @@ class EditLockAdmin(EditLockLists):
         """Called by Django for a valid form, which the form of a refused save is not."""
         if (refusal := _refusal(request)) is not None:
             raise SaveRefused(refusal)
-        return super().save_form(request, form, change, **kwargs)  # type: ignore[misc]
+        return super().save_form(request, form, change, **kwargs)
 
     def get_formset_kwargs(self, request: HttpRequest, obj: Any, inline: Any, prefix: str) -> dict[str, Any]:
         """What an inline is made of; after a refused save with rows that fit the database as it is now."""

@@ -718,7 +718,8 @@ const join = (client, editor, view, root) => {
   view.form.addEventListener("change", typed);
   view.form.addEventListener("keydown", () => editor.warned && editor.input());
   view.form.addEventListener("click", (event) => {
-    if (!event.target.closest("[data-distlock-cancel]") || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    if (!event.target.closest("[data-distlock-cancel]")) return;
     client.give(editor.leave());
   });
   view.form.addEventListener("submit", (event) => {

@@ -58,6 +58,12 @@ def test_another_version_is_412(ada: Person, path: str) -> None:
         assert ada.client.delete(path, headers={"If-Match": given}).status_code == status
 
 
+def test_an_object_by_a_get_object_of_the_views_own(ada: Person, bo: Person, article: Article) -> None:
+    ada.hold(f"/edit/{article.pk}/")
+    assert bo.client.put(f"/own-api/{article.pk}/", sent(), content_type=JSON).status_code == 423
+    assert body() == "On Saturday."
+
+
 def test_held_is_423_and_strangers_learn_nothing(ada: Person, bo: Person, article: Article, path: str) -> None:
     """Neither that an object exists nor who edits it."""
     ada.hold(f"/edit/{article.pk}/")
