@@ -163,8 +163,9 @@ class Connection(Wire):
         self.owed += 1
         self.write(request)
 
-    def send_blind(self, request: Request) -> None:
-        """:meth:`send` a request whose reply nobody reads: as a whole, unless the server surely knows the script."""
+    def send_script(self, request: Request) -> None:
+        """:meth:`send` a request whose reply perhaps nobody reads: as a whole, unless the server surely knows the
+        script."""
         self.send(request.packed if request.script.sha in self._known else request.whole)
         self._known.add(request.script.sha)
 

@@ -238,7 +238,7 @@ class Server:
         """The caller leaves before its reply."""
         try:
             if withdrawal is not None:
-                connection.send_blind(withdrawal())
+                connection.send_script(withdrawal())
         except ConnectionFailed:
             self._discard(connection)
         else:

@@ -137,7 +137,7 @@ class Node(Server):
             while self._later:
                 until, request = self._later[0]
                 if clock.now() < until:
-                    connection.send_blind(request)
+                    connection.send_script(request)
                 self._later.popleft()
         except ConnectionFailed:
             self._discard(connection)

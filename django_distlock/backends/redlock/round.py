@@ -75,7 +75,7 @@ class Round:
         self.open[number] = connection
         self._sent.add(number)
         try:
-            connection.send(self._requests[number].packed)
+            connection.send_script(self._requests[number])
         except ConnectionFailed as error:
             self._fail(number, error)
 

@@ -147,6 +147,18 @@ def test_r7_a_release_on_new_connections_reaches_all_nodes(nodes: Nodes, name: s
         nodes.gone()
 
 
+def test_r7_a_release_reaches_a_node_that_does_not_know_its_script(nodes: Nodes, name: str) -> None:
+    """A majority is enough for the caller, and nobody reads what the others say of the script."""
+    for client in nodes.clients:
+        client.script_flush()
+    lease = nodes.held(name)
+    request = nodes.proxies[0].hold("request")
+    lease.release()
+    request.wait()
+    request.pass_on()
+    nodes.gone()
+
+
 def test_r7_a_renewal_gives_no_vote_after_the_release(nodes: Nodes, name: str, engine: Any) -> None:
     """A node has forgotten the lock, and a renewal asks it for its vote again, while the lock is released."""
     for _ in range(20):
