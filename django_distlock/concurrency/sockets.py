@@ -59,7 +59,7 @@ class Bell:
 
     def silence(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            os.read(self._read, 4096)
+            os.read(self._read, 65536)  # a pipe holds no more
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):  # there was no file to be had

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import signal
 import socket
 import threading
@@ -245,10 +246,22 @@ def test_r7_a_wake_up_that_an_interrupt_cut_off_is_made_up_for(name: str, settin
         eventually(lambda: not queue, "a request waits for the next one")
 
 
+def test_r7_whoever_tells_the_thread_of_a_request_never_waits_for_it() -> None:
+    """kazoo's thread reads nothing while it looks for a server, and one byte for each request after that."""
+    bell, count = handler.Doorbell(), 5000
+    for _ in range(count):
+        bell.send(b"\0")
+    read = 0
+    while select.select([bell], [], [], 0)[0]:
+        bell.recv(1)
+        read += 1
+    assert read == count
+
+
 @pytest.mark.tier2
 def test_r7_many_who_leave_while_there_is_no_connection(name: str, proxy: Proxy, server: Any) -> None:
-    """What they leave undone is done on the new connection, by the very thread that has to send it: with a byte in its
-    socket pair for each it waited for ever for itself to read them."""
+    """What they leave undone is done on the new connection. Before, they filled kazoo's pair of sockets, and waited for
+    ever for its end; or each asked again before kazoo had refused the request of the last one."""
     count = 500
     lease = advisory_lock(name, using=USING).acquire()
     backend, claim = registry.entry(USING).backend, Claim(key=registry.entry(USING).key(name))

@@ -12,11 +12,13 @@ import socket
 import ssl
 import threading
 import traceback
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from kazoo.handlers.threading import SequentialThreadingHandler
 
 from django_distlock.concurrency import clock
+from django_distlock.concurrency.sockets import Bell
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,12 +27,38 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT = 2.0
 
 
+class Doorbell(Bell):
+    """Both ends of the pair of sockets through which kazoo's thread is told of each request, as one byte.
+
+    A real pair holds some 270 bytes, and kazoo's thread reads none while it looks for a server. The next writer would
+    wait for it: an event loop with all its tasks, and for ever if the session has ended. Here nobody waits.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._unread: deque[bytes] = deque()
+
+    def send(self, byte: bytes) -> None:
+        self._unread.append(byte)
+        self.ring()
+
+    def recv(self, _count: int) -> bytes:
+        with contextlib.suppress(IndexError):  # the request was seen before its byte came, which does no harm
+            self._unread.pop()
+        if not self._unread:
+            self.silence()
+            if self._unread:  # it came in between
+                self.ring()
+        return b""
+
+    def close(self) -> None:
+        """Its files are closed with the last reference."""
+
+
 class Handler(SequentialThreadingHandler):  # type: ignore[misc]
     """kazoo's handler without worker threads: replies and events are handled in the thread that reads them.
 
-    kazoo's two threads for that cost two changes of thread per request. So no callback may block, raise or send a
-    request: callers wake the thread through a pair of sockets, which blocks its writer after some 270 unread bytes, and
-    the thread that is to read them would wait for itself.
+    kazoo's two threads for that cost two changes of thread per request. So no callback may block or raise.
     """
 
     def __init__(
@@ -40,7 +68,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         self.sleep_func = sleep
         self._thread_name, self._on_end = thread_name, on_end
         self._socket: socket.socket | None = None
-        self._pair: tuple[socket.socket, ...] = ()
+        self._bell: Doorbell | None = None
         # the monotonic time at which a client that is being closed drops its connection
         self.closed_by = math.inf
 
@@ -92,14 +120,14 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
             raise
         return self._socket
 
-    def create_socket_pair(self) -> Any:
-        self._pair = super().create_socket_pair()
-        return self._pair
+    def create_socket_pair(self) -> tuple[Doorbell, Doorbell]:
+        self._bell = Doorbell()
+        return self._bell, self._bell
 
     def wake(self) -> None:
         """Wake kazoo's thread once more than there are requests, which does no harm."""
-        with contextlib.suppress(OSError, IndexError):  # closed, or never opened
-            self._pair[1].send(b"\0")
+        if self._bell is not None:
+            self._bell.send(b"\0")
 
     def drop(self) -> None:
         """End the connection from any thread, so that kazoo opens another one."""
@@ -109,7 +137,6 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def abandon(self) -> None:
-        """Close the descriptors in the child of a fork. The parent's connection does not notice."""
-        for each in (self._socket, *self._pair):
-            if each is not None:
-                each.close()
+        """Close the descriptor in the child of a fork. The parent's connection does not notice."""
+        if self._socket is not None:
+            self._socket.close()

@@ -113,7 +113,7 @@ class ZooKeeperSession:
     """One ZooKeeper session of this process, with its kazoo client, which is not used again after its end.
 
     ``wake_at`` schedules a tick of the keepalive thread. All methods may be called from any thread; kazoo's thread runs
-    the callbacks, which must not send: what they find to be sent is left to the tick.
+    the callbacks.
     """
 
     CONNECTING, CONNECTED, SUSPENDED, ENDED = "connecting", "connected", "suspended", "ended"
@@ -135,6 +135,8 @@ class ZooKeeperSession:
         self._guard, self._closing = threading.Lock(), threading.Lock()
         # nodes to be deleted, by the beginning of their paths: is it the whole path?
         self._doomed: dict[str, bool] = {}
+        # how many connections there were
+        self._connections = 0
         self._send_doomed = False
         # the sending time of the sign of life, or of the first request of a connection, that is to be answered
         self._asked_at: float | None = None
@@ -188,6 +190,7 @@ class ZooKeeperSession:
                 # kazoo waits for two thirds of the negotiated timeout for data from the server; milliseconds
                 self.timeout, self.state, self.reached = read_timeout * 1.5 / 1000, self.CONNECTED, True
                 self.heard_at = max(self.heard_at, began)
+            self._connections += 1
         self._send_doomed = True
         self._wake_all()
         return read_timeout, connect_timeout
@@ -202,12 +205,16 @@ class ZooKeeperSession:
         if state == "LOST":
             self.end()
         elif state == "SUSPENDED":
-            with self._guard:
-                if self.state is not self.ENDED:
-                    self.state = self.SUSPENDED
+            self._suspend()
             for contender in self.held.copy().values():
                 contender.watched = False
             self._wake_all()
+
+    def _suspend(self, connection: int | None = None) -> None:
+        """There is no connection at present, if the last one was the one with the number ``connection``."""
+        with self._guard:
+            if self.state is not self.ENDED and connection in (None, self._connections):
+                self.state = self.SUSPENDED
 
     def _wake_all(self) -> None:
         """Wake all who sleep, and the keepalive thread: the state has changed."""
@@ -261,7 +268,8 @@ class ZooKeeperSession:
         return self.state is not self.CONNECTED or clock.now() >= self.heard_at + self.timeout * DOUBT
 
     def tick(self, now: float) -> float:
-        """Ask for a sign of life if the server has been silent, drop a dead connection, send what callbacks have left.
+        """Ask for a sign of life if the server has been silent, drop a dead connection, and repeat on a new one the
+        deletions that were not answered.
 
         In the keepalive thread. Returns the monotonic time of the next call.
         """
@@ -290,7 +298,7 @@ class ZooKeeperSession:
 
     def send(self, request: Request, answered: Callable[[Any], object] = bool) -> Any:
         """Send the request without waiting. Returns kazoo's result; ``answered`` gets it too, once it is an answer."""
-        sent = clock.now()
+        sent, connection = clock.now(), self._connections
         try:
             result = request(self.kazoo)
         except BaseException:  # an interrupt, perhaps between kazoo's queue and its wake-up: see tick()
@@ -301,6 +309,10 @@ class ZooKeeperSession:
             if not isinstance(result.exception, NOT_ANSWERED):
                 self.heard_at, self._asked_at = max(self.heard_at, sent), None
                 answered(result)
+            elif isinstance(result.exception, ConnectionLoss):
+                # before kazoo says so, which it does when it has refused all requests: those who ask again at once
+                # would give it new ones for ever
+                self._suspend(connection)
 
         result.rawlink(hear)
         return result
@@ -402,9 +414,9 @@ class ZooKeeperSession:
     def _found(self, path: str, parent: str, children: Any) -> None:
         for name in children.value or ():
             if f"{parent}/{name}".startswith(path):
-                self._doomed[f"{parent}/{name}"] = self._send_doomed = True
+                self._doomed[f"{parent}/{name}"] = True
+                self._delete(f"{parent}/{name}")
         self._doomed.pop(path, None)
-        self.wake_at(clock.now())
 
     # its end
 
