@@ -12,7 +12,6 @@ import socket
 import ssl
 import threading
 import traceback
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from kazoo.handlers.threading import SequentialThreadingHandler
@@ -31,24 +30,21 @@ class Doorbell(Bell):
     """Both ends of the pair of sockets through which kazoo's thread is told of each request, as one byte.
 
     A real pair holds some 270 bytes, and kazoo's thread reads none while it looks for a server. The next writer would
-    wait for it: an event loop with all its tasks, and for ever if the session has ended. Here nobody waits.
+    wait for it: an event loop with all its tasks, and for ever if the session has ended. This one never blocks: it
+    rings as long as there are ``requests``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, requests: Callable[[], object]) -> None:
         super().__init__()
-        self._unread: deque[bytes] = deque()
+        self._requests = requests
 
-    def send(self, byte: bytes) -> None:
-        self._unread.append(byte)
+    def send(self, _byte: bytes) -> None:
         self.ring()
 
     def recv(self, _count: int) -> bytes:
-        with contextlib.suppress(IndexError):  # the request was seen before its byte came, which does no harm
-            self._unread.pop()
-        if not self._unread:
-            self.silence()
-            if self._unread:  # it came in between
-                self.ring()
+        self.silence()
+        if self._requests():
+            self.ring()
         return b""
 
     def close(self) -> None:
@@ -69,6 +65,8 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         self._thread_name, self._on_end = thread_name, on_end
         self._socket: socket.socket | None = None
         self._bell: Doorbell | None = None
+        # what waits for kazoo's thread
+        self.requests: Callable[[], object] = tuple
         # the monotonic time at which a client that is being closed drops its connection
         self.closed_by = math.inf
 
@@ -121,13 +119,13 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         return self._socket
 
     def create_socket_pair(self) -> tuple[Doorbell, Doorbell]:
-        self._bell = Doorbell()
+        self._bell = Doorbell(self.requests)
         return self._bell, self._bell
 
     def wake(self) -> None:
-        """Wake kazoo's thread once more than there are requests, which does no harm."""
+        """Wake kazoo's thread."""
         if self._bell is not None:
-            self._bell.send(b"\0")
+            self._bell.ring()
 
     def drop(self) -> None:
         """End the connection from any thread, so that kazoo opens another one."""

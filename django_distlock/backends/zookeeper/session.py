@@ -3,7 +3,8 @@
 The server ends a session from which it has heard nothing for the session timeout, and kazoo does not notice as long as
 the network is silent. So the session keeps time itself: from the sending of the last request that was answered.
 
-Two private names of kazoo are used, for the reasons given there; for the rest its handler, listeners and retry objects.
+Four private names of kazoo are used, for the reasons given there; for the rest its handler, listeners and retry
+objects.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from kazoo.exceptions import (
 )
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.serialization import Create2, Delete, SetData, Transaction
-from kazoo.protocol.states import EventType
+from kazoo.protocol.states import EventType, KeeperState
 from kazoo.retry import KazooRetry
 
 from django_distlock.concurrency import clock, leftovers
@@ -58,6 +59,12 @@ RETRY_DELAY = 0.1
 CLOSE_TIMEOUT = 0.5
 # kazoo's errors for requests that the server has not answered.
 NOT_ANSWERED = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, SessionMovedError, AuthFailedError)
+# What kazoo's client answers by itself once it has no session.
+ENDED_STATES = {
+    KeeperState.AUTH_FAILED: AuthFailedError,
+    KeeperState.CLOSED: ConnectionClosedError,
+    KeeperState.EXPIRED_SESSION: SessionExpiredError,
+}
 # The server's error code for a client that has to log in; kazoo has a class for it since 2.11.
 WANTS_SASL = -124
 # The flags of ZooKeeper's kinds of nodes.
@@ -155,6 +162,9 @@ class ZooKeeperSession:
         # (https://github.com/python-zk/kazoo/issues/769).
         connection = self.kazoo._connection
         self._connect, connection._connect = connection._connect, self._connecting
+        self._handler.requests = lambda: self.kazoo._queue
+        # and a method that swallows KeyboardInterrupt and a task's soft time limit (R7) in a bare ``except``
+        self.kazoo._call = self._call
         self.kazoo.add_listener(self._state_changed)
 
     def start(self) -> None:
@@ -289,9 +299,6 @@ class ZooKeeperSession:
             if asked_at is None and now >= self.heard_at + self.timeout * ASK:
                 self._asked_at = now
                 self.send(lambda kazoo: kazoo.exists_async(self.path))
-                # kazoo sends one request each time its thread is woken: if an interrupt came between a request and its
-                # wake-up, each request would wait for the next one from then on
-                self._handler.wake()
         return now + self.timeout * ASK / 2
 
     # requests
@@ -369,7 +376,7 @@ class ZooKeeperSession:
         kazoo's own method knows no containers, and makes two results and five functions, a tenth of an acquire.
         """
         kind, flags = (CreateContainer, CONTAINER) if container else (Create2, EPHEMERAL | SEQUENCE)
-        return self._call(kind(self.kazoo.chroot + path, data, acl, flags))
+        return self._asked(kind(self.kazoo.chroot + path, data, acl, flags))
 
     def release_node(self, path: str) -> Any:
         """Delete the node of a held lock, so that its watchers know that it was held. Returns kazoo's kind of result.
@@ -378,13 +385,23 @@ class ZooKeeperSession:
         mere deletion tells "deleted".
         """
         path = self.kazoo.chroot + path
-        return self._call(Transaction((SetData(path, b"", -1), Delete(path, -1))))
+        return self._asked(Transaction((SetData(path, b"", -1), Delete(path, -1))))
 
-    def _call(self, request: Any) -> Any:
-        # the one private method of kazoo that is called: its public ones know no other requests than their own
+    def _asked(self, request: Any) -> Any:
+        """Kazoo's public methods know no other requests than their own."""
         result = self._handler.async_result()
-        self.kazoo._call(request, result)
+        self._call(request, result)
         return result
+
+    def _call(self, request: Any, result: Any) -> bool:
+        """Give kazoo's thread a request, in the place of kazoo's own method. False if the session has ended."""
+        error = ENDED_STATES.get(self.kazoo.client_state)
+        if error is not None:
+            result.set_exception(error())
+            return False
+        self.kazoo._queue.append((request, result))
+        self._handler.wake()
+        return True
 
     # deletions
 
