@@ -183,7 +183,8 @@ class edit_lock:
                         self._lost = found
                         logger.warning("The edit lock of %s is lost: %s", self._what, one_line(self._why()))
                         return
-                    self._until = began + self._ttl
+                    if not found.saving:  # else the row was busy, and was not prolonged
+                        self._until = began + self._ttl
                 connections[alias].close()  # a long job must not keep a second connection open
         finally:
             connections[alias].close()

@@ -144,6 +144,20 @@ def test_it_is_renewed_for_as_long_as_the_block_takes(article: Article, resource
         until_the_loss(lease)
 
 
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+@pytest.mark.tier2
+def test_it_is_not_held_if_its_row_is_kept_for_longer_than_its_ttl(alias: str) -> None:
+    """A save that takes so long, or another writer of SQLite: afterwards somebody else may be the first."""
+    resource = resource_of(make_article(alias))
+    with edit_lock(resource, by="nightly import", ttl=2.0) as lease:
+        with transaction.atomic(using=alias):
+            store.lock([resource])
+            eventually(lambda: not lease.held, "the renewals that fail count")
+            with pytest.raises(LockLost, match="could not be renewed"):
+                lease.check()
+        eventually(lambda: lease.held, "it is not renewed once the row is free")
+
+
 def test_a_block_that_has_lost_it_is_told(
     article: Article, resource: Resource, caplog: pytest.LogCaptureFixture
 ) -> None:
