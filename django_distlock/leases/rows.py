@@ -109,14 +109,18 @@ def renew(
     return read_one(alias, digest), False
 
 
-def release(alias: str, digest: str, lease: str, principal: str, *, reserve: float = 0.0) -> bool:
+def release(
+    alias: str, digest: str, lease: str, principal: str, *, reserve: float = 0.0, wrote_by: str | None = None
+) -> bool:
     """Free the row, or keep it for at most ``reserve`` seconds, for the next page of the same tab alone.
 
-    False if it is not the caller's, which changes nothing, or if another transaction keeps it for more than a second:
-    then the lease is left to expire.
+    ``wrote_by`` counts a write by this label in the same statement. False if it is not the caller's, which changes
+    nothing, or if another transaction keeps it for more than a second: then the lease is left to expire.
     """
     parameters = {**_names(digest, lease, principal), "ttl": micros(reserve), "reason": "released"}
     assignments = RESERVE if reserve else DROP
+    if wrote_by is not None:
+        assignments, parameters["label"] = f"{COUNT}, {assignments}", shown(wrote_by)
     return bool(change(alias, assignments, MINE, parameters, lambda row: row.is_of(principal, lease)))
 
 

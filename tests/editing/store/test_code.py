@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -105,6 +107,33 @@ def test_a_block_that_writes_nothing_or_ends_early_refuses_no_form(article: Arti
     asyncio.run(_cancelled(article))
     assert held_by(article) is None
     bob.save("bob")
+
+
+@pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
+def test_it_never_ends_without_its_write_being_counted(alias: str) -> None:
+    """Also if a save keeps the row until the statement that gives the lease back is sent."""
+    article, bob, other = make_article(alias), Desk("bob"), ExitStack()
+    bob.open(article)
+
+    def end_the_save_in_time(execute: Any, sql: str, *rest: Any) -> Any:
+        if "ended = " in sql:
+            saving.submit(other.close).result()
+        return execute(sql, *rest)
+
+    def save() -> None:
+        other.callback(connections[alias].close)
+        other.enter_context(transaction.atomic(using=alias))
+        store.lock([resource_of(article)])
+
+    with (
+        ThreadPoolExecutor(1) as saving,
+        connections[alias].execute_wrapper(end_the_save_in_time),
+        importing(article),
+    ):
+        saving.submit(save).result()
+    assert held_by(article) is None
+    with pytest.raises(EditConflict, match="nightly import"):
+        bob.save("bob")
 
 
 def test_an_override_is_explicit_logged_and_sent(
