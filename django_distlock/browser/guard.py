@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from asgiref.sync import markcoroutinefunction, sync_to_async
 from django.core.exceptions import BadRequest
-from django.db import Error, transaction
+from django.db import Error, connections, transaction
 from django.utils.translation import gettext as _
 
 from django_distlock.concurrency import clock
@@ -178,6 +178,7 @@ def _enter(stack: ExitStack, request: Any, names: Callable[[], list[str]]) -> Re
         return "lost"
     principal = visitor_of(request, settings.label_of).holder
     nested, end, pause = in_transaction(settings.database), clock.now() + PATIENCE, SHORTEST
+    is_sqlite = connections[settings.database].vendor == "sqlite"
     while True:
         try:
             with ExitStack() as attempt:
@@ -192,7 +193,8 @@ def _enter(stack: ExitStack, request: Any, names: Callable[[], list[str]]) -> Re
             why = contended(error)
             if why is None:
                 raise
-            if clock.now() >= end or (nested and why == "refused"):  # that transaction has ended
+            # that transaction has ended, or on SQLite what it has read is too old for a write
+            if clock.now() >= end or (nested and (why == "refused" or is_sqlite)):
                 return "busy"
         time.sleep(pause)
         pause = min(2 * pause, LONGEST)

@@ -183,7 +183,8 @@ class edit_lock:
                         self._lost = found
                         logger.warning("The edit lock of %s is lost: %s", self._what, one_line(self._why()))
                         return
-                    self._until = began + self._ttl
+                    if not found.saving:  # else the row was busy, and was not prolonged
+                        self._until = began + self._ttl
                 connections[alias].close()  # a long job must not keep a second connection open
         finally:
             connections[alias].close()
@@ -193,10 +194,14 @@ class edit_lock:
         self._stop.set()
         if self._process != os.getpid():  # after a fork it is the parent's
             return
-        lease, principal = self._lease, self._owner.principal
-        if wrote:  # before the next one gets in
-            store.count_write(self._resource, self._owner.label)
-        if lease is not None and not store.release(self._resource, lease.lease, principal=principal):
+        lease, principal, label = self._lease, self._owner.principal, self._owner.label
+        if lease is not None and store.release(
+            self._resource, lease.lease, principal=principal, wrote_by=label if wrote else None
+        ):
+            return
+        if wrote:
+            store.count_write(self._resource, label)
+        if lease is not None:
             found = store.renew(self._resource, lease.lease, self._ttl, principal=principal)
             if isinstance(found, Lost):
                 self._lost = found

@@ -39,7 +39,7 @@ def editors(objects: Iterable[models.Model], *, besides: str | None = None) -> d
     One query. A queryset that was not evaluated yet is not read: it costs a second query only if an object of its model
     is being edited at all. ``besides`` leaves out a principal: the visitor.
     """
-    if isinstance(objects, QuerySet) and objects._result_cache is None and not objects.query.is_sliced:
+    if isinstance(objects, QuerySet) and objects._result_cache is None and not _is_final(objects.query):
         return _of_queryset(objects, besides)
     resources = {resource_of(obj): obj.pk for obj in objects if not obj._state.adding}
     rows = store.read(resources)
@@ -49,6 +49,11 @@ def editors(objects: Iterable[models.Model], *, besides: str | None = None) -> d
         if row is not None and row.editor is not None and row.principal != besides:
             found[pk] = row.editor
     return found
+
+
+def _is_final(query: Any) -> bool:
+    """A slice or a union takes no further filter."""
+    return bool(query.is_sliced or query.combinator)
 
 
 def _of_queryset(objects: QuerySet[Any], besides: str | None) -> dict[Any, Editor]:

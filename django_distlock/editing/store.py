@@ -89,13 +89,16 @@ def _why(row: Row | None, lease: str) -> LostReason:
     return "released" if row is not None and row.lease == lease else "expired"
 
 
-def release(resource: Resource, lease: str, reserve: float = 0.0, *, principal: str = "") -> bool:
+def release(
+    resource: Resource, lease: str, reserve: float = 0.0, *, principal: str = "", wrote_by: str | None = None
+) -> bool:
     """Free the row, or keep it for at most ``reserve`` seconds so that the next page of the same tab can adopt it.
 
-    False if the lease is unknown, which changes nothing, or if a save lasts longer than a second: then the row is left
-    to expire.
+    ``wrote_by`` counts a write by this label in the same statement. False if the lease is unknown, which changes
+    nothing, or if a save lasts longer than a second: then the row is left to expire.
     """
-    return rows.release(alias_for(resource), resource.digest, lease, principal, reserve=reserve)
+    alias = alias_for(resource)
+    return rows.release(alias, resource.digest, lease, principal, reserve=reserve, wrote_by=wrote_by)
 
 
 def count_write(resource: Resource, label: str) -> bool:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import connections
 
-from django_distlock.storage.statements import PAUSES, attempt, delete, marks, nap, query
+from django_distlock.storage.statements import PAUSES, attempt, delete, marks, query, tries
 from django_distlock.storage.values import LONGEST_PRINCIPAL, exact, micros
 
 from .records import NO_END, NO_QUOTA, Claim, Full, Head, Key, Quota, Row, Waiting, digest_of, holder_of
@@ -104,8 +104,7 @@ def _take_or_see(
 ) -> tuple[Row | Seen, bool]:
     """The lease; else what is seen, and True if the row should be free for the caller, and is kept busy."""
     seen = Seen()
-    for pause in (0.0, 0.0, *PAUSES[:-1]):  # whoever finds it busy asks again soon
-        nap(pause)
+    for _ in tries((0.0, *PAUSES[:-1])):  # whoever finds it busy asks again soon
         taken = None if again else _take(alias, claim, parameters)
         if taken is not None:
             return taken, False
@@ -215,8 +214,4 @@ def _keep_ticket(alias: str, parameters: dict[str, Any], interval: float) -> boo
     """  # noqa: S608
     parameters = {**parameters, "life": micros(2 * interval + GRACE)}
     one = f"SELECT holder FROM {TICKETS} WHERE holder = %(holder)s"  # noqa: S608
-    for pause in (0.0, *PAUSES):
-        nap(pause)
-        if attempt(alias, text, parameters, one) is not None:
-            return True
-    return False
+    return any(attempt(alias, text, parameters, one) is not None for _ in tries(PAUSES))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import connections
 
 from django_distlock.storage import dialect
-from django_distlock.storage.statements import PAUSES, RELEASE_PAUSES, attempt, marks, nap, query, text_for
+from django_distlock.storage.statements import PAUSES, RELEASE_PAUSES, attempt, marks, query, text_for, tries
 from django_distlock.storage.values import exact, micros, moment, shown
 
 from .records import Key, Row
@@ -82,8 +82,7 @@ def take(alias: str, key: Key, claim: Claim, may: May, *, reason: str, former: s
     """
     parameters = claim.parameters(key, reason=reason, former=former)
     row = None
-    for pause in (0.0, *PAUSES):
-        nap(pause)
+    for _ in tries(PAUSES):
         row = update(alias, HOLD, MAY[may], parameters) or read_one(alias, key.digest)
         if row is None:
             insert(alias, key)
@@ -109,14 +108,18 @@ def renew(
     return read_one(alias, digest), False
 
 
-def release(alias: str, digest: str, lease: str, principal: str, *, reserve: float = 0.0) -> bool:
+def release(
+    alias: str, digest: str, lease: str, principal: str, *, reserve: float = 0.0, wrote_by: str | None = None
+) -> bool:
     """Free the row, or keep it for at most ``reserve`` seconds, for the next page of the same tab alone.
 
-    False if it is not the caller's, which changes nothing, or if another transaction keeps it for more than a second:
-    then the lease is left to expire.
+    ``wrote_by`` counts a write by this label in the same statement. False if it is not the caller's, which changes
+    nothing, or if another transaction keeps it for more than a second: then the lease is left to expire.
     """
     parameters = {**_names(digest, lease, principal), "ttl": micros(reserve), "reason": "released"}
     assignments = RESERVE if reserve else DROP
+    if wrote_by is not None:
+        assignments, parameters["label"] = f"{COUNT}, {assignments}", shown(wrote_by)
     return bool(change(alias, assignments, MINE, parameters, lambda row: row.is_of(principal, lease)))
 
 
@@ -169,8 +172,7 @@ def change(
 
     False if the condition does not hold; None if another transaction keeps the row.
     """
-    for pause in (0.0, *RELEASE_PAUSES):
-        nap(pause)
+    for _ in tries(RELEASE_PAUSES):
         if update(alias, assignments, condition, parameters) is not None:
             return True
         row = read_one(alias, parameters["digest"])

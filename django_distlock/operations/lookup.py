@@ -30,22 +30,24 @@ def show_name(lease: Lease) -> None:
 def held_by_name(name: str, using: str | None = None) -> list[BackendReport]:
     """As :func:`held_locks`, with the locks of that name only, and without those on tables and rows.
 
-    The name is one in the code, or with its namespace as lists show it.
+    The name is one in the code, in the namespace of this process; if that is not held, one with its namespace as lists
+    show it.
     """
     validate_name(name)
     found = []
     for report in held_locks(using):
-        key, listed, names = None, name, {name}
+        key, listed = None, name
         if report.error is None:
             with suppress(Exception):  # names have no keys without a site key, or if the namespace is not known here
                 key, listed = listed_as(name, report.alias)
-                # a name with its namespace is taken as it is; else it is one in the namespace of this process
-                names = {listed, name} if ":" in name else {listed}
-        locks = (
+        named = [info for info in report.locks if "kind" not in info.details]
+        locks = [
             replace(info, name=listed) if info.key == key else info
-            for info in report.locks
-            if (info.name in names or info.key == key) and "kind" not in info.details
-        )
+            for info in named
+            if info.name == listed or info.key == key
+        ]
+        if not locks and ":" in name:  # with its namespace, as lists show it
+            locks = [info for info in named if info.name == name]
         found.append(replace(report, locks=tuple(locks)))
     return found
 

@@ -44,15 +44,18 @@ def prune(using: str | None = None, *, days: float = 30) -> dict[str, int]:
 def prune_all(using: str | None = None, *, days: float = 30) -> tuple[dict[str, int], list[Failure]]:
     """As :func:`prune`; return the numbers, and the errors instead of raising them."""
     days = seconds("days", days) or 0.0
+    failed: list[Failure] = []
     jobs = [partial(_prune_alias, alias, days) for alias in ([using] if using is not None else registry.aliases())]
     if using is None:
         config: Any = apps.get_app_config("django_distlock")
         silent: set[str] = set()
         for kind, path in config.pruners.items():
             pruner: Pruner = import_string(path)
-            jobs += [partial(_prune_table, kind, pruner, database, days, silent) for database in pruner.databases()]
+            try:
+                jobs += [partial(_prune_table, kind, pruner, database, days, silent) for database in pruner.databases()]
+            except ImproperlyConfigured as error:  # the setting of this part
+                failed.append(error)
     deleted: Counter[str] = Counter()
-    failed: list[Failure] = []
     for job in jobs:
         try:
             deleted.update(job())

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 from django.db import Error, connections, transaction
 
 from django_distlock import BackendUnavailable, UnsupportedOperation
+from django_distlock.concurrency import clock
+from django_distlock.concurrency.deadline import PATIENCE
 from django_distlock.schema import NOW
 
 from .dialect import contended, nowait
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 # Seconds between the attempts at a row that another transaction has locked, or that changes hands meanwhile. A beat or
 # a claim locks a row for less than a millisecond.
@@ -90,10 +92,18 @@ def marks(names: dict[str, Any] | Sequence[Any]) -> str:
     return ", ".join(f"%({name})s" for name in names) if isinstance(names, dict) else ", ".join(["%s"] * len(names))
 
 
-def nap(pause: float) -> None:
-    """Wait for about ``pause`` seconds; not all callers for the same time."""
-    if pause:
+def tries(pauses: Iterable[float]) -> Iterator[None]:
+    """One, and one after each pause of about so many seconds, not for all callers the same.
+
+    They end after :data:`PATIENCE`: beside a long writer on SQLite each waits for the busy timeout of the driver.
+    """
+    until = clock.now() + PATIENCE
+    yield
+    for pause in pauses:
+        if clock.now() >= until:
+            return
         time.sleep(pause * random.uniform(0.5, 1))  # noqa: S311 - not a secret
+        yield
 
 
 def unavailable() -> BackendUnavailable:

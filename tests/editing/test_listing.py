@@ -45,6 +45,8 @@ def test_editors_of_a_list_page_cost_one_query(articles: list[Article]) -> None:
     assert labels(page) == labels(articles) == labels(Article.objects.all()) == expected
     assert labels(Article.objects.all()[:1]) == {articles[0].pk: "Ada"}
     assert labels(Article.objects.exclude(pk__in=expected)) == {}
+    first, last = (Article.objects.order_by().filter(pk=articles[number].pk) for number in (0, 2))
+    assert labels(first.union(last)) == expected
     for given in (articles, page.all()):
         assert labels(given, besides=Desk("ada").owner.principal) == {articles[2].pk: "Bob"}
     euro = Currency.objects.create(code="EUR")

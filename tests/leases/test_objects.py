@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import threading
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 
+from django_distlock import BackendUnavailable
+from django_distlock.concurrency import clock
 from django_distlock.editing import store
 from django_distlock.editing.records import Busy, EditLease, Lost, Resource
 from django_distlock.editing.resources import resource_of
 from django_distlock.editing.signals import edit_taken_over
 from django_distlock.storage.dialect import contended
+from tests.browserlocks.store.tabs import Tab
 from tests.editing.store.desks import TTL, Desk, expire, hearing, make_article, new_id
 from tests.support.places import READ_COMMITTED, Place, after_statement, at_the_side, isolate, statements_of
 from tests.support.zones import autumn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 on_servers = pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
 on_postgres = pytest.mark.parametrize("alias", ["postgres"], indirect=True)
@@ -158,6 +165,40 @@ def test_a_release_during_a_short_save_is_carried_out(resource: Resource) -> Non
         thread.join(0.1)
     thread.join(30)
     assert not row_of(resource).held
+
+
+@pytest.mark.parametrize("alias", ["default"], indirect=True)
+def test_beside_a_long_writer_of_sqlite_nothing_is_tried_for_minutes(
+    resource: Resource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each statement that writes waits for the busy timeout of the driver: it is not sent ten times."""
+    ada, bob, fresh, sent = Desk("ada"), Desk("bob"), resource_of(make_article("default")), []
+    ada.claim(resource)
+    now = clock.now
+    monkeypatch.setattr(clock, "now", lambda: now() + 5 * len(sent))
+
+    def locked(execute: Any, sql: str, *rest: Any) -> Any:
+        if sql.split(None, 1)[0] in ("UPDATE", "INSERT"):
+            sent.append(sql)
+            raise OperationalError("database is locked")
+        return execute(sql, *rest)
+
+    def sent_by(work: Callable[[], Any]) -> int:
+        sent.clear()
+        work()
+        return len(sent)
+
+    def is_refused() -> None:
+        with pytest.raises(BackendUnavailable, match="in progress"):
+            store.break_lease(resource)
+
+    with connections["default"].execute_wrapper(locked):
+        assert sent_by(lambda: bob.claim(fresh)) <= 2  # there is no row yet
+        assert sent_by(lambda: ada.claim(resource)) == 1
+        assert sent_by(lambda: ada.release(resource)) == 1
+        assert sent_by(lambda: store.count_write(resource, "a command")) == 1
+        assert sent_by(is_refused) == 1
+        assert sent_by(Tab("default", "cart:5").wait) <= 3  # neither a row nor a ticket
 
 
 @on_servers

@@ -139,6 +139,12 @@ def text_of(client: Client) -> str:
     return client.get(LIST).content.decode().partition("distlock-leases")[2]
 
 
+def forms_of(client: Client) -> dict[str, dict[str, str]]:
+    """The hidden fields of each button, by the kind of the lease."""
+    fields = re.findall(r'<input type="hidden" name="(kind|lease)" value="([^"]*)">', text_of(client))
+    return {first[1]: dict((first, second)) for first, second in zip(fields[::2], fields[1::2], strict=True)}
+
+
 def test_the_page_shows_who_has_what(operator: Client, tab: Tab, monkeypatch: pytest.MonkeyPatch) -> None:
     """And only who may break locks has a button for it."""
     Tab("default", ODD, "<i>eve</i>").take()
@@ -169,8 +175,7 @@ def test_names_of_objects_are_for_those_who_may_see_them(operator: Client, artic
 
 def test_breaking_on_the_page(operator: Client, tab: Tab, article: Article, monkeypatch: pytest.MonkeyPatch) -> None:
     assert operator.get(BREAK).status_code == 403
-    fields = re.findall(r'<input type="hidden" name="(kind|lease)" value="([^"]*)">', text_of(operator))
-    forms = {first[1]: dict((first, second)) for first, second in zip(fields[::2], fields[1::2], strict=True)}
+    forms = forms_of(operator)
 
     def answer(form: str, **wrong: str) -> str:
         sent = {**forms[form], "reason": "gone\nhome", **wrong}
@@ -188,6 +193,21 @@ def test_breaking_on_the_page(operator: Client, tab: Tab, article: Article, monk
     assert store.held("default") == []
     (entry,) = LogEntry.objects.all()
     assert (entry.object_id, "gone home" in entry.change_message) == (str(article.pk), True)
+
+
+def test_breaking_asks_only_where_the_lease_is(
+    operator: Client, tab: Tab, article: Article, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database of the edit locks does not answer: a browser lock is broken all the same."""
+    forms = forms_of(operator)
+    held = upkeep.held
+    monkeypatch.setattr(
+        upkeep, "held", lambda *args, **options: (fails if options["of_objects"] else held)(*args, **options)
+    )
+    answers = {kind: operator.post(BREAK, form, follow=True).content.decode() for kind, form in forms.items()}
+    assert "The lock of Ada was broken." in answers["browser"]
+    assert "does not answer (BackendUnavailable); nothing was broken" in answers["edits"]
+    assert "in progress;" not in answers["edits"], "nobody knows that"
 
 
 def test_a_broken_edit_lock_is_sent_as_a_signal(article: Article) -> None:

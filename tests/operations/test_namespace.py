@@ -16,6 +16,7 @@ from django.test import Client, override_settings
 from django_distlock import LockLost, advisory_lock, alocked, lock_all, locked, semaphore
 from django_distlock.manager.registry import registry
 from django_distlock.operations import history
+from django_distlock.operations.lookup import held_by_name
 from django_distlock.operations.recorder import recorder
 from django_distlock.testing import override_locks
 from tests.operations.admin.pages import ALIASES, log_in, names, remove_people
@@ -98,6 +99,26 @@ def test_lists_show_it_and_a_break_hits_one(using: str, name: str, tenants: None
         assert recorder.flush(25)
     assert {"broken"} <= {event.kind for event in history.recent(using, f"b:{name}")}
     history.prune(0)
+
+
+def names_found(name: str) -> list[str | None]:
+    """What ``distlock break`` would break."""
+    return [info.name for report in held_by_name(name) for info in report.locks]
+
+
+@pytest.mark.parametrize("using", ["memory", "postgres"])
+def test_a_name_with_a_colon_is_first_one_of_the_own_tenant(using: str, name: str, tenants: None) -> None:
+    """Another tenant's lock may be listed under the same text."""
+    name = name[-40:].rpartition("[")[2]
+    mine = at("a", advisory_lock(f"b:{name}", using=using, timeout=5).acquire)
+    theirs = at("b", advisory_lock(name, using=using, timeout=5).acquire)
+    try:
+        assert at("a", lambda: names_found(f"b:{name}")) == [f"a:b:{name}"]
+        assert at("", lambda: names_found(f"b:{name}")) == [f"b:{name}"]
+        mine.release()
+        assert at("a", lambda: names_found(f"b:{name}")) == [f"b:{name}"]
+    finally:
+        theirs.release()
 
 
 def test_a_text_is_for_the_whole_site_and_signals_tell_it(name: str) -> None:

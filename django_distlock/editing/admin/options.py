@@ -318,7 +318,8 @@ class EditLockAdmin(EditLockLists):
         page: Page = functools.partial(super().delete_view, request, object_id, extra_context, **kwargs)  # type: ignore[misc]
         settings = self.get_edit_config(request)
         if beats.is_beat(request):  # Django would delete at a POST
-            return self._beat(request, object_id, settings)
+            load = functools.partial(self._deletable, request, object_id)
+            return beats.answer(request, load, settings, self.may_take_over)
         obj = self._found(request, object_id) if settings.mode != "off" else None
         if obj is None or not self.has_delete_permission(request, obj):  # type: ignore[attr-defined]
             with transactions_of_request():
@@ -338,6 +339,13 @@ class EditLockAdmin(EditLockLists):
         except SaveRefused as refused:
             refused.refusal.deletes = True
             return refusals.page(request, refused.refusal, template=self.edit_conflict_template)
+
+    def _deletable(self, request: HttpRequest, object_id: str) -> Any:
+        """The object, if the user may delete it, which does not need the permission to change it."""
+        obj = self._found(request, object_id)
+        if obj is not None and self.has_delete_permission(request, obj):  # type: ignore[attr-defined]
+            return obj
+        return self._editable(request, object_id)
 
     def _delete(self, request: HttpRequest, object_id: str, save: Save, obj: Any, page: Page) -> HttpResponse:
         self._keep(request, object_id, obj)

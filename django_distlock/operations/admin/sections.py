@@ -76,18 +76,32 @@ class LeaseSection:
 
     def _end(self, request: HttpRequest, reason: str) -> None:
         """End the lease that the form names, among those that are held now, and say so."""
-        sent = request.POST.get("kind"), request.POST.get("lease")
+        kind, sent = request.POST.get("kind", ""), request.POST.get("lease", "")
+        feature, database = self._place(kind, sent)
         try:
-            for feature in self.features:
-                for each in feature.all_held():
-                    if (feature.kind, _id_of(each)) == sent and feature.end(each, f"{request.user}: {reason or '-'}"):
-                        feature.ended(each, request, reason)
-                        messages.success(request, _("The lock of %(who)s was broken.") % {"who": each.row.label})
-                        return
+            found = feature.held(database) if feature is not None else []
+        except BackendUnavailable as error:
+            text = _("%(alias)s does not answer (%(error)s); nothing was broken there.")
+            messages.error(request, text % {"alias": database, "error": type(error.__cause__ or error).__name__})
+            return
+        try:
+            for each in found:
+                if _id_of(each) == sent and feature.end(each, f"{request.user}: {reason or '-'}"):
+                    feature.ended(each, request, reason)
+                    messages.success(request, _("The lock of %(who)s was broken.") % {"who": each.row.label})
+                    return
         except BackendUnavailable:
             messages.warning(request, _("A request under this lock is in progress; it was not broken."))
             return
         messages.warning(request, _("The lock has changed hands or has ended; it was not broken."))
+
+    def _place(self, kind: str, sent: str) -> Any:
+        """The feature and the database of the lease in the form: no other one has to answer."""
+        for feature in self.features:
+            for database in feature.databases() if feature.kind == kind else ():
+                if sent.startswith(f"{database} "):
+                    return feature, database
+        return None, ""
 
 
 def _id_of(each: Held) -> str:

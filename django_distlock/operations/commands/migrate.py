@@ -57,6 +57,13 @@ class Migrate(Subcommand):
             help='seconds to wait for the lock (default: "none", for ever)',
         )
 
+    def handle(self, *args: Any, **options: Any) -> None:
+        """As of the base class; but what migrate raises is no answer to our arguments."""
+        try:
+            super().handle(*args, **options)
+        except _Failed as failed:
+            raise failed.error from None
+
     def run(self, **options: Any) -> int:
         lock = migration_lock(options["database"], options["using"])
         lease = self._acquire(lock, options["timeout"])
@@ -66,8 +73,10 @@ class Migrate(Subcommand):
         lease.on_lost(lambda _: self.stderr.write(lost))
         try:
             _migrate().execute(**options)
-        except BaseException:
+        except BaseException as error:
             lease.release()
+            if isinstance(error, Exception):
+                raise _Failed(error) from error
             raise
         try:
             lease.release()
@@ -107,6 +116,14 @@ class Migrate(Subcommand):
                 since = f" since {info.acquired_at:%Y-%m-%d %H:%M:%S %Z}" if info.acquired_at else ""
                 return f": {one_line(info.holder)}{since}"
         return ""
+
+
+class _Failed(Exception):
+    """What migrate has raised."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        super().__init__()
 
 
 def _migrate() -> BaseCommand:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import signal
@@ -64,9 +65,15 @@ class Run(Subcommand):
         parser.add_argument(
             "--grace", type=number(), default=10.0, metavar="S", help="seconds between TERM and KILL after a loss (10)"
         )
-        parser.add_argument("command", nargs="+", help="the program and its arguments")
+        # all that follows, also a "--" among it
+        parser.add_argument("command", nargs=argparse.PARSER, help="the program and its arguments")
 
     def run(self, **options: Any) -> int:
+        command = options["command"]
+        if command[0] == "--":
+            command = command[1:]
+        if not command:
+            raise ValueError("Say which program to run: NAME -- command [argument ...].")
         ttl = {} if options["ttl"] is None else {"ttl": options["ttl"]}
         lock = advisory_lock(
             options["name"], using=options["using"], timeout=options["timeout"], shared=options["shared"], **ttl
@@ -80,7 +87,7 @@ class Run(Subcommand):
         status = 0
         try:
             with lease, received_signals() as received:
-                status = self._run(options["command"], received, lease, options["grace"])
+                status = self._run(command, received, lease, options["grace"])
         except DistlockError as error:
             self.stderr.write(str(error))
             return status or EX_UNAVAILABLE

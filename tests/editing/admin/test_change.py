@@ -104,6 +104,16 @@ def test_a_deletion(ada: Person, bo: Person, article: Article, path: str) -> Non
     assert bo.renew(mine)["reason"] == "deleted"
 
 
+def test_who_may_delete_and_not_change_has_the_lock_of_that_page_alone(bo: Person, article: Article, path: str) -> None:
+    page = path.replace("change", "delete")
+    bo.user.user_permissions.remove(Permission.objects.get(codename="change_article"))
+    grant = bo.open(page)[GRANT]
+    assert bo.ask("claim", grant)["state"] == "held"
+    assert bo.ask("claim", grant, path=path)["reason"] == "permission"
+    bo.user.user_permissions.remove(Permission.objects.get(codename="delete_article"))
+    assert bo.ask("claim", grant)["reason"] == "permission"
+
+
 def test_e18_a_takeover_is_logged_and_the_holder_is_told(ada: Person, boss: Person, path: str) -> None:
     held, theirs = ada.hold(path), boss.open(path)[GRANT]
     assert boss.ask("claim", theirs)["can_take_over"]

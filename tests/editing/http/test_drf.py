@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
-from django.test import Client
+from django.db import connections
+from django.test import Client, TestCase, override_settings
 
 from django_distlock.editing import store
 from testproject.articles.models import Article
-from tests.editing.people import LEASE, Person, body, is_held, refused, row, sent
+from tests.editing.people import LEASE, Person, body, is_held, make_person, refused, row, sent
 
 JSON = "application/json"
 
@@ -93,3 +96,15 @@ def test_a_write_that_names_the_lease_keeps_it(ada: Person, article: Article, pa
     ada.give_back(held)  # and prolongs none that was given back
     assert ada.patch(path, **headers).status_code == 200
     assert not is_held(article) or store.held("default")[0].expires_in < 10
+
+
+@override_settings(ROOT_URLCONF="tests.editing.site")
+class TestInsideATestCase(TestCase):
+    def test_a_refusal_under_atomic_requests_breaks_no_transaction_of_the_test(self) -> None:
+        """The framework marks the innermost transaction for a rollback, which must not be that of the TestCase."""
+        with mock.patch.dict(connections.settings["default"], ATOMIC_REQUESTS=True):
+            assert self.client.get("/api/0/").status_code in (401, 403)
+            self.client.force_login(make_person("eve"))
+            for verb in ("get", "patch"):
+                answer = getattr(self.client, verb)("/api/0/", {}, content_type=JSON)
+                assert (answer.status_code, Article.objects.filter(pk=0).count()) == (404, 0)

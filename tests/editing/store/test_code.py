@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -107,6 +109,33 @@ def test_a_block_that_writes_nothing_or_ends_early_refuses_no_form(article: Arti
     bob.save("bob")
 
 
+@pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
+def test_it_never_ends_without_its_write_being_counted(alias: str) -> None:
+    """Also if a save keeps the row until the statement that gives the lease back is sent."""
+    article, bob, other = make_article(alias), Desk("bob"), ExitStack()
+    bob.open(article)
+
+    def end_the_save_in_time(execute: Any, sql: str, *rest: Any) -> Any:
+        if "ended = " in sql:
+            saving.submit(other.close).result()
+        return execute(sql, *rest)
+
+    def save() -> None:
+        other.callback(connections[alias].close)
+        other.enter_context(transaction.atomic(using=alias))
+        store.lock([resource_of(article)])
+
+    with (
+        ThreadPoolExecutor(1) as saving,
+        connections[alias].execute_wrapper(end_the_save_in_time),
+        importing(article),
+    ):
+        saving.submit(save).result()
+    assert held_by(article) is None
+    with pytest.raises(EditConflict, match="nightly import"):
+        bob.save("bob")
+
+
 def test_an_override_is_explicit_logged_and_sent(
     article: Article, resource: Resource, bob: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -142,6 +171,20 @@ def test_it_is_renewed_for_as_long_as_the_block_takes(article: Article, resource
         assert lease.held
     with pytest.raises(LockLost), importing(article, ttl=2.0) as lease:
         until_the_loss(lease)
+
+
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+@pytest.mark.tier2
+def test_it_is_not_held_if_its_row_is_kept_for_longer_than_its_ttl(alias: str) -> None:
+    """A save that takes so long, or another writer of SQLite: afterwards somebody else may be the first."""
+    resource = resource_of(make_article(alias))
+    with edit_lock(resource, by="nightly import", ttl=2.0) as lease:
+        with transaction.atomic(using=alias):
+            store.lock([resource])
+            eventually(lambda: not lease.held, "the renewals that fail count")
+            with pytest.raises(LockLost, match="could not be renewed"):
+                lease.check()
+        eventually(lambda: lease.held, "it is not renewed once the row is free")
 
 
 def test_a_block_that_has_lost_it_is_told(

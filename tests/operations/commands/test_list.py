@@ -211,6 +211,18 @@ def test_what_is_down_or_missing_keeps_nothing_else_from_being_pruned(settings: 
     assert (status, "events" in err) == (UNAVAILABLE, True)
 
 
+@pytest.mark.parametrize("setting", ["DISTLOCK_BROWSER", "DISTLOCK_EDITING"])
+def test_a_wrong_setting_of_one_feature_keeps_nothing_else_from_being_pruned(
+    settings: Any, records: None, setting: str
+) -> None:
+    settings.DISTLOCK = {}
+    setattr(settings, setting, {"TLL": 5})
+    status, out, err = call("prune")
+    assert (status, f"{setting} has the unknown key 'TLL'" in err) == (1, True)
+    assert "events: 1 deleted" in out
+    assert (LockEvent.rows.count(), IdempotencyRecord.rows.count()) == (1, 0)
+
+
 def test_dumpdata_leaves_out_the_site_key_stored_answers_and_the_history(records: None) -> None:
     """Who asked for what, and what he got: of no use elsewhere, and none of the business of who reads a fixture."""
     for everything in (False, True):

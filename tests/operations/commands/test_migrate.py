@@ -96,6 +96,18 @@ def test_it_holds_a_lock_whose_holder_others_are_told(using: list[str], monkeypa
     assert err.endswith("Another process is still running migrate after 1 s; nothing was done.\n")
 
 
+def test_an_error_of_a_migration_is_raised_as_migrate_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its traceback, and not as if the arguments of the command were wrong. The lock is free again."""
+
+    def fails(self: Migrate, **options: Any) -> None:
+        raise ValueError("not a number: 'x'")
+
+    monkeypatch.setattr(Migrate, "handle", fails)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="not a number"):
+            call("migrate", "--timeout", "0", "--database", "postgres")
+
+
 def test_locks_that_cannot_be_used(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = ["migrate", "--plan", "--database", "pgbouncer", "registration"]
     assert call("migrate", "--using", "nowhere")[0] == WRONG

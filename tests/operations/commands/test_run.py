@@ -73,7 +73,7 @@ def runs(pid: int) -> bool:
 )
 def test_the_exit_status_is_that_of_the_program(command: list[str], status: int, name: str) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    assert call("run", name, "--using", "leasetable", "--", *command)[0] == status
+    assert call("run", "--using", "leasetable", name, "--", *command)[0] == status
     assert signal.getsignal(signal.SIGTERM) is before
     assert not [info for info in held_locks("leasetable")[0].locks if info.name == name]
 
