@@ -13,8 +13,6 @@ import unittest
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -141,11 +139,6 @@ def decorators(names: Names) -> None:
     assert in_another_thread(lambda: advisory_lock("export").try_acquire()) is None
     assert exported.getvalue() == b"name,total\r\n"
     advisory_lock("export", timeout=0).acquire().release()
-    with TemporaryDirectory() as reports:
-        names["REPORTS"] = Path(reports)
-        with contextlib.closing(names["report"](request, 2026)) as sent:
-            assert sent.getvalue() == b"name,total\n"
-    assert asyncio.run(names["import_view"](request)).content == b"imported"
     assert names["read_rates"]() == "read"
     assert names["write_rates"]() == "written"
     middleware = names["PatientMiddleware"](lambda request: HttpResponse())
@@ -169,14 +162,12 @@ def transactions(names: Names) -> None:
 
 
 def in_asyncio(names: Names) -> None:
-    for coroutine in ("report", "report_if_free", "within_a_second", "also_safe"):
+    for coroutine in ("report", "report_if_free", "within_a_second"):
         assert asyncio.run(names[coroutine]()) == "made"
     asyncio.run(names["parent"]())
-    assert asyncio.run(names["mixed"]()) == "the same context"
     with held_by_another_thread("report"):
         assert asyncio.run(names["report_if_free"]()) == "busy"
         assert asyncio.run(names["within_a_second"]()) == "gave up"
-        assert asyncio.run(names["also_safe"]()) == "gave up"
 
 
 def waiting(names: Names) -> None:
@@ -185,9 +176,6 @@ def waiting(names: Names) -> None:
     with held_by_another_thread("report"):
         assert names["make_report"](lambda: "figures", published.append, None) == "another caller makes it"
     assert published == ["figures"]
-
-
-def several(names: Names) -> None:
     assert names["transfer"](7, 3, 1) == ("account:7", 2)
     assert names["transfer_decorated"](7, 3, 1) == 1
     assert names["render"]("letter") == "rendered letter"
@@ -390,7 +378,6 @@ SCENES = {
     "docs/registration.md": Scene(after=register_function),
     "docs/double-submission.md": Scene(after=double_submission),
     "docs/operations.md": Scene(after=operations),
-    "docs/backends/memory.md": Scene("memory"),
     "docs/backends/postgres.md": Scene("postgres"),
     "docs/backends/mysql.md": Scene("mysql"),
     "docs/browser/index.md": Scene(before=with_views, after=browser_index),
@@ -407,8 +394,7 @@ SCENES = {
     "docs/usage/decorators.md": Scene(after=decorators),
     "docs/usage/transactions.md": Scene(before=with_tables, after=transactions),
     "docs/usage/async.md": Scene(after=in_asyncio),
-    "docs/usage/waiting.md": Scene(after=waiting),
-    "docs/usage/several.md": Scene("postgres", after=several),
+    "docs/usage/waiting.md": Scene("postgres", after=waiting),
     "docs/table-locks.md": Scene(before=with_tables, after=table_locks),
     "docs/usage/fencing.md": Scene(after=fencing),
     "docs/row-locks.md": Scene(after=row_locks),

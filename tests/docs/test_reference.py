@@ -54,7 +54,7 @@ def test_every_key_of_an_alias_is_documented_with_its_default() -> None:
 def test_every_option_is_documented_in_the_reference_and_on_the_page_of_its_backend() -> None:
     everywhere: set[str] = set()
     for backend in backend_flags.backends():
-        page = f"docs/backends/{backend_flags.module_of(backend)}.md"
+        page = f"docs/{backend_flags.page_of(backend_flags.module_of(backend))}.md"
         assert backend.option_names <= first_column(page), page
         everywhere |= backend.option_names
     assert {cell for cell in first_column("docs/reference/settings.md") if cell.islower()} - {"any other"} == everywhere
