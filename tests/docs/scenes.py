@@ -228,15 +228,13 @@ def row_locks(names: Names) -> None:
 def tasks(names: Names) -> None:
     store: dict[str, str] = {}
     assert [names["daily_report"](store), names["daily_report"](store)] == ["done", "done before"]
-    names["send_invoice"](7)
-    function_of(names["send_invoice_task"])(7)
-    function_of(names["send_invoice_with_context"])(None, 7)
+    for library in ("", "_rq", "_huey", "_dramatiq"):
+        names[f"send_invoice{library}"](7)
+    function_of(names["send_invoice_task"])(None, 7)
     asyncio.run(function_of(names["send_invoice_async"])(7))
     names["count_stock"]("sku")
+    names["nightly"]()
     delivered_twice(names)
-    names["rebuild_index"](SimpleNamespace(retry=None), "shop")
-    with held_by_another_thread("index:shop"), pytest.raises(ZeroDivisionError):
-        names["rebuild_index"](SimpleNamespace(retry=lambda countdown: ZeroDivisionError()), "shop")
 
 
 def testing(names: Names) -> None:
