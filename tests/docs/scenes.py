@@ -275,8 +275,8 @@ def sends_timeouts(names: Names) -> None:
     assert names["timeouts"] == [("LeaseTableBackend", "watched", "default")]
 
 
-def double_submission(names: Names) -> None:
-    assert names["order"](post(item="cup")).status_code == 400  # without a key
+def duplicate_requests(names: Names) -> None:
+    assert names["book"](post(seat="12")).status_code == 400  # without a key
 
 
 def register_function(names: Names) -> None:
@@ -388,7 +388,7 @@ SCENES = {
     "README.md": Scene(after=readme),
     "docs/quickstart.md": Scene(after=quickstart),
     "docs/registration.md": Scene(after=register_function),
-    "docs/double-submission.md": Scene(after=double_submission),
+    "docs/idempotency/overview.md": Scene(after=duplicate_requests),
     "docs/operations.md": Scene(after=operations),
     "docs/backends/memory.md": Scene("memory"),
     "docs/backends/postgres.md": Scene("postgres"),
