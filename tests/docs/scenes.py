@@ -34,8 +34,6 @@ from django_distlock import LockLost, LockNotAcquired, UnsupportedOperation, adv
 from django_distlock.browser.conf import BrowserConfig
 from django_distlock.browser.grants import read_grant
 from django_distlock.data.fencing.triggers import reconcile
-from django_distlock.editing import EditLockMixin
-from django_distlock.editing.conf import EditingConfig
 from django_distlock.editing.versions import version_field_of
 from django_distlock.http.visitors import visitor_of
 from testproject.articles.models import Article, Source
@@ -320,6 +318,8 @@ def with_invoice() -> Iterator[Names]:
             "Line": Source,
             "InvoiceForm": object,
             "models": django_models,
+            "admin": admin,
+            "UpdateView": UpdateView,
         }
     finally:
         invoice.delete()
@@ -328,25 +328,20 @@ def with_invoice() -> Iterator[Names]:
 @contextmanager
 def with_views() -> Iterator[Names]:
     """What the snippets of a page take for granted."""
-    yield {"admin": admin, "UpdateView": UpdateView, "EditLockMixin": EditLockMixin, "include": include, "path": path}
+    yield {"include": include, "path": path}
 
 
 def editing_code(names: Names) -> None:
     assert Article.objects.get(pk=names["invoice"].pk).title == "Corrected by the import"
-    keys = {field.name.upper(): field.default for field in fields(EditingConfig)}
-    assert names["DISTLOCK_EDITING"] == keys
     assert names["initials"](User(first_name="Ada", last_name="Lovelace")) == "AL"
     assert names["initials"](User()) == "A colleague"
 
 
-def editing_views(names: Names) -> None:
+def editing_guide(names: Names) -> None:
     refused = names["csrf_failure"](post(title="New"))
     assert refused.status_code == 403
     assert import_string(names["CSRF_FAILURE_VIEW"])(post(title="New")).status_code == 403
-
-
-def editing_choosing(names: Names) -> None:
-    assert version_field_of(names["Invoice"]) == "revision"
+    assert version_field_of(names["Bill"]) == "revision"
 
 
 def browser_index(names: Names) -> None:
@@ -397,13 +392,8 @@ SCENES = {
     "docs/browser/server.md": Scene(before=with_views, after=browser_server),
     "docs/browser/another-origin.md": Scene(after=grants),
     "docs/browser/workers.md": Scene(after=browser_workers),
-    "docs/editing/admin.md": Scene(before=with_invoice),
-    "docs/editing/choosing.md": Scene(before=with_invoice, after=editing_choosing),
+    "docs/editing/index.md": Scene(before=with_invoice, after=editing_guide),
     "docs/editing/code.md": Scene(before=with_invoice, after=editing_code),
-    "docs/editing/index.md": Scene(before=with_views),
-    "docs/editing/without-javascript.md": Scene(before=with_views),
-    "docs/editing/rest.md": Scene(before=with_invoice),
-    "docs/editing/views.md": Scene(before=with_invoice, after=editing_views),
     "docs/usage/decorators.md": Scene(after=decorators),
     "docs/usage/transactions.md": Scene(before=with_tables, after=transactions),
     "docs/usage/async.md": Scene(after=in_asyncio),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import pytest
 
 import django_distlock
 from django_distlock import conf, exceptions, signals
+from django_distlock.editing.conf import EditingConfig
 from django_distlock.idempotency.conf import OF_SITE, Options
 from docs._ext import backend_flags
 from tests.docs.pages import DOCS, PAGES, ROOT, blocks, tables
@@ -57,6 +59,7 @@ def test_every_key_of_an_alias_is_documented_with_its_default() -> None:
 
 SETTINGS = {
     "docs/idempotency/settings.md": {name: getattr(Options(), name) for name in OF_SITE},
+    "docs/editing/code.md": asdict(EditingConfig()),
 }
 
 
