@@ -8,14 +8,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import sys
 import threading
 import unittest
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -31,8 +32,7 @@ from django.utils.module_loading import import_string
 from django.views.generic import UpdateView
 
 from django_distlock import LockLost, LockNotAcquired, UnsupportedOperation, advisory_lock
-from django_distlock.browser.conf import BrowserConfig
-from django_distlock.browser.grants import read_grant
+from django_distlock.browser.grants import LockGrant, read_grant
 from django_distlock.data.fencing.triggers import reconcile
 from django_distlock.editing.versions import version_field_of
 from django_distlock.http.visitors import visitor_of
@@ -344,39 +344,50 @@ def editing_guide(names: Names) -> None:
     assert version_field_of(names["Bill"]) == "revision"
 
 
-def browser_index(names: Names) -> None:
+def browser_guide(names: Names) -> None:
+    refused_without_a_lease(names["change_cart"])
+    refused_without_a_lease(names["move_piece"], pk=3)
+    assert granted(names).audience is None
+
+
+def refused_without_a_lease(view: Callable[..., HttpResponse], **arguments: Any) -> None:
     request = post()
     request.user.pk = 5
-    assert names["change_cart"](request).status_code == 423  # without a lease
+    assert view(request, **arguments).status_code == 423
 
 
-def browser_server(names: Names) -> None:
-    keys = {field.name.upper(): field.default for field in fields(BrowserConfig)}
-    assert names["DISTLOCK_BROWSER"] == keys
-    for view, arguments in (("change_cart", {}), ("move_piece", {"pk": 3})):
-        request = post()
-        request.user.pk = 5
-        assert names[view](request, **arguments).status_code == 423
-    grants(names)
-
-
-def grants(names: Names) -> None:
-    """The view of the page signs a grant that counts."""
+def granted(names: Names) -> LockGrant:
+    """The grant that the view of the page has signed."""
     user = User.objects.create_user("scene-of-the-docs")
     try:
         request = post()
         request.user = user
         grant = json.loads(names["cart_grant"](request).content)["grant"]
-        assert read_grant(grant, visitor_of(request, str).signer).name == f"cart:{user.pk}"
+        found = read_grant(grant, visitor_of(request, str).signer)
+        assert found.name == f"cart:{user.pk}"
+        return found
     finally:
         user.delete()
 
 
-def browser_workers(names: Names) -> None:
+@contextmanager
+def with_channels() -> Iterator[Names]:
+    """Stand-ins for what the recipe imports."""
+    consumer, layers = ModuleType("channels.generic.websocket"), ModuleType("channels.layers")
+    vars(consumer)["AsyncJsonWebsocketConsumer"] = object
+    vars(layers)["get_channel_layer"] = SimpleNamespace
+    modules = {"channels": ModuleType("channels"), "channels.generic": ModuleType("channels.generic")}
+    with mock.patch.dict(sys.modules, {**modules, consumer.__name__: consumer, layers.__name__: layers}):
+        yield {}
+
+
+def browser_reference(names: Names) -> None:
     headers: dict[str, str] = {}
     names["WHITENOISE_ADD_HEADERS_FUNCTION"](headers, "/srv/worker.js", "/static/worker.js")
     names["WHITENOISE_ADD_HEADERS_FUNCTION"](headers, "/srv/site.css", "/static/site.css")
     assert headers == {"Cross-Origin-Embedder-Policy": "require-corp"}
+    refused_without_a_lease(names["move"], pk=3)
+    assert granted(names).audience == "https://app.example.com"
 
 
 SCENES = {
@@ -388,10 +399,8 @@ SCENES = {
     "docs/backends/memory.md": Scene("memory"),
     "docs/backends/postgres.md": Scene("postgres"),
     "docs/backends/mysql.md": Scene("mysql"),
-    "docs/browser/index.md": Scene(before=with_views, after=browser_index),
-    "docs/browser/server.md": Scene(before=with_views, after=browser_server),
-    "docs/browser/another-origin.md": Scene(after=grants),
-    "docs/browser/workers.md": Scene(after=browser_workers),
+    "docs/browser/index.md": Scene(before=with_views, after=browser_guide),
+    "docs/browser/server.md": Scene(before=with_channels, after=browser_reference),
     "docs/editing/index.md": Scene(before=with_invoice, after=editing_guide),
     "docs/editing/code.md": Scene(before=with_invoice, after=editing_code),
     "docs/usage/decorators.md": Scene(after=decorators),

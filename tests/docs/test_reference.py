@@ -12,6 +12,7 @@ import pytest
 
 import django_distlock
 from django_distlock import conf, exceptions, signals
+from django_distlock.browser.conf import BrowserConfig
 from django_distlock.editing.conf import EditingConfig
 from django_distlock.idempotency.conf import OF_SITE, Options
 from docs._ext import backend_flags
@@ -60,6 +61,7 @@ def test_every_key_of_an_alias_is_documented_with_its_default() -> None:
 SETTINGS = {
     "docs/idempotency/settings.md": {name: getattr(Options(), name) for name in OF_SITE},
     "docs/editing/code.md": asdict(EditingConfig()),
+    "docs/browser/server.md": asdict(BrowserConfig()),
 }
 
 
