@@ -52,7 +52,7 @@ class BrowserLeases(Leases):
         return ended is not None
 
     def as_data(self, held: Held) -> dict[str, Any]:
-        """See docs/browser/server.md."""
+        """See docs/browser/index.md."""
         return {"name": held.row.name, "held_by": held.row.label}
 
 

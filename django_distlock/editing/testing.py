@@ -1,4 +1,4 @@
-"""Helpers for tests of pages with edit locks. See docs/editing/views.md."""
+"""Helpers for tests of pages with edit locks. See docs/editing/index.md."""
 
 from __future__ import annotations
 

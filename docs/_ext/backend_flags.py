@@ -34,6 +34,8 @@ ENGINES = {
     "leasetable": "lease table",
     "memory": "memory",
 }
+# The backend for tests has no page of its own.
+PAGES = {"memory": "usage/testing"}
 # The README defines these references at its end.
 README_LINK = "[{engine}][{module}]"
 
@@ -71,6 +73,11 @@ def module_of(backend: type[Backend]) -> str:
     return backend.__module__.split(".")[2]
 
 
+def page_of(module: str) -> str:
+    """The page about a backend, without the suffix."""
+    return PAGES.get(module, f"backends/{module}")
+
+
 def path_of(backend: type[Backend]) -> str:
     """What DISTLOCK names: the package of an engine shows its backend."""
     return f"django_distlock.backends.{module_of(backend)}.{backend.__name__}"
@@ -86,10 +93,11 @@ def promise(backend: type[Backend]) -> str:
 
 
 def table(link: str) -> str:
-    """The table in Markdown. ``link`` is a format with ``engine`` and ``module`` for the head of each column."""
+    """The table in Markdown. ``link`` is a format with ``engine``, ``module`` and ``page`` for each column's head."""
     found = backends()
+    modules = [module_of(backend) for backend in found]
     rows = [
-        ["", *(link.format(engine=ENGINES[module_of(backend)], module=module_of(backend)) for backend in found)],
+        ["", *(link.format(engine=ENGINES[name], module=name, page=page_of(name)) for name in modules)],
         ["---"] * (1 + len(found)),
         ["class of promise", *(promise(backend) for backend in found)],
     ]

@@ -20,7 +20,7 @@ class BackendTable(SphinxDirective):
     def run(self) -> list[Node]:
         # a backend whose driver is not installed cannot be imported else
         with mock(self.config.autodoc_mock_imports):
-            text = table("[{engine}](backends/{module}.md)")
+            text = table("[{engine}]({page}.md)")
             for backend in backends():
                 self.env.note_dependency(inspect.getfile(backend))
         return self.parse_text_to_nodes(text)

@@ -27,13 +27,22 @@ def function_of(task: Any) -> Any:
     return getattr(task, "func", task)
 
 
+class Scheduler:
+    def scheduled_job(self, *trigger: Any, **options: Any) -> Any:
+        return decorator
+
+
 @contextmanager
 def task_modules() -> Iterator[dict[str, Any]]:
-    """The decorators of Celery, and of Django if it has none, which hand the function on: what is tested is that the
-    lock and its template fit the function. And a reader's app with receipts; the transfers that it makes are in
-    `moved`."""
+    """The decorators of task libraries, and of Django if it has none, which hand the function on: what is tested is
+    that the lock and its template fit the function. And a reader's app with receipts; the transfers that it makes are
+    in `moved`."""
     doubles = {
         "celery": {"shared_task": decorator},
+        "django_rq": {"job": decorator},
+        "huey.contrib.djhuey": {"db_task": decorator},
+        "dramatiq": {"actor": decorator},
+        "apscheduler.schedulers.background": {"BackgroundScheduler": Scheduler},
         **({} if django.VERSION >= (6, 0) else {"django.tasks": {"task": decorator}}),
         "wallet": {},
         "wallet.models": {"Receipt": Receipt},

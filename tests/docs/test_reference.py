@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
+from dataclasses import asdict
 from typing import TYPE_CHECKING
+
+import pytest
 
 import django_distlock
 from django_distlock import conf, exceptions, signals
+from django_distlock.browser.conf import BrowserConfig
+from django_distlock.editing.conf import EditingConfig
+from django_distlock.idempotency.conf import OF_SITE, Options
 from docs._ext import backend_flags
 from tests.docs.pages import DOCS, PAGES, ROOT, blocks, tables
 from tests.matrix import MATRIX
@@ -51,10 +58,24 @@ def test_every_key_of_an_alias_is_documented_with_its_default() -> None:
         assert rows[key] == (f"{default:g}" if isinstance(default, int | float) else str(default) or '""'), key
 
 
+SETTINGS = {
+    "docs/idempotency/settings.md": {name: getattr(Options(), name) for name in OF_SITE},
+    "docs/editing/code.md": asdict(EditingConfig()),
+    "docs/browser/server.md": asdict(BrowserConfig()),
+}
+
+
+@pytest.mark.parametrize("page", SETTINGS)
+def test_every_key_of_a_feature_is_documented_with_its_default(page: str) -> None:
+    rows = [row for table in tables(PAGES[page].read_text()) if table[0][:2] == ["key", "default"] for row in table[1:]]
+    documented = {row[0].strip("`").lower(): ast.literal_eval(row[1].strip("`")) for row in rows}
+    assert documented == SETTINGS[page]
+
+
 def test_every_option_is_documented_in_the_reference_and_on_the_page_of_its_backend() -> None:
     everywhere: set[str] = set()
     for backend in backend_flags.backends():
-        page = f"docs/backends/{backend_flags.module_of(backend)}.md"
+        page = f"docs/{backend_flags.page_of(backend_flags.module_of(backend))}.md"
         assert backend.option_names <= first_column(page), page
         everywhere |= backend.option_names
     assert {cell for cell in first_column("docs/reference/settings.md") if cell.islower()} - {"any other"} == everywhere

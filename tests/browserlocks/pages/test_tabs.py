@@ -96,7 +96,7 @@ def test_tabs_race(ada: Person, guarantee: str) -> None:
     for room in rooms:
         room.until(lambda r=room: r.run("return window.over"), "the sections do not end", 60)
     assert len(ledger.entered) == 3 * rounds
-    if guarantee == "best-effort":  # two tabs that ask at the same moment can both get it, see docs/browser/limits.md
+    if guarantee == "best-effort":  # two tabs that ask at the same moment can both get it, see docs/browser/index.md
         assert len(ledger.overlaps) <= 2
     else:
         ledger.check()
