@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
 
 from django_distlock import signals
 from django_distlock.concurrency import clock
@@ -141,6 +142,8 @@ def _report(alias: str) -> BackendReport:
         logger.warning("The locks of alias %r cannot be listed: %s", alias, one_line(error))
         cause = error.__cause__ if isinstance(error, DistlockError) else None
         return BackendReport(alias=alias, backend=name, error=type(cause or error).__name__)
+    finally:
+        connections.close_all()  # of this thread: names and the site key are in a database
     return BackendReport(alias=alias, backend=name, breakable=backend.supports_break, locks=locks)
 
 

@@ -339,9 +339,9 @@ def test_garbage_in_the_midst_of_bookkeeping(name: str, around: Callable[[], Any
             sys.setprofile(None)
             gc.collect()
             eventually(lambda: not lock_table.all(), "still held")
+            connections.close_all()
             if left > 0:
                 return at
-            connections.close_all()
         return 0
 
     gc.disable()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.conf import settings
 from django.db import connections
+from django.db.backends.signals import connection_created
 from django.test import override_settings
 
 from django_distlock import UnsupportedOperation, advisory_lock, break_lock, held_locks
@@ -191,3 +192,30 @@ def test_ten_thousand_locks_are_one_statement() -> None:
         assert len(found()) == 10_000
         within(time.monotonic() - began, 2.0)
         assert ask("postgres", LISTINGS) == [(before + 2,)]
+
+
+def test_a_list_leaves_no_connection_open() -> None:
+    """Of an alias whose settings are wrong, too: its thread has looked for the site key."""
+    opened: list[Any] = []
+
+    def note(connection: Any, **_: Any) -> None:
+        opened.append(connection)
+
+    wrong = {**settings.DISTLOCK["postgres"], "OPTIONS": {"database": "default"}}
+    with override_settings(DISTLOCK={**settings.DISTLOCK, "wrong": wrong}):
+        connection_created.connect(note)
+        try:
+            held_locks()
+        finally:
+            connection_created.disconnect(note)
+    own = connections.all(initialized_only=True)
+    assert opened
+    assert not [each.alias for each in opened if each.connection is not None and each not in own]
+
+
+def test_wrong_settings_of_one_alias_hide_no_other_one() -> None:
+    wrong = {**settings.DISTLOCK["redis"], "OPTIONS": {"url": "x//:y"}}
+    with override_settings(DISTLOCK={**settings.DISTLOCK, "wrong": wrong}):
+        errors = {report.alias: report.error for report in held_locks()}
+    assert errors.pop("wrong") == "WrongTarget"
+    assert errors["redis"] is None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+from django.core.exceptions import ImproperlyConfigured
+
 from django_distlock.backends.base import IDLE
 from django_distlock.concurrency import clock
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 INSTALL = 'pip install "django-distlock[redis]"'
 
 
-class WrongTarget(Exception):
+class WrongTarget(ImproperlyConfigured):
     """The settings name no server that can be used; the message says why."""
 
 
