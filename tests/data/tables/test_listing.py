@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import connections, transaction
 
-from django_distlock import advisory_lock, held_locks, table_lock
+from django_distlock import held_locks, table_lock
 from tests.conftest import eventually
 from tests.data.app.models import Account, Currency
 from tests.data.world import another, ask, session
@@ -52,15 +52,6 @@ def test_a_table_that_two_wait_for_and_only_the_holder_is_named(using: str, riva
     assert str(holder) in (info.details.get("pid"), info.details.get("connection"))
     assert str(holder) in str(info.holder)
     assert "Lock" in info.details["mode"] or info.details["mode"] == "SHARED_NO_READ_WRITE"
-
-
-def test_what_blocks_nobody_is_not_listed(using: str) -> None:
-    with table_lock(Account, using=using), advisory_lock("data:listing", using=ALIASES[using]):
-        # the waits of the test before: InnoDB shows a copy, made anew only if nobody has looked for a tenth of a second
-        eventually(lambda: not listed(using, "row"), "something is listed", pause=0.2)
-        (report,) = held_locks(ALIASES[using])
-    assert "data:listing" in [info.name for info in report.locks]
-    assert not [info for info in report.locks if info.details.get("kind")]
 
 
 @contextmanager
