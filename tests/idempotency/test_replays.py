@@ -6,17 +6,13 @@ import gzip
 from typing import Any
 
 import pytest
-from django.conf.urls.i18n import i18n_patterns
 from django.core.cache import caches
 from django.db import OperationalError, connections
 from django.http import HttpResponse
-from django.urls import path
 from django.utils import translation
 
 from tests.idempotency import MIDDLEWARE
-from tests.idempotency.views import act, show
 from tests.idempotency.world import (
-    Browser,
     Sender,
     Stage,
     at_once,
@@ -24,7 +20,6 @@ from tests.idempotency.world import (
     change,
     fails,
     on_servers,
-    serve,
     sql,
     states,
 )
@@ -47,7 +42,6 @@ SECURITY = [
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     *MIDDLEWARE,
 ]
-urlpatterns = i18n_patterns(path("form/", show), path("plain/", act))
 
 
 @BOTH
@@ -95,17 +89,6 @@ def test_a_replay_has_the_language_of_its_text(site: Stage, sender: Sender, key:
     assert [(one["Content-Language"], one["Referrer-Policy"]) for one in answers] == [("de", "no-referrer")] * 2
     site.answer = lambda request: HttpResponse("ciao", headers={"Content-Language": "it"})
     assert [sender.post(key="it")["Content-Language"] for _ in range(2)] == ["it", "it"]
-
-
-def test_the_address_sets_the_language(site: Stage, browser: Browser, sender: Sender, settings: Any) -> None:
-    settings.USE_I18N = True
-    serve(settings, __name__)
-    with translation.override(translation.get_language()):  # the middleware leaves that of the last request
-        fields = browser.open("en/form")
-        addresses = ("en/form", "en/form", "de/form")
-        assert [browser.send(fields, address).status_code for address in addresses] == [302, 302, 409]
-        assert [sender.post(f"{language}/plain").status_code for language in ("en", "de", "en", "de")] == [302] * 4
-    assert site.effects == 3
 
 
 # -- a store that is away

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-import subprocess
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.http import HttpResponse
@@ -15,9 +14,6 @@ from django_distlock import LockNotAcquired
 from django_distlock.idempotency import decisions
 from django_distlock.idempotency.http import responses
 from django_distlock.middleware import LockBusyMiddleware
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 AGAIN = {"action": "/form/", "fields": [("note", "1")], "key_field": ""}
 
@@ -74,27 +70,3 @@ def test_every_page_is_translated_whole_or_is_english_and_says_so(language: str)
             assert words(response) & english == (english if said == "en" else set()), page
             assert f'<html lang="{said}"{" dir=" if language == "fa" else ">"}' in html
             assert ('dir="rtl"' in html) == (language == "fa")
-
-
-PROJECT = """
-msgid ""
-msgstr "Content-Type: text/plain; charset=UTF-8\\n"
-msgctxt "code of the language of these translations"
-msgid "en"
-msgstr "{language}"
-msgid "Busy"
-msgstr "{busy}"
-"""
-
-
-@pytest.mark.parametrize(("language", "busy"), [("de", "Gerade besetzt"), ("it", "Occupato")])
-def test_a_project_changes_a_text_or_adds_a_language(language: str, busy: str, tmp_path: Path, settings: Any) -> None:
-    folder = tmp_path / language / "LC_MESSAGES"
-    folder.mkdir(parents=True)
-    text = PROJECT.format(language=language, busy=busy)
-    subprocess.run(["msgfmt", "-o", folder / "django.mo", "-"], input=text, check=True, timeout=60, encoding="utf-8")
-    settings.LOCALE_PATHS = [tmp_path]
-    response = rendered("busy", language)
-    assert f"<h1>{busy}</h1>" in response.content.decode()
-    assert f'<html lang="{language}">' in response.content.decode()
-    assert response["Content-Language"] == language

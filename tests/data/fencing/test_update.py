@@ -252,14 +252,3 @@ def test_an_engine_without_tokens(alias: str, name: str) -> None:
             Register.objects.fenced(lease)
         with pytest.raises(UnsupportedOperation):
             Register(owner="ann").save(fence=lease)
-
-
-@everywhere
-def test_a_late_row_undoes_the_batches_before_it(using: str) -> None:
-    some = [register(using, fence=EARLY), register(using, fence=LATE)]
-    for row in some:
-        row.balance = 3
-    with transaction.atomic(using):
-        with pytest.raises(LockLost):
-            rows(using).fenced(EARLY).bulk_update(some, ["balance"], batch_size=1)
-        assert [stored(row) for row in some] == [(0, EARLY), (0, LATE)]
