@@ -15,7 +15,7 @@ from django_distlock.editing import EditLockAdmin
 from django_distlock.idempotency import IdempotentAdmin
 from testproject.articles.models import Article, Source
 from tests.idempotency import MIDDLEWARE
-from tests.idempotency.world import Browser, Stage, hidden_fields, serve, states
+from tests.idempotency.world import Browser, Stage, hidden_fields, states
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,7 +68,6 @@ class Editor(Browser):
 
 @pytest.fixture(params=[True, False], ids=["middleware", "alone"])
 def editor(request: pytest.FixtureRequest, site: Stage, settings: Any) -> Iterator[Editor]:
-    serve(settings, __name__)
     settings.MIDDLEWARE = MIDDLEWARE if request.param else MIDDLEWARE[:-1]
     user = User.objects.create_user("editor", is_staff=True)
     user.user_permissions.set(Permission.objects.filter(content_type__app_label="articles"))

@@ -26,7 +26,7 @@ with warnings.catch_warnings():
 from django_distlock.idempotency import idempotent
 from django_distlock.idempotency.drf import IdempotentMixin
 from tests.idempotency.views import act
-from tests.idempotency.world import Sender, Stage, at_once, change, on_servers, serve, stage, states
+from tests.idempotency.world import Sender, Stage, at_once, change, on_servers, stage, states
 
 accepted = {"yes": True}
 
@@ -146,8 +146,7 @@ SHAPES = pytest.mark.parametrize("shape", ["orders", "atomic", "set"])
 
 
 @pytest.fixture(autouse=True)
-def here(site: Stage, settings: Any) -> None:
-    serve(settings, __name__)
+def here(site: Stage) -> None:
     accepted["yes"] = True
 
 

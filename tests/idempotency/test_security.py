@@ -17,8 +17,9 @@ from django_distlock.idempotency import decisions, forget_user
 from django_distlock.idempotency.conf import config
 from django_distlock.idempotency.options import is_exempt
 from django_distlock.manager.site_key import site_key
-from tests.idempotency.views import SHAPES, own
-from tests.idempotency.world import Browser, Sender, Stage, change, serve, sql, states
+from tests.idempotency import views
+from tests.idempotency.views import own
+from tests.idempotency.world import Browser, Sender, Stage, change, sql, states
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -189,7 +190,7 @@ def schema(request: Any) -> str:
 
 
 urlpatterns = [
-    *(path(f"{shape}/", SHAPES[shape]) for shape in ("plain", "atomic", "async", "form")),
+    *views.urlpatterns,
     path("by_schema/", own(scope=schema)),
     path("wrong/", own(scope=lambda request: 7)),
 ]
@@ -197,7 +198,6 @@ urlpatterns = [
 
 @pytest.fixture
 def hosts(site: Stage, settings: Any) -> Stage:
-    serve(settings, __name__)
     settings.ALLOWED_HOSTS = [".example", "testserver"]
     return site
 
