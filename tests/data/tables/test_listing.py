@@ -6,13 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from django.db import connections, transaction
 
 from django_distlock import held_locks, table_lock
 from tests.conftest import eventually
 from tests.data.app.models import Account, Currency
-from tests.data.world import another, ask, session
+from tests.data.world import another, ask, on_servers, session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,12 +19,8 @@ if TYPE_CHECKING:
     from django_distlock.records import LockInfo
     from tests.data.rival import Rival
 
+pytestmark = on_servers
 ALIASES = {"postgres": "postgres", "mariadb": "mysql"}  # database alias -> lock alias
-
-
-@pytest.fixture(params=ALIASES)
-def using(request: pytest.FixtureRequest) -> str:
-    return request.param  # type: ignore[no-any-return]
 
 
 def listed(using: str, kind: str = "relation") -> list[LockInfo]:
