@@ -84,21 +84,6 @@ def test_names_belong_to_the_table() -> None:
     assert len(names) == 3, "a name cannot leave its table"
 
 
-BAD: list[tuple[Any, type[Exception], str]] = [
-    (lambda: Wallet.objects.advisory_lock(""), ValueError, "name must not be empty"),
-    (lambda: Wallet.objects.advisory_lock(7), TypeError, "name must be a str"),
-    (lambda: Wallet.objects.advisory_row_lock(None), ValueError, "pk must not be None"),
-    (lambda: Wallet.objects.advisory_row_lock("x"), ValueError, "pk is 'x'"),
-    (lambda: Wallet.objects.lock_table("writ"), ValueError, "mode"),
-]
-
-
-def test_bad_input() -> None:
-    for call, kind, words in BAD:
-        with pytest.raises(kind, match=words):
-            call()
-
-
 def test_r13_a_decorator_asks_the_database_nothing() -> None:
     """The repr() of a bound method of a queryset runs its query, and so takes a snapshot before the lock."""
     with sent("default") as texts:
