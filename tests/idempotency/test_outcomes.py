@@ -124,11 +124,6 @@ def test_a_streamed_or_a_large_answer_leaves_a_tombstone(
     assert len(site.runs) == 2
 
 
-class Unprintable:
-    def __str__(self) -> str:
-        raise RuntimeError("boom")
-
-
 def rendered_late(value: object) -> Any:
     template: Any = engines["django"].from_string("rendered {{ a }}")
     return lambda request: TemplateResponse(request, template, {"a": value}, status=201)
@@ -141,7 +136,7 @@ def test_an_answer_that_is_rendered_after_the_view_is_kept(site: Stage, sender: 
     assert [sender.post(shape).content for _ in range(2)] == [b"rendered late"] * 2
     assert site.effects == 1
     if shape == "atomic":
-        site.answer = rendered_late(Unprintable())
+        site.answer = rendered_late(fails(RuntimeError("boom")))
         assert sender.post(shape, key="other").status_code == 500
         assert sender.post(shape, key="other").json()["code"] == "already_completed"
         assert site.effects == 2

@@ -10,6 +10,7 @@ from django.core.cache import caches
 from django.db import OperationalError, connections
 from django.http import HttpResponse
 from django.utils import translation
+from django.utils.functional import SimpleLazyObject
 
 from tests.idempotency import MIDDLEWARE
 from tests.idempotency.world import (
@@ -117,17 +118,11 @@ def test_a_database_that_is_down(site: Stage, sender: Sender, monkeypatch: pytes
     assert len(site.runs) == (shape == "atomic_open")
 
 
-class Unknown:
-    @property
-    def is_authenticated(self) -> bool:
-        raise OperationalError("connection refused")
-
-
 def looks_up(get_response: Any) -> Any:
     """As AuthenticationMiddleware, with the sessions in a database that is down."""
 
     def middleware(request: Any) -> Any:
-        request.user = Unknown()
+        request.user = SimpleLazyObject(fails(OperationalError("connection refused")))
         return get_response(request)
 
     return middleware
