@@ -297,10 +297,7 @@ def test_bad_use() -> None:
     with pytest.raises(TypeError, match="needs `with attempt:`"):
         for _ in retrying():
             pass
-
-
-def test_a_loop_that_is_left_after_an_attempt_that_failed() -> None:
-    """Python gives nobody the error of a generator that is thrown away; it is printed as unraisable."""
+    # of a loop that is left; Python gives nobody the error of a generator that is thrown away
     attempts = iter(retrying())
     with next(attempts):
         raise DeadlockDetected("a circle")

@@ -57,14 +57,17 @@ def waiting(using: str, write: Any, sql: str) -> Iterator[LockInfo]:
         number = str(ask(connection, query)[0][0])
         connection.inc_thread_sharing()
 
-        def blocked() -> list[LockInfo]:
-            return [info for info in listed(using, "row") if info.details["blocks"] == number]
+        blocked: list[LockInfo] = []
+
+        def look() -> list[LockInfo]:
+            blocked.extend(info for info in listed(using, "row") if info.details["blocks"] == number)
+            return blocked
 
         with transaction.atomic(using=using):
             write()
             pool.submit(ask, connection, sql.format(Account.objects.using(using).get().pk))
-            eventually(blocked, "it is not listed", pause=0.2)  # InnoDB shows its copy
-            yield blocked()[0]
+            eventually(look, "it is not listed", pause=0.2)  # InnoDB shows its copy
+            yield blocked[0]
 
 
 def test_a_row_that_somebody_waits_for(using: str) -> None:
