@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from django.apps.registry import Apps
 from django.db import connections, models, transaction
-from django.db.migrations.state import ModelState
 from django.db.transaction import TransactionManagementError
 
 from django_distlock import advisory_lock, held_locks, row_lock, table_lock
@@ -83,28 +82,6 @@ def test_names_belong_to_the_table() -> None:
         model: Any = type("Odd", (models.Model,), body | {"Meta": meta})
         names.add(named(model, name))
     assert len(names) == 3, "a name cannot leave its table"
-
-
-BAD: list[tuple[Any, type[Exception], str]] = [
-    (lambda: Wallet.objects.advisory_lock(""), ValueError, "name must not be empty"),
-    (lambda: Wallet.objects.advisory_lock(7), TypeError, "name must be a str"),
-    (lambda: Wallet.objects.advisory_row_lock(None), ValueError, "pk must not be None"),
-    (lambda: Wallet.objects.advisory_row_lock("x"), ValueError, "pk is 'x'"),
-    (lambda: Wallet.objects.lock_table("writ"), ValueError, "mode"),
-]
-
-
-def test_bad_input() -> None:
-    for call, kind, words in BAD:
-        with pytest.raises(kind, match=words):
-            call()
-
-
-def test_a_migration_can_hold_the_managers() -> None:
-    state = ModelState.from_model(Entry)
-    ((name, manager),) = state.managers
-    assert (name, *manager.deconstruct()[1:4]) == ("entries", "tests.data.app.locking.OpenEntries", None, ())
-    assert ModelState.from_model(Wallet).managers == []
 
 
 def test_r13_a_decorator_asks_the_database_nothing() -> None:

@@ -12,25 +12,25 @@ from django.db.models import F
 from django.db.transaction import TransactionManagementError
 
 from django_distlock import DeadlockDetected, LockNotAcquired, LockTimeout, advisory_lock, retrying, row_lock
-from tests.conftest import eventually
 from tests.data.app.models import Account
-from tests.data.world import accounts, another, ask, balances, everywhere, on_servers, rows_of, run
+from tests.data.world import (
+    accounts,
+    another,
+    ask,
+    balances,
+    everywhere,
+    keep_snapshots,
+    on_servers,
+    rows_of,
+    run,
+    somebody_waits_for_a_row,
+)
 from tests.faults.server import is_mariadb
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.data.rival import Rival
-
-WAITS = {
-    "postgres": "SELECT count(*) FROM pg_locks WHERE NOT granted",
-    "mariadb": "SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'",
-}
-SNAPSHOTS = {
-    "default": "SELECT 1",
-    "postgres": "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL REPEATABLE READ",
-    "mariadb": "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
-}
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +75,7 @@ class Circle:
             if self.using == "postgres":
                 run(self.using, "SET LOCAL deadlock_timeout = '10ms'")
             self.rival.start("take_next", self.using, self.mine)
-            eventually(lambda: int(run(self.using, WAITS[self.using])[0][-1]) > 0, "the other does not wait")
+            somebody_waits_for_a_row(self.using)
         write_theirs()
         return "done"
 
@@ -90,15 +90,38 @@ class Circle:
         return self.runs == 2 and balances(self.using)[0] == 10
 
 
+async def in_a_block(circle: Circle) -> str:
+    async for attempt in retrying(using=circle.using):
+        async with attempt:
+            return await sync_to_async(circle.write)()
+    raise AssertionError("the loop gave up without an error")
+
+
+def awrite(circle: Circle) -> Any:
+    @retrying(using=circle.using)
+    async def work() -> str:
+        return await sync_to_async(circle.write)()
+
+    return work()
+
+
+WAYS: dict[str, Callable[[Circle], Any]] = {
+    "function": lambda circle: retrying(using=circle.using)(Circle.write)(circle),
+    "row_lock": lambda circle: retrying(using=circle.using)(Circle.lock)(circle),
+    "block": lambda circle: looped(circle.write, using=circle.using),
+    "async function": lambda circle: asyncio.run(awrite(circle)),
+    "async block": lambda circle: asyncio.run(in_a_block(circle)),
+}
+
+
 @on_servers
-def test_after_a_deadlock_the_function_runs_again(rival: Rival, using: str, no_pause: list[float]) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_after_a_deadlock_the_whole_runs_again(rival: Rival, using: str, no_pause: list[float], way: str) -> None:
     """The error is Django's or, of row_lock, DeadlockDetected."""
-    for way in (Circle.write, Circle.lock):
-        Account.objects.using(using).all().delete()
-        circle = Circle(rival, using)
-        assert retrying(using=using)(way)(circle) == "done"
-        assert circle.ended_well()
-    assert no_pause == [0.05, 0.05]
+    circle = Circle(rival, using)
+    assert WAYS[way](circle) == "done"
+    assert circle.ended_well()
+    assert no_pause == [0.05]
 
 
 def test_what_a_hook_raises_after_the_commit_runs_nothing_again() -> None:
@@ -124,26 +147,12 @@ def test_what_a_hook_raises_after_the_commit_runs_nothing_again() -> None:
     assert runs == ["plain", "async"]
 
 
-@on_servers
-def test_after_a_deadlock_the_block_runs_again(rival: Rival, using: str) -> None:
-    circle = Circle(rival, using)
-    assert looped(circle.write, using=using) == "done"
-    assert circle.ended_well()
-
-
 @everywhere
 @pytest.mark.parametrize("by_row_lock", [False, True])
-def test_after_a_serialization_failure(
-    rival: Rival, using: str, by_row_lock: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_serialization_failure(rival: Rival, using: str, by_row_lock: bool) -> None:
     """40001, 1020, SQLITE_BUSY_SNAPSHOT: the row was written after the snapshot. row_lock calls it LockNotAcquired."""
-    if using == "mariadb" and not is_mariadb():
-        pytest.skip("Oracle's MySQL locks what is there now")
+    keep_snapshots(using)
     pks = accounts(using, 0)
-    run(using, SNAPSHOTS[using])
-    if using == "mariadb":
-        run(using, "SET SESSION innodb_snapshot_isolation = ON")
-    monkeypatch.setattr(connections[using], "transaction_mode", None, raising=False)
     runs: list[int] = []
 
     @retrying(using=using)
@@ -257,18 +266,14 @@ def test_refused_inside_a_transaction() -> None:
         assert not connections["default"].needs_rollback
     with refused():
         looped(retrying()(work))
+    block: Any = transaction.atomic()
+    block._from_testcase = True  # does not count
+    with block:
+        assert retrying()(accounts)("default", 1)
     connections["default"].set_autocommit(False)
     with refused():
         retrying()(work)()
     connections["default"].set_autocommit(True)
-
-
-def test_the_transaction_of_a_testcase_does_not_count() -> None:
-    block: Any = transaction.atomic()
-    block._from_testcase = True
-    with block:
-        retrying()(accounts)("default", 1)
-        assert balances("default") == [1]
 
 
 def test_bad_use() -> None:
@@ -292,10 +297,7 @@ def test_bad_use() -> None:
     with pytest.raises(TypeError, match="needs `with attempt:`"):
         for _ in retrying():
             pass
-
-
-def test_a_loop_that_is_left_after_an_attempt_that_failed() -> None:
-    """Python gives nobody the error of a generator that is thrown away; it is printed as unraisable."""
+    # of a loop that is left; Python gives nobody the error of a generator that is thrown away
     attempts = iter(retrying())
     with next(attempts):
         raise DeadlockDetected("a circle")
@@ -304,24 +306,6 @@ def test_a_loop_that_is_left_after_an_attempt_that_failed() -> None:
 
 
 # -- async
-
-
-@on_servers
-@pytest.mark.parametrize("block", [False, True])
-def test_async(rival: Rival, using: str, block: bool) -> None:
-    circle = Circle(rival, using)
-
-    async def work() -> Any:
-        return await sync_to_async(circle.write)()
-
-    async def in_a_block() -> Any:
-        async for attempt in retrying(using=using):
-            async with attempt:
-                return await work()
-        raise AssertionError("the loop gave up without an error")
-
-    assert asyncio.run(in_a_block() if block else retrying(using=using)(work)()) == "done"
-    assert circle.ended_well()
 
 
 @on_servers

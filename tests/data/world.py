@@ -47,6 +47,18 @@ WAITING = {
 }
 
 
+SNAPSHOTS = {
+    "default": "SELECT 1",
+    "postgres": "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL REPEATABLE READ",
+    "mariadb": "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
+}
+ROW_WAITS = {
+    "postgres": "SELECT count(*) FROM pg_locks WHERE NOT granted",
+    # INNODB_LOCK_WAITS is a copy that is renewed only when nobody has looked for 0.1 s
+    "mariadb": "SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'",
+}
+
+
 @contextmanager
 def another(using: str) -> Iterator[Any]:
     """A second connection, in autocommit."""
@@ -78,6 +90,21 @@ def sent(using: str) -> Iterator[list[str]]:
 
     with connections[using].execute_wrapper(note):
         yield texts
+
+
+def somebody_waits_for_a_row(using: str) -> None:
+    eventually(lambda: int(run(using, ROW_WAITS[using])[0][-1]) > 0, "nobody waits")
+
+
+def keep_snapshots(using: str) -> None:
+    """From here on a transaction of this session sees what was there at its first read, and compares with that."""
+    if using == "mariadb" and not is_mariadb():
+        pytest.skip("Oracle's MySQL locks what is there now")
+    if using == "mariadb":
+        run(using, "SET SESSION innodb_snapshot_isolation = ON")
+    run(using, SNAPSHOTS[using])
+    if using == "default":  # fresh() makes a new connection for the next test
+        connections[using].transaction_mode = None
 
 
 def accounts(using: str, *balances: int) -> list[int]:

@@ -34,13 +34,16 @@ def alias(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def site(databases: None, tables: None, alias: str, key: str, settings: Any) -> Iterator[Stage]:
-    """The views of tests.idempotency.views behind the middleware, with their keys and rows in ``alias``."""
+def site(
+    databases: None, tables: None, alias: str, key: str, settings: Any, request: pytest.FixtureRequest
+) -> Iterator[Stage]:
+    """The views of tests.idempotency.views, or of a test module that has its own, behind the middleware, with their
+    keys and rows in ``alias``."""
     settings.MIDDLEWARE = MIDDLEWARE
     # Sender's credential stands for a client that something above the view has checked
     here = {"DATABASE": alias, "FORM_WAIT": 0, "REPLAY_TO_CREDENTIALS": True}
     settings.DISTLOCK_IDEMPOTENCY = here
-    serve(settings, "tests.idempotency.views")
+    serve(settings, request.module.__name__ if hasattr(request.module, "urlpatterns") else "tests.idempotency.views")
     stage.reset(alias, f"effect-{key}")
     yield stage
     for each in {alias, "default"}:

@@ -15,7 +15,7 @@ from django_distlock.editing import EditLockAdmin
 from django_distlock.idempotency import IdempotentAdmin
 from testproject.articles.models import Article, Source
 from tests.idempotency import MIDDLEWARE
-from tests.idempotency.world import Browser, Stage, at_once, hidden_fields, serve, states
+from tests.idempotency.world import Browser, Stage, hidden_fields, states
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,7 +68,6 @@ class Editor(Browser):
 
 @pytest.fixture(params=[True, False], ids=["middleware", "alone"])
 def editor(request: pytest.FixtureRequest, site: Stage, settings: Any) -> Iterator[Editor]:
-    serve(settings, __name__)
     settings.MIDDLEWARE = MIDDLEWARE if request.param else MIDDLEWARE[:-1]
     user = User.objects.create_user("editor", is_staff=True)
     user.user_permissions.set(Permission.objects.filter(content_type__app_label="articles"))
@@ -101,14 +100,6 @@ def test_beside_edit_locks(editor: Editor) -> None:
     change_form = f"/locked/articles/article/{article.pk}/change/"
     assert editor.press(editor.filled_in(change_form, title="Once changed"), change_form).status_code == 302
     assert [each.title for each in made()] == ["Once changed"]
-
-
-def test_at_the_same_time(editor: Editor) -> None:
-    fields = editor.filled_in()
-    tabs = [Editor(editor) for _ in range(4)]
-    statuses = at_once(lambda: tabs.pop().press(fields).status_code, 4)
-    assert set(statuses) <= {302, 409}
-    assert made().count() == 1
 
 
 def test_a_mistake_uses_nothing_up(editor: Editor) -> None:
@@ -165,13 +156,6 @@ def test_an_error_leaves_nothing_behind(editor: Editor, monkeypatch: pytest.Monk
         assert editor.press(fields).status_code == 500
     assert (made().count(), states("default")) == (0, [])
     assert editor.press(fields).status_code == 302
-
-
-@pytest.mark.parametrize("alias", ["postgres"])
-def test_keys_in_another_database(editor: Editor) -> None:
-    fields = editor.filled_in()
-    assert [editor.press(fields).status_code for _ in range(2)] == [302, 302]
-    assert (made().count(), states("postgres")) == (1, ["completed"])
 
 
 def test_the_order_of_the_bases() -> None:

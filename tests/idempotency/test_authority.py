@@ -24,7 +24,6 @@ from tests.idempotency.world import (
     change,
     hidden_fields,
     redirect,
-    serve,
     states,
 )
 
@@ -118,7 +117,6 @@ urlpatterns = [path(f"{name}/", view) for name, view in VIEWS.items()]
 
 @pytest.fixture(autouse=True)
 def here(site: Stage, settings: Any) -> None:
-    serve(settings, __name__)
     change(settings, REPLAY_TO_CREDENTIALS=False)
     allowed["yes"] = True
 

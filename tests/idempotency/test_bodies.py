@@ -18,7 +18,7 @@ from rest_framework.views import APIView
 
 from django_distlock.idempotency.drf import IdempotentMixin
 from tests.idempotency.views import aact, act, copy_of, own
-from tests.idempotency.world import Sender, Stage, change, serve, states
+from tests.idempotency.world import Sender, Stage, change, states
 
 
 class Framework(APIView):
@@ -60,7 +60,6 @@ URLENCODED = "application/x-www-form-urlencoded"
 
 @pytest.fixture(autouse=True)
 def here(site: Stage, settings: Any) -> None:
-    serve(settings, __name__)
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 1000
 
 

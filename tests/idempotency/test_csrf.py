@@ -14,7 +14,7 @@ from django.urls import path
 
 from django_distlock.idempotency.csrf import keep_form
 from tests.idempotency import MIDDLEWARE, views
-from tests.idempotency.world import Browser, Stage, hidden_fields, redirect, serve
+from tests.idempotency.world import Browser, Stage, hidden_fields, redirect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,13 +36,19 @@ class Person(Browser):
         data = self.open() | {"username": name, "password": "pass"}
         assert self.client.post("/in/?next=/form/", data).status_code == 302
 
+    def stale(self, shape: str = "form") -> dict[str, Any]:
+        """What was typed into a form before the visitor has logged in again, in another tab."""
+        self.log_in()
+        fields = self.typed(shape)
+        self.log_in()
+        return fields
+
     def log_out(self) -> None:
         assert self.client.post("/out/", self.open()).status_code == 302
 
 
 @pytest.fixture(params=[False, True], ids=["cookie", "session"])
 def person(request: pytest.FixtureRequest, site: Stage, settings: Any) -> Iterator[Person]:
-    serve(settings, __name__)
     settings.CSRF_USE_SESSIONS = request.param
     settings.X_FRAME_OPTIONS = "SAMEORIGIN"
     settings.LOGOUT_REDIRECT_URL = "/form/"
@@ -151,9 +157,7 @@ def test_a_key_that_is_not_the_visitors_own(person: Person, site: Stage, whose: 
 @COOKIE
 def test_secrets_and_files_are_not_kept_and_the_rest_is_text(person: Person, site: Stage) -> None:
     """The rest can be read, and copied."""
-    person.log_in()
-    fields = person.typed()
-    person.log_in()
+    fields = person.stale()
     for more in ({"new_pass": "hunter2"}, {"photo": SimpleUploadedFile("a.txt", b"hunter2")}):
         html = person.send(fields | more).content.decode()
         assert "<form" not in html
@@ -180,9 +184,7 @@ def test_the_button_leads_to_no_other_site(person: Person, site: Stage) -> None:
 @COOKIE
 def test_the_failure_page_lets_nothing_pass(person: Person, site: Stage) -> None:
     """What the page sends is checked like any other form: without its token it is refused again."""
-    person.log_in()
-    fields = person.typed()
-    person.log_in()
+    fields = person.stale()
     again = hidden_fields(person.send(fields).content.decode())
     assert again["_idempotency_key"]
     assert person.send(again | {"csrfmiddlewaretoken": fields["csrfmiddlewaretoken"]}).status_code == 403

@@ -1,11 +1,9 @@
-"""The mixin for the REST framework, operations of django-ninja, and the type of ``request.idempotency``."""
+"""The mixin for the REST framework, and operations of django-ninja."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import warnings
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from django.contrib.auth.models import AnonymousUser, User
@@ -27,12 +25,8 @@ with warnings.catch_warnings():
 
 from django_distlock.idempotency import idempotent
 from django_distlock.idempotency.drf import IdempotentMixin
-from tests.docs.pages import blocks
-from tests.idempotency.views import aact, act
-from tests.idempotency.world import Sender, Stage, at_once, by_task, change, on_servers, serve, stage, states
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.idempotency.views import act
+from tests.idempotency.world import Sender, Stage, at_once, change, on_servers, stage, states
 
 accepted = {"yes": True}
 
@@ -125,13 +119,6 @@ def below(request: Any, order: Order) -> Any:
     return {"run": len(stage.runs), "amount": order.amount}
 
 
-@api.post("/async_below/")
-@idempotent(required=True)
-async def async_below(request: Any, order: Order) -> Any:
-    await aact(request)
-    return {"run": len(stage.runs)}
-
-
 @api.post("/around/")
 @decorate_view(idempotent(required=True, atomic=True))
 def around(request: Any, order: Order) -> Any:
@@ -159,8 +146,7 @@ SHAPES = pytest.mark.parametrize("shape", ["orders", "atomic", "set"])
 
 
 @pytest.fixture(autouse=True)
-def here(site: Stage, settings: Any) -> None:
-    serve(settings, __name__)
+def here(site: Stage) -> None:
     accepted["yes"] = True
 
 
@@ -261,11 +247,6 @@ def test_below_the_operation(site: Stage, key: str, settings: Any) -> None:
     assert (site.effects, states(site.alias)) == (1, ["completed"])
 
 
-def test_an_async_operation(site: Stage, key: str) -> None:
-    assert [by_task("api/async_below", key, {"amount": 1}).json() for _ in range(2)] == [{"run": 1}] * 2
-    assert site.effects == 1
-
-
 def test_around_the_operation_exactly_once(site: Stage, key: str, settings: Any, caplog: Any) -> None:
     """Authentication is below, so the stored answer is not given to a token that nothing has checked."""
     change(settings, REPLAY_TO_CREDENTIALS=False)
@@ -275,21 +256,3 @@ def test_around_the_operation_exactly_once(site: Stage, key: str, settings: Any,
     assert operate("wrong", f"{key}2").status_code == 500
     assert "@decorate_view(idempotent(atomic=True))" in caplog.text
     assert (site.effects, states(site.alias)) == (1, ["completed"])
-
-
-# -- types
-
-# A configuration of its own: that of the project has a plugin.
-MYPY = [sys.executable, "-m", "mypy", "--strict", "--config-file", "mypy.ini", "--cache-dir", "cache"]
-
-
-@pytest.mark.tier2
-def test_the_example_of_the_page_has_types(tmp_path: Path) -> None:
-    (example,) = (block.code for block in blocks("docs/idempotency/overview.md") if "IdempotentRequest" in block.code)
-    (tmp_path / "mypy.ini").write_text("[mypy]\n")
-    (tmp_path / "right.py").write_text(example)
-    (tmp_path / "wrong.py").write_text(f"{example}\nmine = IdempotentRequest()\nmine.idempotency.derve('mail')\n")
-    done = subprocess.run([*MYPY, "right.py", "wrong.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100)
-    (error,) = [line for line in done.stdout.splitlines() if " error: " in line]
-    assert "wrong.py" in error
-    assert "derve" in error

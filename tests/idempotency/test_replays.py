@@ -6,17 +6,14 @@ import gzip
 from typing import Any
 
 import pytest
-from django.conf.urls.i18n import i18n_patterns
 from django.core.cache import caches
 from django.db import OperationalError, connections
 from django.http import HttpResponse
-from django.urls import path
 from django.utils import translation
+from django.utils.functional import SimpleLazyObject
 
 from tests.idempotency import MIDDLEWARE
-from tests.idempotency.views import act, show
 from tests.idempotency.world import (
-    Browser,
     Sender,
     Stage,
     at_once,
@@ -24,7 +21,6 @@ from tests.idempotency.world import (
     change,
     fails,
     on_servers,
-    serve,
     sql,
     states,
 )
@@ -47,7 +43,6 @@ SECURITY = [
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     *MIDDLEWARE,
 ]
-urlpatterns = i18n_patterns(path("form/", show), path("plain/", act))
 
 
 @BOTH
@@ -97,17 +92,6 @@ def test_a_replay_has_the_language_of_its_text(site: Stage, sender: Sender, key:
     assert [sender.post(key="it")["Content-Language"] for _ in range(2)] == ["it", "it"]
 
 
-def test_the_address_sets_the_language(site: Stage, browser: Browser, sender: Sender, settings: Any) -> None:
-    settings.USE_I18N = True
-    serve(settings, __name__)
-    with translation.override(translation.get_language()):  # the middleware leaves that of the last request
-        fields = browser.open("en/form")
-        addresses = ("en/form", "en/form", "de/form")
-        assert [browser.send(fields, address).status_code for address in addresses] == [302, 302, 409]
-        assert [sender.post(f"{language}/plain").status_code for language in ("en", "de", "en", "de")] == [302] * 4
-    assert site.effects == 3
-
-
 # -- a store that is away
 
 AWAY = [("default", "atomic"), ("default", "plain"), ("postgres", "atomic"), ("postgres", "atomic_open")]
@@ -134,17 +118,11 @@ def test_a_database_that_is_down(site: Stage, sender: Sender, monkeypatch: pytes
     assert len(site.runs) == (shape == "atomic_open")
 
 
-class Unknown:
-    @property
-    def is_authenticated(self) -> bool:
-        raise OperationalError("connection refused")
-
-
 def looks_up(get_response: Any) -> Any:
     """As AuthenticationMiddleware, with the sessions in a database that is down."""
 
     def middleware(request: Any) -> Any:
-        request.user = Unknown()
+        request.user = SimpleLazyObject(fails(OperationalError("connection refused")))
         return get_response(request)
 
     return middleware

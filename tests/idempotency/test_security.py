@@ -17,8 +17,9 @@ from django_distlock.idempotency import decisions, forget_user
 from django_distlock.idempotency.conf import config
 from django_distlock.idempotency.options import is_exempt
 from django_distlock.manager.site_key import site_key
-from tests.idempotency.views import SHAPES, own
-from tests.idempotency.world import Browser, Sender, Stage, change, serve, sql, states
+from tests.idempotency import views
+from tests.idempotency.views import own
+from tests.idempotency.world import Browser, Sender, Stage, change, sql, states
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -189,7 +190,7 @@ def schema(request: Any) -> str:
 
 
 urlpatterns = [
-    *(path(f"{shape}/", SHAPES[shape]) for shape in ("plain", "atomic", "async", "form")),
+    *views.urlpatterns,
     path("by_schema/", own(scope=schema)),
     path("wrong/", own(scope=lambda request: 7)),
 ]
@@ -197,7 +198,6 @@ urlpatterns = [
 
 @pytest.fixture
 def hosts(site: Stage, settings: Any) -> Stage:
-    serve(settings, __name__)
     settings.ALLOWED_HOSTS = [".example", "testserver"]
     return site
 
@@ -254,14 +254,10 @@ def test_no_credential_can_be_tried_on_a_dump(site: Stage, key: str) -> None:
     assert decisions.keyed(site_key.load(), "mark", "testserver", "credential:canary-a")[:12] not in labels[0]
 
 
-@pytest.fixture
-def three(site: Stage, settings: Any) -> None:
-    change(settings, MAX_KEYS=3)
-
-
 @pytest.mark.parametrize(("alias", "shape"), [("default", "plain"), ("postgres", "atomic"), ("mariadb", "atomic")])
-def test_a_principal_has_a_quota(site: Stage, three: None, shape: str) -> None:
+def test_a_principal_has_a_quota(site: Stage, settings: Any, shape: str) -> None:
     """Naive code keeps 256 KB for each of any number of keys."""
+    change(settings, MAX_KEYS=3)
     assert [Sender(f"k{number}").post(shape).status_code for number in range(3)] == [201] * 3
     refused = Sender("k3").post(shape)
     assert (refused.status_code, refused.json()["code"]) == (429, "too_many_keys")
@@ -274,8 +270,9 @@ def test_a_principal_has_a_quota(site: Stage, three: None, shape: str) -> None:
     assert Sender("k3").post(shape).status_code == 201
 
 
-def test_people_are_told_on_a_page_and_webhooks_have_no_quota(site: Stage, three: None, browser: Browser) -> None:
+def test_people_are_told_on_a_page_and_webhooks_have_no_quota(site: Stage, settings: Any, browser: Browser) -> None:
     """The ids of webhooks come from one sender, who may have many."""
+    change(settings, MAX_KEYS=3)
     sent = [browser.send(browser.open()) for _ in range(4)]
     assert [answer.status_code for answer in sent] == [302, 302, 302, 429]
     assert "Too many requests" in sent[-1].content.decode()

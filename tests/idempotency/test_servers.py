@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
-import socket
-import threading
 import time
 import uuid
 from contextlib import closing, suppress
@@ -16,16 +13,13 @@ import pytest
 from django.db import connections
 
 from testproject.replay.server import Server
-from tests.idempotency import MIDDLEWARE
 from tests.idempotency.served import LEASE, POINTS
 from tests.idempotency.world import at_once, forget_everything
-from tests.support.processes import Child
 from tests.transactions import rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.support.child import Link
 
 CROWD, PROCESSES = 50, 4
 ENGINES = {"default": "sqlite", "postgres": "postgres", "mariadb": "mariadb"}
@@ -131,38 +125,3 @@ def test_a_worker_that_is_killed_otherwise(wsgi: int, alias: str, shape: str, po
     else:
         assert reply.status == 201
         assert effects == (2 if shape == "retry" and point == "after commit" else 1)
-
-
-def serve_asgi(link: Link, alias: str) -> None:
-    """uvicorn in four processes on one socket, until told to end."""
-    import uvicorn
-    from django.core.asgi import get_asgi_application
-    from django.test import override_settings
-
-    listener = socket.create_server(("127.0.0.1", 0), backlog=256)
-    keys = {"DATABASE": alias, "REPLAY_TO_CREDENTIALS": True}
-    site = {"MIDDLEWARE": MIDDLEWARE, "ROOT_URLCONF": "tests.idempotency.served", "DISTLOCK_IDEMPOTENCY": keys}
-    with override_settings(**site, ALLOWED_HOSTS=["*"]):
-        application = get_asgi_application()
-        parent = os.getpid()
-        workers = [os.fork() for _ in range(PROCESSES - 1) if os.getpid() == parent]
-        if 0 in workers:
-            threading.Thread(target=end_with, args=(parent,), daemon=True).start()
-        else:
-            link.say(listener.getsockname()[1])
-            threading.Thread(target=lambda: link.hear() or os._exit(0), daemon=True).start()
-        uvicorn.Server(uvicorn.Config(application, log_level="critical", lifespan="off")).run(sockets=[listener])
-
-
-def end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.1)
-    os._exit(0)
-
-
-# The databases differ below the middleware, the two servers above it: one database shows what is of the server.
-@pytest.mark.parametrize("alias", ["postgres"], indirect=True, scope="module")
-def test_fifty_at_one_barrier_under_uvicorn(alias: str) -> None:
-    with Child(serve_asgi, alias) as child:
-        race(child.hear(), alias, "async")
-        child.kill()

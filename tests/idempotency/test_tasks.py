@@ -57,37 +57,32 @@ FORM: dict[str, Any] = {"data": {"name": "x"}}
 JSON = {**FORM, "content_type": "application/json"}
 
 
-@pytest.mark.parametrize(
-    ("shape", "method", "middleware"),
-    [
-        ("async", "get", True),
-        ("async", "post", True),
-        ("async_decorated", "post", True),
-        ("async_decorated", "post", 0),
-    ],
-)
+PLAIN = [("async", "get", {}), ("async", "post", JSON), ("async_decorated", "post", JSON), ("alone", "post", JSON)]
+
+
+@pytest.mark.parametrize(("shape", "method", "sent"), PLAIN)
 def test_a_request_without_a_key_stays_in_its_task(
-    site: Stage, traced: None, settings: Any, shape: str, method: str, middleware: bool
+    site: Stage, traced: None, settings: Any, shape: str, method: str, sent: Any
 ) -> None:
     """A second task costs time, and middleware above would not see the ContextVars that the view sets."""
-    if not middleware:
+    if shape == "alone":
         settings.MIDDLEWARE = [path for path in settings.MIDDLEWARE if "Idempotency" not in path]
-    sent = JSON if method == "post" else {}
+        shape = "async_decorated"
     assert asyncio.run(post(shape, None, method, **sent)).status_code == 201
     assert found["view"] is found["task"]
     assert found["seen"] == "of the view"
 
 
-@pytest.mark.parametrize(
-    ("shape", "sent", "fails"),
-    [("async", JSON, False), ("async", FORM, True), ("async_decorated", FORM, False), ("async_webhook", JSON, False)],
-)
+KEYED = [("async", JSON, 201), ("async", FORM, 500), ("async_decorated", FORM, 201), ("async_webhook", JSON, 201)]
+
+
+@pytest.mark.parametrize(("shape", "sent", "status"), KEYED)
 def test_context_variables_reach_the_middleware_above(
-    site: Stage, traced: None, key: str, shape: str, sent: Any, fails: bool
+    site: Stage, traced: None, key: str, shape: str, sent: Any, status: int
 ) -> None:
     """Also of a request with a key, which is carried out in a task of its own."""
-    site.answer = lambda request: HttpResponse(status=500 if fails else 201)
-    assert asyncio.run(post(shape, key, **sent)).status_code == (500 if fails else 201)
+    site.answer = lambda request: HttpResponse(status=status)
+    assert asyncio.run(post(shape, key, **sent)).status_code == status
     assert found["seen"] == "of the view"
 
 

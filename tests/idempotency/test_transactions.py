@@ -7,26 +7,28 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.contrib.auth.models import Group
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.http import HttpResponse
-from django.test import Client, RequestFactory, override_settings
+from django.test import RequestFactory
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 
 from django_distlock.idempotency import Idempotency, IdempotencyMiddleware, idempotent, signals
+from tests.idempotency import views
 from tests.idempotency.views import SHAPES, aact, act
 from tests.idempotency.world import (
     Running,
     Sender,
     Stage,
     at_once,
+    change,
     every_database,
     expire,
     on_servers,
     sql,
+    stage,
     states,
 )
 from tests.transactions import rows
@@ -189,32 +191,30 @@ def test_a_receiver_that_fails_changes_nothing(site: Stage, sender: Sender, shap
     assert site.effects == 1
 
 
+class FailingLate(View):
+    """What fails at the first request is around the handler, in the transaction of the request."""
+
+    def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        response = super().dispatch(request, *args, **kwargs)
+        if len(stage.runs) == 1:
+            raise RuntimeError("after the handler")
+        return response
+
+    @method_decorator(idempotent)
+    def post(self, request: Any) -> Any:
+        return act(request)
+
+
+urlpatterns = [*views.urlpatterns, path("late/", FailingLate.as_view())]
+
+
+@pytest.mark.usefixtures("atomic_requests")
 def test_an_answer_in_a_cache_is_stored_after_the_transaction_of_the_request(
-    site: Stage, settings: Any, key: str, monkeypatch: pytest.MonkeyPatch
+    site: Stage, sender: Sender, settings: Any
 ) -> None:
     """Naive code stores it when the handler returns: what fails after that undoes the work, and the retry is told that
     it was done."""
-    settings.DISTLOCK_IDEMPOTENCY = {**getattr(settings, "DISTLOCK_IDEMPOTENCY", {}), "STORAGE": "cache"}
-    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
-    failures = [RuntimeError("after the handler")]
-
-    class Pay(View):
-        def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-            response = super().dispatch(request, *args, **kwargs)
-            if failures:
-                raise failures.pop()
-            return response
-
-        @method_decorator(idempotent(anonymous=True))
-        def post(self, request: Any) -> HttpResponse:
-            Group.objects.create(name=key[:50])
-            return HttpResponse("paid", status=201)
-
-    client = Client(raise_request_exception=False)
-    with override_settings(ROOT_URLCONF=(path("pay/", Pay.as_view()),)):
-        posts = [
-            client.post("/pay/", "{}", content_type="application/json", headers={"Idempotency-Key": key})
-            for _ in range(3)
-        ]
-    assert [post.status_code for post in posts] == [500, 201, 201]
-    assert Group.objects.filter(name=key[:50]).count() == 1
+    change(settings, STORAGE="cache")
+    answers = [sender.post("late") for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [500, 201, 201]
+    assert (answers[2]["Idempotency-Replayed"], site.effects) == ("true", 1)

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import re
-import subprocess
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.http import HttpResponse
 from django.test import RequestFactory
-from django.urls import path
 from django.utils import translation
 
 from django_distlock import LockNotAcquired
 from django_distlock.idempotency import decisions
 from django_distlock.idempotency.http import responses
 from django_distlock.middleware import LockBusyMiddleware
-from tests.idempotency import MIDDLEWARE
-from tests.idempotency.views import show
-from tests.idempotency.world import Browser, fails, serve
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-urlpatterns = [path("form/", show), path("busy/", fails(LockNotAcquired("taken")))]
 AGAIN = {"action": "/form/", "fields": [("note", "1")], "key_field": ""}
 
 
@@ -79,50 +70,3 @@ def test_every_page_is_translated_whole_or_is_english_and_says_so(language: str)
             assert words(response) & english == (english if said == "en" else set()), page
             assert f'<html lang="{said}"{" dir=" if language == "fa" else ">"}' in html
             assert ('dir="rtl"' in html) == (language == "fa")
-
-
-PROJECT = """
-msgid ""
-msgstr "Content-Type: text/plain; charset=UTF-8\\n"
-msgctxt "code of the language of these translations"
-msgid "en"
-msgstr "{language}"
-msgid "Busy"
-msgstr "{busy}"
-"""
-
-
-@pytest.mark.parametrize(("language", "busy"), [("de", "Gerade besetzt"), ("it", "Occupato")])
-def test_a_project_changes_a_text_or_adds_a_language(language: str, busy: str, tmp_path: Path, settings: Any) -> None:
-    folder = tmp_path / language / "LC_MESSAGES"
-    folder.mkdir(parents=True)
-    text = PROJECT.format(language=language, busy=busy)
-    subprocess.run(["msgfmt", "-o", folder / "django.mo", "-"], input=text, check=True, timeout=60, encoding="utf-8")
-    settings.LOCALE_PATHS = [tmp_path]
-    response = rendered("busy", language)
-    assert f"<h1>{busy}</h1>" in response.content.decode()
-    assert f'<html lang="{language}">' in response.content.decode()
-    assert response["Content-Language"] == language
-
-
-PREFERRED = [
-    ("de-AT,de;q=0.8", "de", "Zurzeit belegt", "Bereits gespeichert"),
-    ("fa", "fa", "اکنون مشغول است", "پیش‌تر ذخیره شده است"),
-    ("it", "en", "Busy", "Already saved"),
-]
-
-
-@pytest.mark.parametrize(("accepted", "lang", "taken", "saved"), PREFERRED)
-def test_what_the_browser_prefers(
-    browser: Browser, settings: Any, accepted: str, lang: str, taken: str, saved: str
-) -> None:
-    serve(settings, __name__)
-    settings.MIDDLEWARE = [*MIDDLEWARE, "django_distlock.middleware.LockBusyMiddleware"]
-    headers = {"Accept": "text/html", "Accept-Language": accepted}
-    with translation.override(translation.get_language()):  # the middleware leaves that of the last request
-        fields = browser.open()
-        assert browser.send(fields | {"name": "a"}).status_code == 302
-        pages = [browser.client.get("/busy/", headers=headers), browser.send(fields | {"name": "b"}, headers=headers)]
-    for page, status, title in zip(pages, (503, 422), (taken, saved), strict=True):
-        assert (page.status_code, page["Content-Language"]) == (status, lang)
-        assert f"<h1>{title}</h1>" in page.content.decode()

@@ -6,27 +6,22 @@ from __future__ import annotations
 import math
 import threading
 from contextlib import contextmanager
-from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.db import connections, transaction
-from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from django_distlock.idempotency.storage.database import DatabaseStorage
 from django_distlock.idempotency.upkeep import sweeper
 from tests.conftest import eventually
-from tests.idempotency import MIDDLEWARE
 from tests.idempotency.test_storages import claim_of
 from tests.idempotency.world import Sender, Stage, change, sql
-from tests.support.profiled import profiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-FORM = "application/x-www-form-urlencoded"
 NOT_OURS = ("BEGIN", "COMMIT", "ROLLBACK", "distlock_written")
 
 
@@ -61,29 +56,6 @@ def test_a_first_post_and_a_replay(site: Stage, settings: Any, shape: str) -> No
                 assert Sender(f"first{more}").post(shape).status_code == 201
             assert len(found) <= 2 + more, found
         change(settings, MAX_KEYS=50)
-
-
-def calls(send: Callable[[], Any]) -> int:
-    """How many functions are called, those in C too."""
-    found: list[str] = []
-    with profiled(lambda frame, event, argument: found.append(event)):
-        send()
-    return found.count("call") + found.count("c_call")
-
-
-def test_what_the_middleware_does_for_a_request_without_a_key(site: Stage, settings: Any) -> None:
-    """Ten per cent of a view that does nothing; counted, as a clock is not steady enough. Naive code: 129 calls."""
-    site.during = lambda request: request.POST  # forms are parsed in any case
-    for method, kind, most in (("get", "", 25), ("post", "application/json", 25), ("post", FORM, 55)):
-        sent: Any = {"data": "{}", "content_type": kind} if method == "post" else {}
-        found: list[int] = []
-        for middleware in (MIDDLEWARE, MIDDLEWARE[:-1]):
-            settings.MIDDLEWARE = middleware
-            send = partial(getattr(Client(headers={"Authorization": "Bearer a"}), method), "/exempt_of_csrf/", **sent)
-            for _ in range(3):
-                send()
-            found.append(min(calls(send) for _ in range(3)))
-        assert 0 < found[0] - found[1] <= most, (method, kind, found)
 
 
 # -- sweeps

@@ -14,10 +14,21 @@ from django.db.models import Count, F
 from django_distlock import LockLost, LockNotHeld, UnsupportedOperation, advisory_lock
 from django_distlock.data import FencedQuerySet
 from django_distlock.manager.release import lose
-from tests.conftest import eventually
 from tests.data.app.models import Account, FencedLedger, Register
-from tests.data.world import EARLY, LATE, everywhere, on_servers, register, rows, run, sent, stored, till, tills
-from tests.engines.statements import counted
+from tests.data.world import (
+    EARLY,
+    LATE,
+    everywhere,
+    on_servers,
+    register,
+    rows,
+    run,
+    sent,
+    somebody_waits_for_a_row,
+    stored,
+    till,
+    tills,
+)
 from tests.faults.server import is_mariadb
 
 if TYPE_CHECKING:
@@ -123,24 +134,6 @@ def test_what_is_refused_before_anything_is_sent(using: str) -> None:
         assert not texts
 
 
-@pytest.mark.parametrize(("alias", "using"), [("postgres", "postgres"), ("mysql", "mariadb")])
-def test_statements(alias: str, using: str) -> None:
-    """One for a row by its key; the question who was late only where a row may have been passed over."""
-    row = register(using)
-    for condition, expected in (({"pk": row.pk}, 1), ({"pk__in": [row.pk]}, 2), ({"owner": "ann"}, 2)):
-        with counted(alias) as found:
-            rows(using).fenced(EARLY).filter(**condition).update(balance=1)
-        assert sum(found[text] for text in found if text.startswith(("UPDATE", "SELECT"))) == expected, found
-
-
-# The later holder commits while the early write waits for the row.
-WAITS = {
-    "postgres": "SELECT count(*) FROM pg_locks WHERE NOT granted",
-    # INNODB_LOCK_WAITS is a copy that is renewed only when nobody has looked for 0.1 s
-    "mariadb": "SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'",
-}
-
-
 def came_of(write: Callable[[], Any], using: str, row: Any) -> Any:
     """What came of a write that was sent while a later holder had written the row and not committed yet."""
 
@@ -156,7 +149,7 @@ def came_of(write: Callable[[], Any], using: str, row: Any) -> Any:
         with transaction.atomic(using):
             rows(using).fenced(LATE).filter(pk=row.pk).update(balance=100)
             came = pool.submit(early)
-            eventually(lambda: int(run(using, WAITS[using])[0][-1]) > 0, "nobody waits")
+            somebody_waits_for_a_row(using)
         return came.result()
 
 
@@ -259,14 +252,3 @@ def test_an_engine_without_tokens(alias: str, name: str) -> None:
             Register.objects.fenced(lease)
         with pytest.raises(UnsupportedOperation):
             Register(owner="ann").save(fence=lease)
-
-
-@everywhere
-def test_a_late_row_undoes_the_batches_before_it(using: str) -> None:
-    some = [register(using, fence=EARLY), register(using, fence=LATE)]
-    for row in some:
-        row.balance = 3
-    with transaction.atomic(using):
-        with pytest.raises(LockLost):
-            rows(using).fenced(EARLY).bulk_update(some, ["balance"], batch_size=1)
-        assert [stored(row) for row in some] == [(0, EARLY), (0, LATE)]

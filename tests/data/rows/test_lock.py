@@ -10,7 +10,18 @@ from django.db.transaction import TransactionManagementError
 
 from django_distlock import LockLost, LockNotAcquired, LockTimeout, UnsupportedOperation, row_lock
 from tests.data.app.models import Account, Currency, Node
-from tests.data.world import accounts, balances, everywhere, limits, odd_limits, on_servers, rows_of, run, sent
+from tests.data.world import (
+    accounts,
+    balances,
+    everywhere,
+    keep_snapshots,
+    limits,
+    odd_limits,
+    on_servers,
+    rows_of,
+    run,
+    sent,
+)
 from tests.engines.statements import counted
 from tests.faults.server import is_mariadb
 
@@ -111,26 +122,13 @@ def test_a_savepoint_around_it_keeps_the_transaction(rival: Rival, using: str) -
     assert balances(using) == [1, 50]
 
 
-SNAPSHOTS = {
-    "default": "SELECT 1",
-    "postgres": "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL REPEATABLE READ",
-    "mariadb": "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
-}
-
-
 @everywhere
-def test_a_row_that_was_written_after_the_snapshot(rival: Rival, using: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_was_written_after_the_snapshot(rival: Rival, using: str) -> None:
     """The server refuses the lock, MariaDB by innodb_snapshot_isolation (error 1020), and ends the transaction with it:
     the block may write nothing more, not even what MariaDB would commit by itself. SQLite: SQLITE_BUSY_SNAPSHOT, where
     waiting would not help, and what was read would be stale."""
-    if using == "mariadb" and not is_mariadb():
-        pytest.skip("Oracle's MySQL locks what is there now")
+    keep_snapshots(using)
     first, second = accounts(using, 0, 0)
-    run(using, SNAPSHOTS[using])
-    if using == "mariadb":
-        run(using, "SET SESSION innodb_snapshot_isolation = ON")
-    if using == "default":
-        monkeypatch.setattr(connections[using], "transaction_mode", None)
     with transaction.atomic(using=using):
         if using != "default":  # there it would keep everybody from writing
             rows_of(using, [second]).update(balance=7)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.apps.registry import Apps
-from django.db import connections, models, transaction
+from django.db import models, transaction
 
 from django_distlock import DistlockError, LockTimeout, table_lock
 from django_distlock.data.tables.modes import TableLockMode
@@ -16,7 +14,6 @@ from django_distlock.manager.isolation import StaleSnapshotWarning
 from tests.data.app.models import Account, Course, Currency, Ledger, Place, QuotedLedger, Restaurant, Student
 from tests.data.world import held, repeatable, run, when_somebody_waits
 from tests.engines.statements import counted
-from tests.support.timing import within
 
 if TYPE_CHECKING:
     from tests.data.rival import Rival
@@ -135,18 +132,3 @@ def test_a_timeout_inside_atomic_marks_it(rival: Rival) -> None:
             Account.objects.using(DB).count()
     rival.leave()
     assert told.value.__cause__ is caught.value.__cause__
-
-
-@pytest.mark.alone
-def test_r5_two_waits_are_one_wait(rival: Rival, second: Rival) -> None:
-    """lock_timeout alone counts anew for each table: the first is given up when most of the time is over."""
-    assert rival.lock(DB, "Account") == second.lock(DB, "Currency") == "held"
-    connections[DB].ensure_connection()
-    leaving = threading.Timer(0.7, rival.leave)
-    leaving.start()
-    start = time.monotonic()
-    with pytest.raises(LockTimeout):
-        lock(Account, Currency, timeout=1).__enter__()
-    within(time.monotonic() - start, 1.5, least=0.99)
-    second.leave()
-    leaving.join()
