@@ -74,7 +74,8 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         """Start no workers: kazoo then calls back at once."""
 
     def stop(self) -> None:
-        """Do nothing, since nothing was started."""
+        """Leave the bell, whose files are closed once nobody rings it. Nothing else was started."""
+        self._bell = None
 
     def dispatch_callback(self, callback: Any) -> None:
         callback.func(*callback.args)

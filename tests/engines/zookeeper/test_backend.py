@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from datetime import UTC, datetime
 from typing import Any
 from unittest.mock import Mock
@@ -53,6 +55,20 @@ def test_r23_the_server_deletes_the_nodes_above(name: str, server: Any) -> None:
     with advisory_lock(name, using=USING):
         assert server.exists(path_of(name))
     eventually(lambda: server.exists(path_of(name)) is None, "it is no container", pause=0.05)
+
+
+def test_r23_a_session_that_is_closed_leaves_no_file_to_the_collector(name: str) -> None:
+    lock = advisory_lock(name, using=USING)
+    lock.acquire().release()
+    registry.close()
+    gc.disable()
+    try:
+        before = len(os.listdir("/proc/self/fd"))
+        lock.acquire().release()
+        registry.close()
+        assert len(os.listdir("/proc/self/fd")) <= before
+    finally:
+        gc.enable()
 
 
 def test_r4_a_semaphores_waiters_get_in_whichever_holder_leaves(name: str, server: Any) -> None:
