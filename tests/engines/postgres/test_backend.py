@@ -26,8 +26,6 @@ from tests.faults.server import ask, holders, key_of, session_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.faults.conftest import Proxied
-
 
 pytestmark = pytest.mark.usefixtures("databases", "unhurried")
 TIMEOUTS = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "idle_session_timeout")
@@ -92,14 +90,6 @@ def test_r7_an_error_that_came_after_the_grant_ends_the_session(name: str, monke
         registry.reset()
 
 
-def test_a_statement_may_have_been_prepared_by_a_call_that_was_interrupted(name: str) -> None:
-    lock = advisory_lock(name, using="postgres")
-    lock.acquire().release()
-    backend: Any = registry.entry("postgres").backend
-    backend.sessions.open_shared._prepared.clear()
-    lock.acquire(timeout=0).release()
-
-
 def test_timeouts_of_the_role_do_not_end_the_lock_or_the_wait(impatient_role: str, name: str) -> None:
     """statement_timeout and lock_timeout do not cut the wait short, idle_session_timeout does not free the lock."""
     with held_elsewhere("postgres", name):
@@ -155,17 +145,6 @@ def test_the_transaction_begins_with_the_settings_of_the_connection(
             assert found(name) == found()
     finally:
         connections[DATABASE].close()
-
-
-def test_a_transaction_under_a_lock_takes_two_round_trips(name: str, alias: Any, proxied: Proxied) -> None:
-    """BEGIN and the lock, and the commit."""
-    proxy, counted = proxied("postgres"), "postgres_proxied"
-    alias("postgres", database=counted, session_database=DATABASE)
-    for count in (None, 2):  # the first one connects, and asks for the version
-        before = proxy.requests
-        with atomic(counted), advisory_lock(name, using="postgres"):
-            pass
-        assert count in (None, proxy.requests - before)
 
 
 def test_lock_statements_are_no_queries_of_the_application(name: str) -> None:
