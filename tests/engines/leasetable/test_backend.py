@@ -187,12 +187,6 @@ def test_r23_the_keepalive_thread_meets_a_session_that_another_thread_drops(
     assert a.release(a.try_acquire(stores.claim()))
 
 
-@pytest.fixture
-def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine the way from one statement to the next takes longer."""
-    monkeypatch.setattr(backend, "SIGN_OF_LIFE", WAIT)
-
-
 @contextmanager
 def counted(stores: Stores, client: Any) -> Iterator[Counter[str]]:
     """The first words of the statements in the block: SQLite's trace of this client, or what the server counts of all
@@ -211,10 +205,10 @@ def counted(stores: Stores, client: Any) -> Iterator[Counter[str]]:
             found[text.split()[0]] += calls
 
 
-@pytest.mark.usefixtures("slow_machine")
-def test_statements_of_a_lease(stores: Stores, a: Any) -> None:
+def test_statements_of_a_lease(stores: Stores, a: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """One write to take it and one to return it, also of a name that was never used; a renewal is one write, a look
     and a listing are one read, however many there are."""
+    monkeypatch.setattr(backend, "SIGN_OF_LIFE", WAIT)  # on a busy machine statements take longer
     for _ in range(3):  # opens the session and makes the row
         assert a.release(a.try_acquire(stores.claim(), WAIT))
     with counted(stores, a) as found:

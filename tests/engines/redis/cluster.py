@@ -36,8 +36,8 @@ class Cluster:
         """Of the server of one node."""
         return f"--cluster-enabled yes --cluster-port {free_port()}"
 
-    def url(self, node: int, database: int = 0) -> str:
-        return f"redis://127.0.0.1:{self.ports[node]}/{database}"
+    def url(self, node: int) -> str:
+        return f"redis://127.0.0.1:{self.ports[node]}/0"
 
     @staticmethod
     def node_of(key: bytes) -> int:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from django_distlock.records import Grant
 
-BACKEND = "django_distlock.backends.redis.RedisBackend"
 # Commands that scripts call are counted apart from those that clients send.
 SENT = ("evalsha", "eval", "subscribe", "scan", "publish", "hello", "client", "auth", "select")
 
@@ -36,9 +35,9 @@ def client(name: str = "redis1") -> Any:
     return Redis(host=server["host"], port=server["port"], password=server["password"])
 
 
-def url(port: int | None = None) -> str:
+def url() -> str:
     server = services.load()["redis1"]
-    return f"redis://:{server['password']}@{server['host']}:{port or server['port']}/0"
+    return f"redis://:{server['password']}@{server['host']}:{server['port']}/0"
 
 
 def claim_of(name: str, ttl: float = 30.0, **facts: Any) -> Claim:

@@ -73,22 +73,14 @@ def line(nodes: Nodes, name: str, lead: int) -> Iterator[Line]:
     line.close()
 
 
-def test_the_lead_falls_silent(line: Line) -> None:
+@pytest.mark.parametrize("how", ["silent", "down"])
+def test_the_lead_is_gone(line: Line, nodes: Nodes, lead: int, how: str) -> None:
     """It neither calls nor answers; the others are enough."""
     waiting = line.wait()
-    line.proxy.blackhole()
-    line.release()
-    waiting.result(20)
-    line.proxy.heal()
-    line.nodes.gone()
-
-
-def test_the_lead_goes_down(line: Line, nodes: Nodes, lead: int) -> None:
-    waiting = line.wait()
-    with nodes.down(lead):
+    with nodes.silent(lead) if how == "silent" else nodes.down(lead):
         line.release()
         waiting.result(20)
-    line.nodes.gone()
+    nodes.gone()
 
 
 def test_a_lead_that_does_not_know_the_holder_is_left(line: Line, nodes: Nodes) -> None:

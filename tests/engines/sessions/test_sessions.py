@@ -127,9 +127,7 @@ def without_heartbeats(found: Counter[str]) -> dict[str, int]:
 
 
 @each_engine
-def test_r2_one_statement_each_way_and_none_for_who_is_in(using: str, name: str, proxied: Proxied) -> None:
-    """One round trip each, too: nothing is sent that the server does not count as a statement."""
-    proxy = proxied(using)
+def test_r2_one_statement_each_way_and_none_for_who_is_in(using: str, name: str) -> None:
     lock = advisory_lock(name, using=using)
 
     async def tasks(times: int) -> None:
@@ -139,14 +137,12 @@ def test_r2_one_statement_each_way_and_none_for_who_is_in(using: str, name: str,
 
     for _ in range(2):  # connects, prepares
         asyncio.run(tasks(1))
-    before = proxy.requests
     with counted(using) as found:
         for _ in range(10):
             with lock, lock:
                 pass
         asyncio.run(tasks(10))
     assert without_heartbeats(found) == {TRY[using]: 20, FREE[using]: 20}
-    assert 40 <= proxy.requests - before <= 45  # heartbeats, on a slow machine
 
 
 @each_engine
