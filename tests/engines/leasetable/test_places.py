@@ -30,7 +30,7 @@ from tests.faults.server import ask
 from tests.support.processes import Child
 
 pytestmark = pytest.mark.usefixtures("databases")
-ROUNDS = 40
+ROUNDS = 10
 USING = {"leasetable_postgres": "postgres", "leasetable_mariadb": "mariadb"}
 
 

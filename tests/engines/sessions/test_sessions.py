@@ -183,6 +183,7 @@ def test_receivers_of_the_application_do_not_see_our_connections(using: str, nam
     assert not seen
 
 
+@pytest.mark.tier2
 def test_r5_who_waits_without_end_asks_a_silent_server_no_longer_than_a_wait_lasts(
     name: str, proxied: Proxied, monkeypatch: pytest.MonkeyPatch
 ) -> None:
