@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import connections, transaction
+from django.db import connections
 from django.db.transaction import atomic
 from django.test.utils import CaptureQueriesContext
 from psycopg import IsolationLevel
@@ -99,23 +98,6 @@ def test_timeouts_of_the_role_do_not_end_the_lock_or_the_wait(impatient_role: st
         lease.ensure_held()
         assert holders("postgres", name + "-kept") == [session_of(lease).server_id]
     lease.release()
-
-
-@pytest.mark.tier2
-def test_statement_timeout_of_the_role_does_not_end_a_wait_in_a_transaction(impatient_role: str, name: str) -> None:
-    """In the caller's transaction his statement_timeout counts; the wait goes on all the same until its deadline."""
-    with held_elsewhere("postgres", name) as let_go:
-        with transaction.atomic(using=impatient_role):
-            with connections[impatient_role].cursor() as cursor:  # this test may be slow between two statements
-                cursor.execute("SET LOCAL idle_in_transaction_session_timeout = '10s'")
-            timer = threading.Timer(0.4, let_go)  # longer than each of the timeouts
-            timer.start()
-            with advisory_lock(name, using="postgres", timeout=20):
-                assert len(holders("postgres", name)) == 1
-            with connections[impatient_role].cursor() as cursor:
-                cursor.execute("SHOW lock_timeout")
-                assert cursor.fetchone() == ("150ms",)
-        timer.join()
 
 
 DATABASE = "postgres"

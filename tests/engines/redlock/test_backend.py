@@ -54,23 +54,16 @@ def test_r1_two_never_both_win() -> None:
             assert sum(wins) <= 1, votes
 
 
-def test_r17_still_ours_lost_or_not_known() -> None:
-    """Lost means that a majority may be somebody else's."""
+def test_r5_r17_still_ours_lost_or_not_known() -> None:
+    """Lost means that a majority may be somebody else's. It ends when nobody is waited for, or when the TTL is over."""
     for answers in EVERY:
         count, verdict = answers.count, confirm(answers)
         lost = not enough(len(answers) - count(R), answers)
         assert (verdict is Verdict.GRANTED) == enough(count(G), answers), answers
         assert (verdict is Verdict.REFUSED) == lost, answers
+        assert verdict_of(answers, TTL) is not Verdict.WAIT, answers
         unknown = Verdict.WAIT if P in answers else Verdict.UNAVAILABLE
         assert verdict in (Verdict.GRANTED, Verdict.REFUSED, unknown), answers
-
-
-def test_r5_it_ends_when_nobody_is_waited_for() -> None:
-    for answers in EVERY:
-        if P not in answers:
-            assert verdict_of(answers) is not Verdict.WAIT
-            assert confirm(answers) is not Verdict.WAIT
-        assert verdict_of(answers, TTL) is not Verdict.WAIT
 
 
 A, B, C, D = (f"redis://127.0.0.1:{port}/0" for port in range(1, 5))
