@@ -12,6 +12,7 @@ from redis.exceptions import RedisError
 
 from django_distlock import held_locks
 from django_distlock.backends.redis.backend import RedisBackend
+from django_distlock.backends.redis.scripts import keys_of
 from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
@@ -45,6 +46,11 @@ def claim_of(name: str, ttl: float = 30.0, **facts: Any) -> Claim:
     site_key.load()
     key = registry.entry("redis").key(name)
     return Claim(key=key, ttl=ttl, token=new_token(), answer_by=monotonic() + 5, **facts)
+
+
+def lock_keys(name: str) -> tuple[bytes, ...]:
+    """What is kept of that lock: who holds it, the queue, the waiters, the fence."""
+    return keys_of(claim_of(name).key.text_bytes)
 
 
 @contextmanager

@@ -10,12 +10,10 @@ import pytest
 from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.backends.redis import attempt
 from django_distlock.backends.redis.backend import RedisBackend
-from django_distlock.backends.redis.scripts import keys_of
 from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.registry import registry
-from django_distlock.manager.site_key import site_key
 from tests.conftest import eventually
-from tests.engines.redis.server import claim_of, counted, waiters
+from tests.engines.redis.server import claim_of, counted, lock_keys, waiters
 
 if TYPE_CHECKING:
     from tests.engines.redis.server import Own
@@ -26,9 +24,7 @@ USING = "redis"
 
 @pytest.fixture
 def keys(own: Own, name: str) -> tuple[bytes, ...]:
-    """What is kept of the lock: who holds it, the queue, the waiters, the fence."""
-    site_key.load()
-    return keys_of(registry.entry(USING).key(name).text_bytes)
+    return lock_keys(name)
 
 
 def fences(name: str) -> list[int]:

@@ -15,10 +15,9 @@ from redis.exceptions import RedisError
 from django_distlock import advisory_lock
 from django_distlock.backends.redis import attempt
 from django_distlock.backends.redis.backend import RedisBackend
-from django_distlock.backends.redis.scripts import keys_of
 from django_distlock.manager.registry import registry
 from tests.conftest import eventually
-from tests.engines.redis.server import Own, claim_of, waiters
+from tests.engines.redis.server import Own, claim_of, lock_keys, waiters
 from tests.engines.zookeeper.test_secure import CERTIFICATE
 from tests.support.services.process import free_port
 
@@ -79,7 +78,7 @@ def test_a_fail_over_by_sentinel(
             eventually(lambda: _replicas(told) == 1, "Sentinel knows no replica")
             lease = advisory_lock(name, using=USING).acquire(timeout=20)
             other = RedisBackend(USING, {"cache": "watched"})
-            kept = keys_of(registry.entry(USING).key(name).text_bytes)[:2]  # who holds it, the queue
+            kept = lock_keys(name)[:2]  # who holds it, the queue
             with ThreadPoolExecutor(1) as pool:
                 waiting = pool.submit(other.try_acquire, claim_of(name), 60)
                 eventually(lambda: waiters(USING, name) == 1, "it does not wait")
