@@ -80,7 +80,6 @@ def test_the_lead_is_gone(line: Line, nodes: Nodes, lead: int, how: str) -> None
     with nodes.silent(lead) if how == "silent" else nodes.down(lead):
         line.release()
         waiting.result(20)
-    nodes.gone()
 
 
 def test_a_lead_that_does_not_know_the_holder_is_left(line: Line, nodes: Nodes) -> None:
