@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management import call_command
-from django.core.management.base import SystemCheckError
 from django.db import connections
 from django.http import HttpResponse
 from django.urls import include, path, re_path
@@ -114,12 +112,6 @@ def test_each_mistake_is_named_by_the_checks_and_at_the_first_use_without_secret
         while error is not None:
             assert "s3cr" not in str(error)
             error = error.__cause__ or error.__context__
-
-
-def test_a_mistake_stops_manage_py(settings: Any) -> None:
-    settings.DISTLOCK = {"a": {"TIMOUT": 5}}
-    with pytest.raises(SystemCheckError, match=r"distlock\.E002.*'TIMOUT'(?s:.*)HINT: Known keys: BACKEND,"):
-        call_command("check", "--tag", "distlock")
 
 
 def test_an_unknown_alias_is_an_error_at_first_use_and_a_broken_one_is_listed(settings: Any) -> None:

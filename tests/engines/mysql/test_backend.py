@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import connections
 
-from django_distlock import BackendUnavailable, LockTimeout, UnsupportedOperation, advisory_lock, break_lock, held_locks
+from django_distlock import BackendUnavailable, UnsupportedOperation, advisory_lock, break_lock, held_locks
 from django_distlock.backends.mysql import introspection
 from django_distlock.backends.mysql.session import MySQLSession
-from django_distlock.backends.sessions import session
 from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.registry import registry
 from django_distlock.operations.doctor import diagnose
@@ -252,28 +251,3 @@ def test_r6_kill_query_on_a_release_costs_no_other_lock(name: str) -> None:
         assert not kept.lost
         assert holders("mysql", f"{name}-kept") == [session.server_id]
         assert not holders("mysql", name)
-
-
-@pytest.mark.tier2
-def test_r7_kill_query_on_what_follows_an_interrupted_wait(name: str) -> None:
-    """After NULL the name is given back, in case it was granted after all; that statement can be hit as well."""
-    with held_elsewhere("mysql", name), ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(advisory_lock(name, using="mysql").acquire, timeout=2)
-        with kill_query(a_waiter(name)), pytest.raises(LockTimeout):
-            waiting.result(25)
-    assert not holders("mysql", name)
-
-
-@pytest.mark.tier2
-def test_a_wait_in_vain_costs_no_session(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """MySQL too, whose GET_LOCK knows whole seconds only: connecting costs it more than a wait."""
-    # a server that is late for want of a processor costs one, by right
-    monkeypatch.setattr(session, "SILENCE", 10.0)
-    backend = registry.entry("mysql").backend
-    with held_elsewhere("mysql", name):
-        seen = []
-        for timeout in (2.0, 0.3, 0.05, 0.73):
-            assert advisory_lock(name, using="mysql").try_acquire(timeout=timeout) is None
-            seen.append({each.server_id for each in backend.sessions.all()})
-        assert len(seen[0]) == 2, "one to try on, one to wait on"
-        assert seen == [seen[0]] * 4

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import connections, transaction
+from django.db import connections
 from django.db.transaction import atomic
 from django.test.utils import CaptureQueriesContext
 from psycopg import IsolationLevel
@@ -25,8 +24,6 @@ from tests.faults.server import ask, holders, key_of, session_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from tests.faults.conftest import Proxied
 
 
 pytestmark = pytest.mark.usefixtures("databases", "unhurried")
@@ -92,14 +89,6 @@ def test_r7_an_error_that_came_after_the_grant_ends_the_session(name: str, monke
         registry.reset()
 
 
-def test_a_statement_may_have_been_prepared_by_a_call_that_was_interrupted(name: str) -> None:
-    lock = advisory_lock(name, using="postgres")
-    lock.acquire().release()
-    backend: Any = registry.entry("postgres").backend
-    backend.sessions.open_shared._prepared.clear()
-    lock.acquire(timeout=0).release()
-
-
 def test_timeouts_of_the_role_do_not_end_the_lock_or_the_wait(impatient_role: str, name: str) -> None:
     """statement_timeout and lock_timeout do not cut the wait short, idle_session_timeout does not free the lock."""
     with held_elsewhere("postgres", name):
@@ -109,23 +98,6 @@ def test_timeouts_of_the_role_do_not_end_the_lock_or_the_wait(impatient_role: st
         lease.ensure_held()
         assert holders("postgres", name + "-kept") == [session_of(lease).server_id]
     lease.release()
-
-
-@pytest.mark.tier2
-def test_statement_timeout_of_the_role_does_not_end_a_wait_in_a_transaction(impatient_role: str, name: str) -> None:
-    """In the caller's transaction his statement_timeout counts; the wait goes on all the same until its deadline."""
-    with held_elsewhere("postgres", name) as let_go:
-        with transaction.atomic(using=impatient_role):
-            with connections[impatient_role].cursor() as cursor:  # this test may be slow between two statements
-                cursor.execute("SET LOCAL idle_in_transaction_session_timeout = '10s'")
-            timer = threading.Timer(0.4, let_go)  # longer than each of the timeouts
-            timer.start()
-            with advisory_lock(name, using="postgres", timeout=20):
-                assert len(holders("postgres", name)) == 1
-            with connections[impatient_role].cursor() as cursor:
-                cursor.execute("SHOW lock_timeout")
-                assert cursor.fetchone() == ("150ms",)
-        timer.join()
 
 
 DATABASE = "postgres"
@@ -155,17 +127,6 @@ def test_the_transaction_begins_with_the_settings_of_the_connection(
             assert found(name) == found()
     finally:
         connections[DATABASE].close()
-
-
-def test_a_transaction_under_a_lock_takes_two_round_trips(name: str, alias: Any, proxied: Proxied) -> None:
-    """BEGIN and the lock, and the commit."""
-    proxy, counted = proxied("postgres"), "postgres_proxied"
-    alias("postgres", database=counted, session_database=DATABASE)
-    for count in (None, 2):  # the first one connects, and asks for the version
-        before = proxy.requests
-        with atomic(counted), advisory_lock(name, using="postgres"):
-            pass
-        assert count in (None, proxy.requests - before)
 
 
 def test_lock_statements_are_no_queries_of_the_application(name: str) -> None:

@@ -154,9 +154,12 @@ def refused(attempt: Callable[[], object]) -> str:
     return str(caught.value)
 
 
-def test_r22b_session_locks(pretends: Any, name: str) -> None:
-    """Each time, sync and async, shared too; and nothing is kept."""
+def test_r22b_a_server_that_grants_everything(pretends: Any, name: str) -> None:
+    """Each time, sync and async, shared too, in a transaction too; and nothing is kept."""
     pretends(*FUNCTIONS)
+    for shared in (False, True):
+        with transaction.atomic("postgres"):
+            refused(advisory_lock(name, using="postgres", shared=shared).acquire)
     lock = advisory_lock(name, using="postgres")
     for attempt in (lock.acquire, lock.try_acquire, advisory_lock(name, using="postgres", shared=True).acquire):
         refused(attempt)
@@ -177,13 +180,6 @@ def test_r22b_the_doctor_asks_with_two_sessions(pretends: Any, name: str, functi
 
 def excludes_nobody() -> bool:
     return any("grants one lock to two sessions" in each.text for each in diagnose("postgres") if each.level == "error")
-
-
-def test_r22b_locks_of_a_transaction(pretends: Any, name: str) -> None:
-    pretends(*FUNCTIONS)
-    for shared in (False, True):
-        with transaction.atomic("postgres"):
-            refused(advisory_lock(name, using="postgres", shared=shared).acquire)
 
 
 def test_r22b_a_server_that_refuses_the_settings_of_a_session(pretends: Any, name: str) -> None:

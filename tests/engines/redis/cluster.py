@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 from redis.crc import key_slot
 
 from tests.conftest import eventually
-from tests.engines.redis.server import Own, commands, packed
+from tests.engines.redis.server import Own, commands, lock_keys, packed
 from tests.support.services.process import free_port
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ class Cluster:
         """Of the server of one node."""
         return f"--cluster-enabled yes --cluster-port {free_port()}"
 
-    def url(self, node: int, database: int = 0) -> str:
-        return f"redis://127.0.0.1:{self.ports[node]}/{database}"
+    def url(self, node: int) -> str:
+        return f"redis://127.0.0.1:{self.ports[node]}/0"
 
     @staticmethod
     def node_of(key: bytes) -> int:
@@ -60,6 +60,12 @@ class Cluster:
 
     def __exit__(self, *exception: object) -> None:
         self._stack.close()
+
+
+def of_each_node(cluster: Cluster, name: str) -> list[str]:
+    """One name for each node."""
+    names = [f"{name}{number}" for number in range(100)]
+    return [next(each for each in names if cluster.node_of(lock_keys(each)[0]) == node) for node in range(NODES)]
 
 
 class Router:

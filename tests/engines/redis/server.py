@@ -12,6 +12,7 @@ from redis.exceptions import RedisError
 
 from django_distlock import held_locks
 from django_distlock.backends.redis.backend import RedisBackend
+from django_distlock.backends.redis.scripts import keys_of
 from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from django_distlock.records import Grant
 
-BACKEND = "django_distlock.backends.redis.RedisBackend"
 # Commands that scripts call are counted apart from those that clients send.
 SENT = ("evalsha", "eval", "subscribe", "scan", "publish", "hello", "client", "auth", "select")
 
@@ -36,9 +36,9 @@ def client(name: str = "redis1") -> Any:
     return Redis(host=server["host"], port=server["port"], password=server["password"])
 
 
-def url(port: int | None = None) -> str:
+def url() -> str:
     server = services.load()["redis1"]
-    return f"redis://:{server['password']}@{server['host']}:{port or server['port']}/0"
+    return f"redis://:{server['password']}@{server['host']}:{server['port']}/0"
 
 
 def claim_of(name: str, ttl: float = 30.0, **facts: Any) -> Claim:
@@ -46,6 +46,11 @@ def claim_of(name: str, ttl: float = 30.0, **facts: Any) -> Claim:
     site_key.load()
     key = registry.entry("redis").key(name)
     return Claim(key=key, ttl=ttl, token=new_token(), answer_by=monotonic() + 5, **facts)
+
+
+def lock_keys(name: str) -> tuple[bytes, ...]:
+    """What is kept of that lock: who holds it, the queue, the waiters, the fence."""
+    return keys_of(claim_of(name).key.text_bytes)
 
 
 @contextmanager

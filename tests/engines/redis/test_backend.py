@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from django_distlock import BackendUnavailable, advisory_lock
+from django_distlock.backends.redis import attempt
 from django_distlock.backends.redis.backend import RedisBackend
-from django_distlock.backends.redis.scripts import keys_of
 from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.registry import registry
-from django_distlock.manager.site_key import site_key
 from tests.conftest import eventually
-from tests.engines.redis.server import claim_of, counted, waiters
+from tests.engines.redis.server import claim_of, counted, lock_keys, waiters
 
 if TYPE_CHECKING:
     from tests.engines.redis.server import Own
@@ -25,9 +24,7 @@ USING = "redis"
 
 @pytest.fixture
 def keys(own: Own, name: str) -> tuple[bytes, ...]:
-    """What is kept of the lock: who holds it, the queue, the waiters, the fence."""
-    site_key.load()
-    return keys_of(registry.entry(USING).key(name).text_bytes)
+    return lock_keys(name)
 
 
 def fences(name: str) -> list[int]:
@@ -49,9 +46,12 @@ def test_one_command_to_acquire_and_one_to_release(own: Own, name: str) -> None:
     assert commands == {"evalsha": 20}
 
 
-def test_r4_a_wait_and_its_hand_over_cost_one_command(own: Own, name: str, keys: tuple[bytes, ...]) -> None:
+def test_r4_a_wait_and_its_hand_over_cost_one_command(
+    own: Own, name: str, keys: tuple[bytes, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The waiter's, to queue; and the holder's release, whose message has what the waiter needs: the fence, and when
     its lease began. The first wait of a process asks twice: it listens when it has learnt that the lock is busy."""
+    monkeypatch.setattr(attempt, "LOOK_EVERY", 60.0)  # however slow the machine is
     assert own.holder.release(own.hold(name))  # now the server knows the scripts
     backend = registry.entry(USING).backend
     with ThreadPoolExecutor(1) as pool:

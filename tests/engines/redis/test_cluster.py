@@ -11,16 +11,13 @@ import pytest
 from django_distlock import advisory_lock, held_locks, locked
 from django_distlock.backends.redis import attempt
 from django_distlock.backends.redis.backend import RedisBackend
-from django_distlock.backends.redis.scripts import keys_of
 from django_distlock.manager.registry import registry
-from django_distlock.manager.site_key import site_key
 from django_distlock.operations.doctor import diagnose
 from tests.conftest import eventually
-from tests.engines.redis.cluster import NODES, Cluster
-from tests.engines.redis.server import Own, claim_of
+from tests.engines.redis.cluster import NODES, Cluster, of_each_node
+from tests.engines.redis.server import Own, claim_of, lock_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from django_distlock.records import Claim
@@ -29,31 +26,14 @@ pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.tier2]
 USING = "redis"
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
-
-
 @pytest.fixture(autouse=True)
 def nodes(cluster: Cluster, alias: Any) -> None:
     """The alias names one of the nodes."""
-    site_key.load()
     alias(USING, url=cluster.url(0))
 
 
-def held_key(name: str) -> bytes:
-    return keys_of(registry.entry(USING).key(name).text_bytes)[0]
-
-
-def of_each_node(cluster: Cluster, name: str) -> list[str]:
-    """One name for each node."""
-    names = [f"{name}{number}" for number in range(100)]
-    return [next(each for each in names if cluster.node_of(held_key(each)) == node) for node in range(NODES)]
-
-
 def queued(cluster: Cluster, claim: Claim) -> int:
-    keys = keys_of(claim.key.text_bytes)
+    keys = lock_keys(claim.key.name)
     return int(cluster.clients[cluster.node_of(keys[0])].zcard(keys[1]))
 
 
@@ -65,10 +45,10 @@ def test_each_name_is_locked_at_its_node(cluster: Cluster, name: str) -> None:
     for node, each in enumerate(of_each_node(cluster, name)):
         lock = advisory_lock(each, using=USING, timeout=20)
         with lock as lease:
-            assert cluster.clients[node].exists(held_key(each))
+            assert cluster.clients[node].exists(lock_keys(each)[0])
             lease.extend(30)
             lease.ensure_held()
-        assert not cluster.clients[node].exists(held_key(each))
+        assert not cluster.clients[node].exists(lock_keys(each)[0])
         asyncio.run(in_a_task(lock))
 
 
@@ -113,7 +93,7 @@ def test_r4_waiters_listen_at_the_node_of_their_lock(
 
 def move(cluster: Cluster, name: str, source: int, target: int) -> None:
     """The slot of a lock goes to another node, with its keys."""
-    slot = cluster.clients[source].cluster("keyslot", held_key(name))
+    slot = cluster.clients[source].cluster("keyslot", lock_keys(name)[0])
     ids = [client.cluster("myid") for client in cluster.clients]
     cluster.clients[target].cluster("setslot", slot, "importing", ids[source])
     cluster.clients[source].cluster("setslot", slot, "migrating", ids[target])
@@ -129,7 +109,7 @@ def test_a_slot_that_moves_takes_its_holder_and_its_waiters_along(
 ) -> None:
     monkeypatch.setattr(attempt, "LOOK_EVERY", 0.5)
     name = of_each_node(cluster, name)[1]
-    keys = keys_of(registry.entry(USING).key(name).text_bytes)
+    keys = lock_keys(name)
     lease = advisory_lock(name, using=USING).acquire(timeout=20)
     other = RedisBackend(USING, {"url": cluster.url(0)})
     with ThreadPoolExecutor(1) as pool:

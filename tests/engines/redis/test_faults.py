@@ -14,13 +14,10 @@ from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.backends.redis import backend as engine
 from django_distlock.backends.redis import server
 from django_distlock.backends.redis.backend import RedisBackend
-from django_distlock.backends.redis.scripts import keys_of
 from django_distlock.concurrency.clock import now as monotonic
-from django_distlock.manager.registry import registry
-from django_distlock.manager.site_key import site_key
 from django_distlock.records import drift
 from tests.conftest import eventually
-from tests.engines.redis.server import claim_of, counted, waiters
+from tests.engines.redis.server import claim_of, counted, lock_keys, waiters
 from tests.faults.proxy import Proxy
 
 if TYPE_CHECKING:
@@ -53,8 +50,7 @@ def backend(own: Own, proxy: Proxy, name: str) -> Iterator[RedisBackend]:
 @pytest.fixture
 def held(name: str) -> bytes:
     """The key that a holder has."""
-    site_key.load()
-    return keys_of(registry.entry(USING).key(name).text_bytes)[0]
+    return lock_keys(name)[0]
 
 
 def delivered(own: Own, proxy: Proxy) -> None:

@@ -197,12 +197,3 @@ def test_the_model_sees_who_believes_the_reply_of_publish() -> None:
     )
     with pytest.raises(AssertionError, match="a phantom: start a 0, move, release h, hear a"):
         explore(scripts, ("start a 0",), 3)
-
-
-def test_the_model_sees_who_believes_a_message_of_an_earlier_grant(monkeypatch: Any) -> None:
-    def credulous(self: Any, message: Message) -> Grant | None:
-        return self._granted(self._asked, message.fence) if message.fence else None  # type: ignore[no-any-return]
-
-    monkeypatch.setattr(Attempt, "_heard", credulous)
-    with pytest.raises(AssertionError, match="a phantom"):
-        explore(SCRIPTS, ("start a 0",), DEPTH)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock import advisory_lock
 from django_distlock.backends.redis import attempt
 from django_distlock.backends.redis.backend import RedisBackend
 from django_distlock.backends.redis.scripts import keys_of
@@ -67,22 +65,6 @@ def test_r4_waiters_of_any_number_of_names_queue_at_the_server(own: Own, backend
     asyncio.run(main())
 
 
-def test_r7_cancelled_waiters_leave_the_queue(own: Own, backend: RedisBackend, name: str) -> None:
-    claims = [claim_of(name) for _ in range(MANY)]
-    queue = keys_of(claims[0].key.text_bytes)[1]
-
-    async def main() -> None:
-        tasks = [asyncio.create_task(backend.atry_acquire(claim, 30)) for claim in claims]
-        await asyncio.to_thread(eventually, lambda: own.client.zcard(queue) == MANY, "not all are in the queue")
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    with own.held(name):
-        asyncio.run(main())
-        eventually(lambda: not own.client.exists(queue), "some are still in the queue")
-
-
 def test_when_the_thread_that_reads_leaves_another_one_reads(own: Own, backend: RedisBackend, name: str) -> None:
     names = [f"{name}{number}" for number in range(3)]
     holds = [own.hold(each) for each in names]
@@ -96,24 +78,6 @@ def test_when_the_thread_that_reads_leaves_another_one_reads(own: Own, backend: 
         for held, waiting in zip(holds[1:], follow, strict=True):
             assert backend.release(handed(own, held, waiting))
         assert own.holder.release(holds[0])
-
-
-def test_threads_and_event_loops_listen_together(own: Own, backend: RedisBackend, name: str) -> None:
-    """Each of them is handed its lock while the others wait on."""
-    names = [f"{name}{number}" for number in range(4)]
-    holds = [own.hold(each) for each in names]
-    claims = [claim_of(each) for each in names]
-
-    def wait(number: int) -> Any:
-        if number % 2:
-            return asyncio.run(backend.atry_acquire(claims[number], 30))
-        return backend.try_acquire(claims[number], 30)
-
-    with ThreadPoolExecutor(4) as pool:
-        waiting = [pool.submit(wait, number) for number in range(4)]
-        eventually(lambda: queued(own, *claims), "they do not wait")
-        for number in (3, 0, 1, 2):
-            assert backend.release(handed(own, holds[number], waiting[number]))
 
 
 def test_a_message_that_another_one_has_read_wakes_its_waiter(own: Own, backend: RedisBackend, name: str) -> None:
@@ -144,20 +108,3 @@ def test_r23_event_loops_that_were_closed_leave_no_files(own: Own, backend: Redi
             assert asyncio.run(backend.atry_acquire(claim_of(name), 0.05)) is None
         assert len(os.listdir("/proc/self/fd")) <= before + 1
         assert backend.release(handed(own, held, waiting))
-
-
-def test_no_thread_is_needed_to_wait(own: Own, name: str) -> None:
-    """But to connect."""
-    with own.held(name), ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(advisory_lock(name, using=USING).acquire, timeout=30)
-        claim = claim_of(name)
-        eventually(lambda: queued(own, claim), "it does not wait")
-        eventually(
-            lambda: (
-                {thread.name for thread in threading.enumerate() if thread.name.startswith("distlock")}
-                == {"distlock-keepalive"}
-            ),
-            "another thread runs",
-        )
-        own.let_go()
-        waiting.result(30).release()

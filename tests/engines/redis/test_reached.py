@@ -17,7 +17,7 @@ from django_distlock.backends.redis import attempt
 from django_distlock.backends.redis.backend import RedisBackend
 from django_distlock.manager.registry import registry
 from tests.conftest import eventually
-from tests.engines.redis.server import Own, claim_of, waiters
+from tests.engines.redis.server import Own, claim_of, lock_keys, waiters
 from tests.engines.zookeeper.test_secure import CERTIFICATE
 from tests.support.services.process import free_port
 
@@ -78,9 +78,12 @@ def test_a_fail_over_by_sentinel(
             eventually(lambda: _replicas(told) == 1, "Sentinel knows no replica")
             lease = advisory_lock(name, using=USING).acquire(timeout=20)
             other = RedisBackend(USING, {"cache": "watched"})
+            kept = lock_keys(name)[:2]  # who holds it, the queue
             with ThreadPoolExecutor(1) as pool:
                 waiting = pool.submit(other.try_acquire, claim_of(name), 60)
                 eventually(lambda: waiters(USING, name) == 1, "it does not wait")
+                # Sentinel promotes what there is: what the replica has not got would be lost
+                eventually(lambda: another.client.exists(*kept) == len(kept), "it is not replicated")
                 eventually(lambda: _fails_over(told), "Sentinel promotes no replica")
                 eventually(lambda: another.client.info("replication")["role"] == "master", "no fail-over")
                 eventually(lambda: own.client.info("replication")["role"] == "slave", "the old one is not demoted")

@@ -100,20 +100,3 @@ def test_a_shorter_lease_that_nobody_releases(
     # two holders and waiters at most, what each case does, twice for the first wait, and that the last one asks again
     assert commands["evalsha"] + commands["eval"] <= 14
     line.release(grant)
-
-
-def test_the_commands_of_a_hand_over_do_not_grow_with_the_queue(own: Own, line: Queue) -> None:
-    """The server runs one script at a time, so each command of this one holds up every lock."""
-
-    def executed() -> int:
-        return sum(stats["calls"] for stats in own.client.info("commandstats").values())
-
-    line.release(line.hold(LONG))  # the server knows the scripts
-    holder, waiting, spent = line.hold(LONG), [line.wait(LONG) for _ in range(6)], []
-    for each in waiting:
-        before = executed()
-        line.release(holder)
-        holder = each.result(20)
-        spent.append(executed() - before)
-    line.release(holder)
-    assert len(set(spent[1:-1])) == 1, spent  # the first one opens a connection, the last one leaves no queue

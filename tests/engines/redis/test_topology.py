@@ -12,19 +12,15 @@ import pytest
 from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.backends.redis.backend import RedisBackend
 from django_distlock.backends.redis.scripts import keys_of
-from django_distlock.manager.registry import registry
-from django_distlock.manager.site_key import site_key
 from django_distlock.operations.doctor import diagnose
 from tests.conftest import eventually
 from tests.engines.actors import share_and_write
-from tests.engines.redis.cluster import Cluster, Router
+from tests.engines.redis.cluster import Cluster, Router, of_each_node
 from tests.engines.redis.server import claim_of, client, url, waiters
 from tests.faults.proxy import Proxy
 from tests.support.processes import Child
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from django_distlock.keys import LockKey
     from tests.engines.redis.server import Own
 
@@ -34,12 +30,6 @@ USING = "redis"
 SHORT = 1.0
 # A fail-over takes less. Seconds.
 FAIL_OVER = 2.0
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
 
 
 def queued(client: Any, key: LockKey) -> int:
@@ -88,11 +78,7 @@ def test_r22a_a_waiter_at_the_old_primary_is_handed_nothing(own: Own, another: O
 @pytest.mark.parametrize("node", [0, 1])
 def test_r22a_a_message_on_the_bus_of_a_cluster_is_no_grant(cluster: Cluster, name: str, node: int) -> None:
     """Behind a proxy that hides the cluster: the waiter is subscribed at node 0, and its lock may be elsewhere."""
-    site_key.load()
-    names = (f"{name}{number}" for number in range(100))
-    name = next(
-        each for each in names if cluster.node_of(keys_of(registry.entry(USING).key(each).text_bytes)[0]) == node
-    )
+    name = of_each_node(cluster, name)[node]
     owner = cluster.clients[node]
     with Router(cluster) as router, ThreadPoolExecutor(1) as pool:
         backend = RedisBackend("routed", {"url": router.url})

@@ -73,22 +73,14 @@ def line(nodes: Nodes, name: str, lead: int) -> Iterator[Line]:
     line.close()
 
 
-def test_the_lead_falls_silent(line: Line) -> None:
+@pytest.mark.parametrize("how", ["silent", "down"])
+def test_the_lead_is_gone(line: Line, nodes: Nodes, lead: int, how: str) -> None:
     """It neither calls nor answers; the others are enough."""
     waiting = line.wait()
-    line.proxy.blackhole()
-    line.release()
-    waiting.result(20)
-    line.proxy.heal()
-    line.nodes.gone()
-
-
-def test_the_lead_goes_down(line: Line, nodes: Nodes, lead: int) -> None:
-    waiting = line.wait()
-    with nodes.down(lead):
+    with nodes.silent(lead) if how == "silent" else nodes.down(lead):
         line.release()
         waiting.result(20)
-    line.nodes.gone()
+    nodes.gone()
 
 
 def test_a_lead_that_does_not_know_the_holder_is_left(line: Line, nodes: Nodes) -> None:
@@ -158,27 +150,4 @@ def test_r7_who_is_cancelled_before_its_first_answer_leaves_the_queue(nodes: Nod
     nodes.quiet()
     asyncio.run(main())
     eventually(line.is_empty, "it stays in the queue")
-    line.release()
-
-
-def test_one_connection_listens_for_all_waiters(line: Line, nodes: Nodes) -> None:
-    """And all of them are in the queue."""
-    names = [f"{line.name}, {number}" for number in range(12)]
-    leads = {name: nodes.clients[nodes.key(name).digest[0] % 5] for name in names}
-    holder = line._holder
-    held = [holder.try_acquire(nodes.claim(name), 10) for name in names]
-    pool = ThreadPoolExecutor(len(names))
-    waiting = [pool.submit(lambda name=name: nodes.lock(name, timeout=25).acquire().release()) for name in names]
-
-    def queued() -> int:
-        return sum(leads[name].exists(f"redlock:{{{nodes.key(name).text}}}:queue") for name in names)
-
-    eventually(lambda: queued() == len(names), "they do not queue")
-    for client in nodes.clients:
-        assert len(client.pubsub_channels("distlock:*")) <= 1
-    for grant in held:
-        holder.release(grant)
-    for each in waiting:
-        each.result(25)
-    pool.shutdown()
     line.release()

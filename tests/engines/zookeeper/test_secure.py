@@ -164,20 +164,6 @@ def test_r6_without_the_password_it_is_said(sasl: Any, options: Any, capfd: Any)
     refused("Sasl|AuthFailed", capfd)
 
 
-@needs_programs
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"mechanism": "DIGEST-MD5", "username": "bob"}, "SASL"),
-        ({"mechanism": "SECRET", "username": "bob", "password": "secret"}, "Unknown mechanism"),
-        ({"mechanism": "GSSAPI"}, "kerberos module not installed"),
-    ],
-)
-def test_r6_what_pure_sasl_refuses_is_said(sasl: Any, options: Any, reason: str, capfd: Any) -> None:
-    sasl(sasl_options=options)
-    refused(reason, capfd)
-
-
 @pytest.mark.parametrize(
     ("options", "cure"),
     [
