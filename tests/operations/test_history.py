@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.core.checks import run_checks
-from django.db import OperationalError
+from django.db import DatabaseError, InterfaceError, OperationalError
 
 from django_distlock import LockLost, advisory_lock, break_lock, held_locks
 from django_distlock.models import LockEvent
 from django_distlock.operations import history
-from django_distlock.operations.recorder import BATCH, MOST, Recorder, recorder
+from django_distlock.operations.recorder import BATCH, MOST, TRIES, Recorder, recorder
 from django_distlock.testing import lose, race
 from tests.conftest import eventually
 from tests.engines.statements import counted
@@ -94,6 +94,30 @@ def test_an_acquire_pays_no_statement(databases: None, settings: Any, name: str)
     assert pairs() == without
     assert (sum(without.values()), len(written(name, "postgres"))) == (6, 6)
     LockEvent.rows.all().delete()
+
+
+def test_a_loss_waits_for_a_database_that_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is when locks are lost. What is not passing, or lasts, does not keep the next ones from being written."""
+    monkeypatch.setattr("django_distlock.operations.recorder.DELAY", 0.0)
+    answers: list[Exception] = []
+    batches: list[list[str]] = []
+
+    def write(items: Sequence[str]) -> None:
+        batches.append(list(items))
+        if answers:
+            raise answers.pop(0)
+
+    mine = Recorder(write, lambda: 1 / 0)
+    mine._prune_at = 0.0
+    for item, errors, tries in (
+        ("lost", [OperationalError("the server is starting up"), InterfaceError("gone")], 3),
+        ("wrong", [DatabaseError("no such column")], 1),
+        ("poison", [OperationalError("incorrect string") for _ in range(TRIES)], TRIES),
+    ):
+        answers[:], batches[:] = errors, []
+        mine.put(item)
+        eventually(lambda: mine._thread is None, "it goes on for ever")
+        assert batches == [[item]] * tries
 
 
 def test_the_child_of_a_fork_writes_only_its_own(recorded: None, name: str) -> None:

@@ -34,6 +34,10 @@ NOTE = """
 INSERT INTO django_distlock_name (lock_key, alias, name, seen_at, session, since, holder)
 VALUES (%s, 'postgres', %s, 0, %s, %s, %s)
 """
+LISTINGS = """
+SELECT coalesce(sum(calls), 0) FROM pg_stat_statements
+WHERE query LIKE '%%pg_locks%%' AND query NOT LIKE '%%_statements%%'
+"""
 # Microseconds since 1970: noted before the session began, and in an hour from now, which no clock explains.
 LONG_AGO, LATER = 1_000_000, 1_000_000 * (int(datetime.now(UTC).timestamp()) + 3600)
 
@@ -173,3 +177,13 @@ def test_who_waits_in_the_process_that_looks_is_counted(using: str, name: str) -
         eventually(lambda: [info.waiters for info in found(using, name=name)] == [3], "they are not counted")
     for waiter in waiters:
         waiter.join()
+
+
+@pytest.mark.tier2
+def test_ten_thousand_locks_are_one_statement() -> None:
+    """And one for those on tables and rows."""
+    with foreign() as holder:
+        holder.execute("SELECT pg_advisory_lock(g) FROM generate_series(1, 10000) g")
+        ((before,),) = ask("postgres", LISTINGS)
+        assert len(found()) == 10_000
+        assert ask("postgres", LISTINGS) == [(before + 2,)]

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.test import Client, override_settings
 
@@ -116,6 +117,24 @@ def test_a_text_is_for_the_whole_site_and_signals_tell_it(name: str) -> None:
     assert [(kind, facts["namespace"]) for kind, facts in heard] == [
         (kind, "one") for kind in ("acquired", "timed_out", "released")
     ]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("line\nend", "printable"),
+        ("x" * 101, "at most 100 characters"),
+        (b"site", "must be a callable"),
+        (None, "must be a str"),
+        ("no.such.module", "NAMESPACE: No module named"),
+    ],
+)
+def test_a_wrong_one_is_told_by_the_check(given: Any, message: str) -> None:
+    with override_settings(DISTLOCK={"default": {**MEMORY, "NAMESPACE": given}}):
+        (found,) = [each for each in run_checks(tags=["distlock"]) if each.id == "distlock.E003"]
+        assert message in found.msg
+        with pytest.raises(ImproperlyConfigured, match="NAMESPACE"):
+            advisory_lock("x").acquire()
 
 
 def test_a_function_that_works_in_requests_only_stops_no_command(name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +18,7 @@ from opentelemetry.trace import StatusCode
 from django_distlock import LockLost, advisory_lock
 from django_distlock.operations.otel import MOST_LABELS, UNKNOWN, DistlockInstrumentor, prefix_label
 from django_distlock.testing import lose
+from tests.conftest import eventually
 from tests.operations.test_signals import misfortunes
 from tests.operations.world import SIGNALS
 
@@ -111,6 +113,15 @@ def test_outcomes_have_the_class_of_an_error_and_not_its_message(
     assert (late.status.status_code, found["failed"].status.status_code) == (StatusCode.UNSET, StatusCode.ERROR)
     assert name not in "".join(span.to_json() for span in found.values())
     assert [point.value for point in telemetry.points("distlock.timeouts")] == [1]
+
+
+def test_who_waits_is_counted(telemetry: Telemetry, name: str) -> None:
+    lock = advisory_lock(name, using="memory", timeout=60)
+    with ThreadPoolExecutor(1) as pool, lock:
+        waiting = pool.submit(lambda: lock.acquire().release())
+        eventually(lambda: [point.value for point in telemetry.points("distlock.waiting")] == [1], "nobody waits")
+    assert waiting.result() is None
+    assert not telemetry.points("distlock.waiting")
 
 
 def test_a_loss_is_counted_with_its_reason(telemetry: Telemetry, name: str) -> None:

@@ -115,6 +115,15 @@ def test_e18_a_takeover_is_logged_and_the_holder_is_told(ada: Person, boss: Pers
     assert "Deadline at noon" in message
 
 
+def test_e10_the_mode_warn_saves_and_says_so(bo: Person, article: Article, path: str, settings: Any) -> None:
+    settings.DISTLOCK_EDITING = {"MODE": "warn"}
+    fields = bo.open(path)
+    Article.objects.update(body="By other code.")
+    bo.save(path, fields, body="By Bo.")
+    assert body() == "By Bo."
+    assert "This was saved, although" in bo.client.get("/admin/").content.decode()
+
+
 # rows of inlines that were deleted while somebody typed: no text is lost, and the form can be saved
 
 

@@ -81,6 +81,15 @@ def test_e18_from_whom_one_may_take_over(
     assert boss.save(path, theirs, **{CHOICE: "overwrite"}).status_code == (409 if of == "function" else 302)
 
 
+def test_options_of_one_page_are_in_its_form(ada: Person, article: Article, monkeypatch: pytest.MonkeyPatch) -> None:
+    for of in (site.Edit, ADMIN):
+        monkeypatch.setattr(of, "edit_lock", {"WHEN": "open", "IDLE": 333}, raising=False)
+    for path in ("/edit/{}/", "/eager/{}/", OF_ADMIN):
+        assert 'data-idle="333"' in ada.client.get(path.format(article.pk)).content.decode()
+        assert is_held(article)
+        WebLease.rows.all().delete()
+
+
 @pytest.mark.parametrize(("name", "value"), SITE_WIDE.items())
 def test_an_option_of_the_whole_site_is_refused_in_one_view(ada: Person, rf: Any, name: str, value: Any) -> None:
     options, request = {"edit_lock": {name: value}}, rf.get("/")

@@ -14,7 +14,9 @@ from django.test import override_settings
 from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.models import IdempotencyRecord, LockEvent
 from django_distlock.operations.commands import listing
+from django_distlock.operations.commands.listing import described
 from django_distlock.operations.pruning import prune
+from django_distlock.records import LockInfo
 from tests.faults.conftest import BACKENDS
 from tests.operations.world import CANARY, DOWN, MEMORY, UNAVAILABLE, WRONG, Terminal, call, manage, without_table
 
@@ -92,6 +94,21 @@ def test_names_cannot_steer_the_terminal() -> None:
         assert call("list", "--using", "redis")[1].isascii()
     assert all(char.isprintable() for char in out.replace("\n", ""))
     assert sum(SHOWN[:11] in line for line in out.splitlines()) == 1
+
+
+def test_everything_is_shown_before_a_lock_is_broken() -> None:
+    details = {"pid": "7", "also_holds": "other"}
+    info = LockInfo(
+        backend="a", key="k", name=HOSTILE, holder="h\x1b", acquired_at=NOW - timedelta(seconds=61), fence=7,
+        waiters=2, waiting=("w1", "w\n2"), details=details,
+    )  # fmt: skip
+    assert described(info, NOW) == [
+        "a: " + SHOWN,
+        r"  held by h\x1b, since 2026-01-02 03:03:04 UTC (1m1s)",
+        "  fence 7",
+        r"  at least 2 waiting: w1; w\n2",
+        "  breaking it ends the whole database session and rolls its transaction back; it also holds: other",
+    ]
 
 
 def test_a_backend_that_is_down_is_a_line(settings: Any) -> None:

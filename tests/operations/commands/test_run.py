@@ -18,7 +18,7 @@ from tests.conftest import eventually
 from tests.faults.conftest import proxied
 from tests.faults.server import end_session, holders
 from tests.operations.programs import NOBODY, run, run_and_become_another, run_unseen
-from tests.operations.world import BUSY, UNAVAILABLE, call
+from tests.operations.world import BUSY, DOWN, UNAVAILABLE, call
 from tests.support.processes import Child
 from tests.support.timing import within
 
@@ -88,6 +88,17 @@ def test_busy_is_a_temporary_failure(name: str, tmp_path: Path) -> None:
         assert status_of(*known, "--shared", "--", "true") == 0
     assert status_of(*known, "--timeout", "none", *touch) == 0
     assert (tmp_path / "ran").exists()
+
+
+def test_what_cannot_work_is_said(settings: Any) -> None:
+    settings.DISTLOCK = {**settings.DISTLOCK, "down": DOWN}
+    for arguments, status, message in (
+        ("x --using down -- true", UNAVAILABLE, "down"),
+        ("x --ttl 5 --using postgres -- true", 1, "ttl"),
+        ("x --shared --using mysql -- true", 1, "share"),
+    ):
+        found, _, err = call("run", *arguments.split())
+        assert (found, message in err) == (status, True)
 
 
 @pytest.mark.tier2
