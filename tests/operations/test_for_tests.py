@@ -62,23 +62,6 @@ def test_a_loss_can_be_rehearsed(using: str, name: str) -> None:
         lose(lease)
 
 
-def test_a_loss_can_be_rehearsed_on_an_event_loop_and_in_a_transaction(name: str) -> None:
-    async def scene() -> None:
-        async with advisory_lock(name, using="redis", cancel_on_loss=True) as lease:
-            lose(lease)
-            await asyncio.Event().wait()
-
-    with pytest.raises(LockLost):
-        asyncio.run(scene())
-    with advisory_lock(name, using="redis", timeout=10):
-        pass
-    with transaction.atomic("postgres"):
-        lease = advisory_lock(name, using="postgres").acquire()
-        lose(lease)
-        with pytest.raises(LockLost):
-            lease.release()
-
-
 def test_a_race_gives_results_and_exceptions_in_order_or_says_that_it_does_not_end() -> None:
     one, two, three = race([lambda: 1, lambda: 1 / 0, lambda: 3])
     assert (one, type(two), three) == (1, ZeroDivisionError, 3)
