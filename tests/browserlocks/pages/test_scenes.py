@@ -1,4 +1,4 @@
-"""The scenes of the demo that show browser locks: pieces in hands, workers that count."""
+"""The scene of the demo in which a piece is in one hand at a time."""
 
 from __future__ import annotations
 
@@ -60,14 +60,3 @@ def test_a_piece_is_in_one_hand_at_a_time(ada: Person, bo: Person) -> None:
     theirs.until(lambda: not theirs.text(f"{QUEEN} .holder"), "the queen was not put down")
     theirs.click(QUEEN)
     answered(theirs, "Queen is in your hand")
-
-
-def test_the_workers_lose_steps_without_the_mutex_only(ada: Person) -> None:
-    tab = ada.open("/workers/")
-    for way in ("without", "with", "end"):
-        tab.until(lambda: not tab.run("return document.querySelector('[aria-disabled=true]')"), "not ready", 60)
-        tab.click(f"[data-run={way}]")
-        if way != "end":
-            tab.until(lambda way=way: tab.text(f"#{way} td:last-child") != "-", lambda: tab.text("#answer"), 60)
-            assert (tab.text(f"#{way} td:nth-of-type(3)") == "0") is (way == "with")
-    answered(tab, "knows that its work was not finished")
