@@ -17,12 +17,12 @@ RENEW, EVENTS = f"{LEASES}renew/", f"{LEASES}events/"
 NAMES = ("ada", "bo")
 
 
-def remove_people(alias: str = "default") -> None:
-    """With their locks and places, on any database."""
+def remove_people() -> None:
+    """With their locks and places."""
     for table in (WebLease, BrowserTicket):
-        table.rows.using(alias).all().delete()
-    Session.objects.using(alias).all().delete()
-    User.objects.using(alias).filter(username__in=NAMES).delete()
+        table.rows.all().delete()
+    Session.objects.all().delete()
+    User.objects.filter(username__in=NAMES).delete()
 
 
 def new() -> str:

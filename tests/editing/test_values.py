@@ -187,13 +187,6 @@ def test_a_hidden_tab_keeps_its_lock() -> None:
     assert EditingConfig().ttl > 2 * 60 + EditingConfig().beat
 
 
-def test_a_view_overrides_the_setting(settings: Any) -> None:
-    settings.DISTLOCK_EDITING = {"TTL": 90, "MODE": "warn", "LABEL": lambda user: f"user {user}"}
-    assert (config().ttl, config(idle=120).ttl, config(idle=120).idle, config(idle=None).idle) == (90, 90, 120, 900)
-    assert (config(mode="off").mode, config().mode) == ("off", "warn")
-    assert config().label_of("ada") == "user ada"
-
-
 def test_a_mixin_behind_the_class_whose_methods_it_extends_is_refused() -> None:
     """It would lock nothing, and nobody would notice."""
     for mixin, base in (

@@ -18,7 +18,6 @@ from django.db import connections
 from django_distlock import LockLost, advisory_lock, held_locks
 from django_distlock.manager import name_log
 from django_distlock.operations.commands import migrate
-from tests.operations.world import call
 
 if TYPE_CHECKING:
     from tests.support.child import Link
@@ -98,23 +97,6 @@ def own_database(**changes: Any) -> None:
     if hasattr(connections._connections, "default"):
         del connections["default"]
     settings.DISTLOCK_SITE_KEY = None
-
-
-def operate(link: Link, database: str, port: int, *arguments: str) -> None:
-    """manage.py distlock of a project whose default database is that of an alias, behind another port; says the exit
-    status, the seconds, and what was written."""
-    own_database(**{**connections.settings[database], "PORT": str(port)})
-    for other in set(connections.settings) - {"default", "mariadb"}:
-        del connections.settings[other]
-    leases = "django_distlock.backends.leasetable.LeaseTableBackend"
-    settings.DISTLOCK = {
-        "default": {},
-        "leases": {"BACKEND": leases, "OPTIONS": {"database": "default"}},
-        "other": {"BACKEND": leases, "OPTIONS": {"database": "mariadb"}},
-    }
-    began = time.monotonic()
-    status, out, err = call(*arguments)
-    link.say([status, time.monotonic() - began, out + err])
 
 
 def tell(what: str) -> None:

@@ -12,7 +12,6 @@ from django.db import connections
 
 from django_distlock import BackendUnavailable, UnsupportedOperation, advisory_lock, held_locks
 from django_distlock.backends.leasetable import doctor as leasetable
-from django_distlock.backends.memory import MemoryBackend
 from django_distlock.backends.mysql import doctor as mysql
 from django_distlock.backends.postgres import doctor as postgres
 from django_distlock.backends.redis import doctor as redis
@@ -75,23 +74,6 @@ def test_an_error_is_the_exit_status(settings: Any) -> None:
     assert status == 1
     assert all(f"{alias}: error: " in out for alias in settings.DISTLOCK)
     assert not any(secret in out + err for secret in (CANARY, settings.DISTLOCK_SITE_KEY))
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (ZeroDivisionError(CANARY), ("warning", "The server could not be examined: ZeroDivisionError.")),
-        (BackendUnavailable("It went away."), ("error", "It went away.")),
-    ],
-)
-def test_a_server_unlike_all_that_we_know(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, expected: tuple[str, str]
-) -> None:
-    def strange(self: MemoryBackend) -> Any:
-        raise error
-
-    monkeypatch.setattr(MemoryBackend, "diagnose", strange)
-    assert [(each.level, each.text) for each in diagnose("memory") if each.level != "info"] == [expected]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.db import connections, transaction
+from django.db import transaction
 from django.test import SimpleTestCase, TestCase
 from django.test.runner import DiscoverRunner
 
@@ -44,15 +44,6 @@ def test_assert_locked(name: str) -> None:
         raise ZeroDivisionError
 
 
-def test_assert_no_locks_held_names_them(name: str) -> None:
-    assert_no_locks_held()
-    with advisory_lock(name, using="memory"), pytest.raises(AssertionError, match=r"on 'memory'\.$"):
-        assert_no_locks_held()
-    with transaction.atomic(), pytest.raises(AssertionError, match="until its transaction ends"):  # noqa: PT012
-        advisory_lock(name, using="memory").acquire().release()
-        assert_no_locks_held()
-
-
 @pytest.mark.parametrize("using", ["postgres", "redis", "memory"])  # a session, a lease, no server
 def test_a_loss_can_be_rehearsed(using: str, name: str) -> None:
     told: list[Any] = []
@@ -69,37 +60,6 @@ def test_a_loss_can_be_rehearsed(using: str, name: str) -> None:
     assert heard.facts("lost")["reason"] == "session"
     with pytest.raises(LockNotHeld):
         lose(lease)
-
-
-def test_a_loss_can_be_rehearsed_on_an_event_loop_and_in_a_transaction(name: str) -> None:
-    async def scene() -> None:
-        async with advisory_lock(name, using="redis", cancel_on_loss=True) as lease:
-            lose(lease)
-            await asyncio.Event().wait()
-
-    with pytest.raises(LockLost):
-        asyncio.run(scene())
-    with advisory_lock(name, using="redis", timeout=10):
-        pass
-    with transaction.atomic("postgres"):
-        lease = advisory_lock(name, using="postgres").acquire()
-        lose(lease)
-        with pytest.raises(LockLost):
-            lease.release()
-
-
-def test_a_race_has_a_connection_for_each_which_is_closed() -> None:
-    """What a lock prevents is in docs/usage/testing.md, whose code is run."""
-    together = threading.Barrier(2)
-
-    def use() -> Any:
-        together.wait(25)
-        User.objects.using("postgres").exists()
-        return connections["postgres"]
-
-    one, two = race(use)
-    assert one is not two
-    assert (one.connection, two.connection) == (None, None)
 
 
 def test_a_race_gives_results_and_exceptions_in_order_or_says_that_it_does_not_end() -> None:

@@ -4,7 +4,6 @@ of earlier sessions, callers that queue in this process, and many locks."""
 from __future__ import annotations
 
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -22,7 +21,6 @@ from django_distlock.manager.registry import registry
 from tests.conftest import eventually
 from tests.faults.conftest import database_alias
 from tests.faults.server import ask
-from tests.support.timing import within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -188,9 +186,7 @@ def test_ten_thousand_locks_are_one_statement() -> None:
     with foreign() as holder:
         holder.execute("SELECT pg_advisory_lock(g) FROM generate_series(1, 10000) g")
         ((before,),) = ask("postgres", LISTINGS)
-        began = time.monotonic()
         assert len(found()) == 10_000
-        within(time.monotonic() - began, 2.0)
         assert ask("postgres", LISTINGS) == [(before + 2,)]
 
 

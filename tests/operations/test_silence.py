@@ -15,8 +15,7 @@ from django_distlock.models import IdempotencyRecord
 from django_distlock.testing import race
 from tests.conftest import connect, eventually
 from tests.faults.conftest import proxied
-from tests.faults.proxy import Proxy
-from tests.operations.programs import list_first, operate
+from tests.operations.programs import list_first
 from tests.operations.world import UNAVAILABLE, call
 from tests.support import services
 from tests.support.processes import Child
@@ -78,24 +77,6 @@ def test_prune_does_the_rest_and_says_which_server_hangs(proxied: Proxied, setti
     assert (status, "idempotency: 2 deleted" in out) == (UNAVAILABLE, True)
     assert "'postgres_proxied' does not answer within 2 s" in err
     assert services.load()["postgres"]["password"] not in err
-
-
-@pytest.mark.parametrize(
-    ("command", "status", "text"),
-    [
-        ("run x --using other -- true", UNAVAILABLE, "site key"),
-        ("doctor", 1, "The site key of django-distlock could not be read"),
-    ],
-)
-def test_a_default_database_that_hangs(command: str, status: int, text: str) -> None:
-    """Where the site key is, too."""
-    server = services.load()["postgres"]
-    with Proxy(server["host"], server["port"]) as proxy:
-        proxy.blackhole()
-        with Child(operate, "postgres", proxy.port, *command.split()) as child:
-            found, took, said = child.hear()
-    assert (found, text in said, server["password"] in said) == (status, True, False), f"{found} {said}"
-    within(took, 15.0, what=command)
 
 
 @pytest.mark.parametrize(

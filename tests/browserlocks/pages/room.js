@@ -6,8 +6,7 @@ const options = new URLSearchParams(location.search);
 const me = options.get("who") ?? "somebody";
 // servers let hidden tabs ask seldom, and all are hidden here but the one in front; those of WebKit are always hidden
 if (!options.has("hidden")) Object.defineProperty(document, "visibilityState", { value: "visible" });
-const settle = options.has("settle") ? { settle: Number(options.get("settle")) } : {};
-const locks = new LockManager({ endpoint: "/distlock/", events: "auto", ...settle });
+const locks = new LockManager({ endpoint: "/distlock/", events: "auto" });
 const sections = {};
 
 // keepalive: it is told even if the page goes

@@ -1,4 +1,4 @@
-"""The scenes of the demo that show browser locks: pieces in hands, workers that count."""
+"""The scene of the demo in which a piece is in one hand at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from django.db import connections
 
 from testproject.board.models import Move, Piece
 from testproject.replay.server import Server
-from tests.support import axe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,32 +60,3 @@ def test_a_piece_is_in_one_hand_at_a_time(ada: Person, bo: Person) -> None:
     theirs.until(lambda: not theirs.text(f"{QUEEN} .holder"), "the queen was not put down")
     theirs.click(QUEEN)
     answered(theirs, "Queen is in your hand")
-
-
-def test_the_workers_lose_steps_without_the_mutex_only(ada: Person) -> None:
-    tab = ada.open("/workers/")
-    for way in ("without", "with", "end"):
-        tab.until(lambda: not tab.run("return document.querySelector('[aria-disabled=true]')"), "not ready", 60)
-        tab.click(f"[data-run={way}]")
-        if way != "end":
-            tab.until(lambda way=way: tab.text(f"#{way} td:last-child") != "-", lambda: tab.text("#answer"), 60)
-            assert (tab.text(f"#{way} td:nth-of-type(3)") == "0") is (way == "with")
-    answered(tab, "knows that its work was not finished")
-
-
-@pytest.mark.parametrize("path", ["/cart/", "/board/", "/workers/"])
-def test_everybody_can_read_it_and_the_policy_is_strict(ada: Person, path: str) -> None:
-    """On the screen of a telephone."""
-    driver = ada.profile.driver  # type: ignore[attr-defined]
-    driver.get_log("browser")  # of the tests before
-    tab = ada.open(path)
-    found = tab.ask("fetch(location.href).then((reply) => arguments[0](reply.headers.get('Content-Security-Policy')))")
-    assert found == "default-src 'self'"
-    size = {"width": 320, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    for dark in (True, False):
-        tab.profile.dark(dark)
-        assert axe.faults(tab.profile) == []
-    assert tab.run("return document.documentElement.scrollWidth <= innerWidth")
-    severe = [entry["message"] for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
-    assert not [message for message in severe if "Failed to load resource" not in message]  # 409

@@ -14,9 +14,9 @@ from django.test import override_settings
 from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.models import IdempotencyRecord, LockEvent
 from django_distlock.operations.commands import listing
-from django_distlock.operations.commands.listing import described, table
+from django_distlock.operations.commands.listing import described
 from django_distlock.operations.pruning import prune
-from django_distlock.records import BackendReport, LockInfo
+from django_distlock.records import LockInfo
 from tests.faults.conftest import BACKENDS
 from tests.operations.world import CANARY, DOWN, MEMORY, UNAVAILABLE, WRONG, Terminal, call, manage, without_table
 
@@ -96,17 +96,6 @@ def test_names_cannot_steer_the_terminal() -> None:
     assert sum(SHOWN[:11] in line for line in out.splitlines()) == 1
 
 
-def test_the_table_has_a_line_for_each_lock() -> None:
-    times = {"acquired_at": NOW - timedelta(days=2, hours=3), "expires_at": NOW - timedelta(seconds=1)}
-    long = LockInfo(backend="a", key="k", name="日本語" * 40, holder="host:1:" + "thread" * 30, fence=2**60, **times)
-    relation = LockInfo(backend="a", key="r", name="t", details={"kind": "row", "mode": "X"})
-    report = BackendReport(alias="a", backend="B", locks=(long, LockInfo(backend="a", key="17"), relation))
-    lines = table([report], NOW).splitlines()
-    for line, parts in ((1, ["2d3h", " 0s ", str(2**60)]), (2, ["key 17"]), (3, [" X "])):
-        assert all(part in lines[line] for part in parts), lines[line]
-    assert len({line.index(" exclusive ") for line in lines[1:3]}) == 1
-
-
 def test_everything_is_shown_before_a_lock_is_broken() -> None:
     details = {"pid": "7", "also_holds": "other"}
     info = LockInfo(
@@ -159,14 +148,6 @@ def test_watch_goes_on_until_control_c(monkeypatch: pytest.MonkeyPatch, out: typ
         assert text.split("\x1b[H\x1b[2J") == ["", *["Nothing is held.\n"] * 3]
     else:
         assert [len(json.loads(line)["backends"]) for line in text.splitlines()] == [1] * 3
-
-
-def test_a_reader_that_has_seen_enough() -> None:
-    class Closed(io.StringIO):
-        def write(self, text: str) -> int:
-            raise BrokenPipeError
-
-    assert call("list", "--using", "memory", "--watch", out=Closed())[0] == 0
 
 
 # --- prune, and what dumpdata leaves out

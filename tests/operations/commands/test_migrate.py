@@ -69,12 +69,6 @@ def test_several_processes_migrate_once(database: str, tmp_path: Path) -> None:
         assert len(ask("fresh", "SELECT site_key FROM django_distlock_sitekey")) == 1
 
 
-@pytest.mark.parametrize("database", ["default", "postgres", "mariadb"])
-def test_it_takes_the_options_of_migrate(database: str) -> None:
-    found = call("migrate", "--plan", "--database", database, "registration", "-v", "0")
-    assert found == (0, "Planned operations:\n  No planned migration operations.\n", "")
-
-
 @pytest.mark.parametrize("using", [[], ["--using", "redis"]])
 def test_it_holds_a_lock_whose_holder_others_are_told(using: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if that one migrates another database under the same lock. The exit status is that of migrate."""
