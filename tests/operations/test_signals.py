@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from asgiref.sync import sync_to_async
 
 from django_distlock import BackendUnavailable, DeadlockDetected, advisory_lock, held_locks, lock_all, semaphore
 from django_distlock.concurrency import clock
@@ -165,3 +166,13 @@ def test_the_warning_of_a_slow_hold_says_where_its_thread_is(warned: Callable[[]
     where = r" for 1\d\.\d s\. Its holder is at [^\n]*test_signals\.py:\d+ in stuck_in_this_function < [^\n]* in hold"
     assert re.search(where, said)
     assert "\n" not in said
+
+
+def test_the_warning_of_a_slow_hold_says_where_its_task_is(warned: Callable[[], str], name: str) -> None:
+    """Which awaits code in a thread."""
+
+    async def hold() -> str:
+        async with advisory_lock(name, using="slow"):
+            return await sync_to_async(warned)()
+
+    assert " in hold" in asyncio.run(hold())

@@ -17,7 +17,7 @@ from django.db import connections
 from django.test import AsyncClient
 
 from django_distlock import BackendUnavailable
-from django_distlock.browser import events, store
+from django_distlock.browser import endpoints, events, store
 from django_distlock.browser.events import MOST_STREAMS
 from tests.browserlocks.people import EVENTS, Person, Tab, new
 from tests.browserlocks.served import Site
@@ -142,6 +142,13 @@ def test_too_many_streams_of_one_principal(ada: Person, bo: Person) -> None:
 
 def fails(*args: Any) -> Any:
     raise BackendUnavailable("It is down.")
+
+
+def test_a_database_that_is_down(ada: Person, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "names_of", fails)
+    response = asyncio.run(asked(ada, new()))
+    assert (response.status_code, response["Retry-After"]) == (503, "2")
+    endpoints._down.clear()
 
 
 def test_a_database_that_goes_down_is_reported_once(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
+from django.contrib.sessions.models import Session
 
 from django_distlock.editing import store
 from django_distlock.models import WebLease
@@ -14,8 +18,10 @@ from tests.support import axe
 from tests.support.browsers import OTHER_NAME
 from tests.support.wire import REPORTS, wire
 
+from .conftest import TIMES, user_of
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tests.support.browsers import Tab
 
@@ -106,6 +112,20 @@ def test_e17_e19_reading_locks_nothing_and_the_first_key_does(ada: Person, bo: P
     assert theirs.run("return document.querySelector(arguments[0]).getAttribute('aria-readonly')", BODY) == "true"
 
 
+def test_e13_a_save_gives_it_to_the_next_who_sees_the_new_version_first(
+    ada: Person, bo: Person, path: str, saved: Callable[[], str]
+) -> None:
+    mine, theirs = meet(ada, bo, path, " By Ada.")
+    save(mine)
+    assert saved().endswith("By Ada.")
+    banner(theirs, "has saved this meanwhile")
+    assert read_only(theirs)
+    theirs.follow(lambda: theirs.click("[data-distlock-action=reload]"))
+    type_and_hold(theirs, " And Bo.")
+    save(theirs)
+    assert saved() == "On Saturday. By Ada. And Bo."
+
+
 @pytest.mark.everywhere
 def test_e12_leaving_frees_it_and_back_takes_it_again(ada: Person, bo: Person, path: str) -> None:
     mine, theirs = meet(ada, bo, path)
@@ -119,6 +139,16 @@ def test_e12_leaving_frees_it_and_back_takes_it_again(ada: Person, bo: Person, p
     mine.open(f"{ada.url}/articles/")
     banner(theirs, "You can edit this now")
     assert not read_only(theirs)
+
+
+def test_e12_cancel_frees_it_at_once_and_forgets_what_was_typed(ada: Person, bo: Person, path: str) -> None:
+    mine, theirs = meet(ada, bo, path)
+    mine.follow(lambda: mine.click("[data-distlock-cancel]"))
+    mine.until(lambda: not leases(), "it is reserved for Ada")
+    banner(theirs, "You can edit this now")
+    mine.open(ada.url + path)
+    wire.until_seen("ada", f"{path} watch")
+    assert not mine.text(KEPT)
 
 
 @pytest.mark.everywhere
@@ -167,6 +197,57 @@ def test_e11_two_tabs_of_one_person_one_of_them_duplicated(ada: Person, path: st
     banner(first, "You continue in another tab")
     assert (read_only(first), read_only(second)) == (True, False)
     assert first.value(BODY) == "On Saturday. Typed."
+
+
+@contextmanager
+def asleep(ada: Person, mine: Tab) -> Iterator[None]:
+    ada.profile.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        ada.profile.send_signal(signal.SIGCONT)
+
+
+@contextmanager
+def offline(ada: Person, mine: Tab) -> Iterator[None]:
+    ada.profile.offline(mine, True)
+    banner(mine, "No connection")
+    assert not read_only(mine), "nothing is taken away from the page"
+    yield
+    mine.type(BODY, " Still offline.")
+    ada.profile.offline(mine, False)
+
+
+@pytest.mark.parametrize(("away", "more"), [(asleep, ""), (offline, " Still offline.")])
+def test_e14_a_browser_that_was_away_beyond_the_ttl(
+    ada: Person, bo: Person, path: str, saved: Callable[[], str], away: Any, more: str
+) -> None:
+    """Somebody came and saved: it says so, and the save keeps both."""
+    mine, theirs = meet(ada, bo, path, " By Ada.")
+    with away(ada, mine):
+        banner(theirs, "You can edit this now")
+        type_and_hold(theirs, " By Bo.")
+        save(theirs)
+    banner(mine, "meanwhile")
+    assert mine.value(BODY) == f"On Saturday. By Ada.{more}"
+    mine.run("document.querySelector('form').requestSubmit()")
+    mine.until(lambda: "By Bo." in mine.text("body") and "By Ada." in page(mine), "a version is missing")
+    assert saved() == "On Saturday. By Bo."
+
+
+def test_e16_the_end_of_the_session(ada: Person, path: str, saved: Callable[[], str]) -> None:
+    mine = ada.open(path)
+    type_and_hold(mine, " Kept.")
+    for session in Session.objects.all():
+        if session.get_decoded().get("_auth_user_id") == str(user_of("ada").pk):
+            session.delete()
+    banner(mine, "You are logged out")
+    assert read_only(mine)
+    assert mine.value(BODY) == "On Saturday. Kept."
+    ada.log_in(ada.home)
+    mine.until(lambda: not read_only(mine), "it did not go on after the log-in")
+    save(mine)
+    assert saved() == "On Saturday. Kept."
 
 
 def test_save_and_continue_in_the_admin(ada: Person, bo: Person, admin: str, saved: Callable[[], str]) -> None:
@@ -244,6 +325,21 @@ def test_e8_text_that_comes_back_destroys_nothing(
         submit(mine)
         assert saved() == ("On Saturday. Old text." if destroyed else "By a shell.")
         wire.headers.clear()
+
+
+def test_e17_a_page_that_is_only_fetched_is_no_visit(ada: Person, bo: Person, path: str, settings: Any) -> None:
+    """Prefetched by Chromium, or prerendered, so that its script runs."""
+    settings.DISTLOCK_EDITING = {**TIMES, "WHEN": "open"}
+    rules = f'{{"prerender": [{{"urls": ["{path}"], "eagerness": "immediate"}}]}}'
+    for head in (f'<link rel="prefetch" href="{path}">', f'<script type="speculationrules">{rules}</script>'):
+        wire.head = head
+        wire.seen.clear()
+        ada.open("/articles/")
+        wire.until_seen("ada", path)
+        time.sleep(TIMES["BEAT"])
+        assert not leases()
+    wire.head = ""
+    held(bo.open(path))
 
 
 def test_the_pages_need_nothing_but_the_site_itself(ada: Person, bo: Person, article: Article, path: str) -> None:

@@ -88,6 +88,17 @@ def test_options_and_checks(settings: Any) -> None:
         assert [message.id for message in run_checks(tags=["distlock"])] == ids
 
 
+def test_one_request_to_each_node_to_take_it_and_one_to_give_it_back(nodes: Nodes, name: str) -> None:
+    lock = nodes.lock(name)
+    nodes.connect(name)
+    nodes.gone()
+    before = nodes.calls("evalsha")
+    for _ in range(10):
+        lock.acquire().release()
+        nodes.quiet()
+    assert nodes.calls("evalsha") == [was + 20 for was in before]
+
+
 def test_the_list_is_of_all_nodes_and_what_cannot_be_read_is_held_by_somebody(nodes: Nodes, name: str) -> None:
     nodes.connect(name)
     with nodes.held(name):

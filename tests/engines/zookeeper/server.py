@@ -71,6 +71,11 @@ def told(word: bytes) -> list[str]:
         return b"".join(iter(lambda: connection.recv(65536), b"")).decode().splitlines()
 
 
+def packets() -> int:
+    """How many requests the server has had, of all clients."""
+    return next(int(line.split()[1]) for line in told(b"mntr") if line.startswith("zk_packets_received"))
+
+
 def watched(path: str) -> bool:
     """Does a session wait to be told the end of this node?"""
     return path in told(b"wchp")

@@ -21,9 +21,21 @@ from django_distlock.backends.zookeeper.nodes import parse, queue
 from django_distlock.keys import LockKey
 from django_distlock.manager.registry import registry
 from tests.conftest import eventually
-from tests.engines.zookeeper.server import USING, Waiter, address, clerk, nodes, own_path, path_of, use
+from tests.engines.zookeeper.server import USING, Waiter, address, clerk, nodes, own_path, packets, path_of, use
 
 pytestmark = pytest.mark.usefixtures("databases")
+
+
+def test_two_requests_to_acquire_and_one_to_release(name: str, settings: Any) -> None:
+    """Counted by the server; signs of life come on top, a few per second."""
+    use(settings, session_timeout=30)
+    lock = advisory_lock(name, using=USING)
+    lock.acquire().release()
+    before = packets()
+    for _ in range(20):
+        with lock:
+            pass
+    assert 60 <= packets() - before <= 70
 
 
 def test_r21_the_fence_rises_though_the_sequence_begins_again(name: str, server: Any) -> None:

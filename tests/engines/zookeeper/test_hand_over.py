@@ -17,8 +17,10 @@ from tests.engines.zookeeper.server import (
     address,
     behind,
     nodes,
+    packets,
     path_of,
     stand_in,
+    use,
     watched,
 )
 from tests.faults.proxy import Proxy
@@ -39,6 +41,23 @@ def waited(server: Any, name: str) -> Waiter:
     server.delete(first)
     waiter.comes_in()
     return waiter
+
+
+def test_one_request_from_holder_to_holder(name: str, server: Any, settings: Any) -> None:
+    """The marked release: the next one, which has read the queue and watches the holder, need not ask again."""
+    use(settings, session_timeout=30)
+    holder = waited(server, name)
+    cost = 0
+    for _ in range(20):
+        waiter = Waiter(server, name)
+        before = packets()
+        holder.release()
+        waiter.comes_in()
+        cost += packets() - before
+        holder = waiter
+    holder.release()
+    # the request that counts is counted too, and signs of life come on top
+    assert cost <= 20 * 2 + 3, "the release is not all that is sent once the waiter waits"
 
 
 def test_r1_a_waiter_that_dies_lets_nobody_in(name: str, server: Any) -> None:

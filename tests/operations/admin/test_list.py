@@ -134,6 +134,22 @@ def test_names_that_were_chosen_with_bad_intent_are_text(boss: Client) -> None:
             assert ("Set-Cookie" in page, "<script>alert" in page) == (True, False)
 
 
+@pytest.mark.parametrize("using", ["postgres", "mysql"])
+def test_a_session_is_ended_with_all_that_it_holds(boss: Client, using: str, name: str) -> None:
+    name = name[-40:].rpartition("[")[2]
+    with (
+        override_settings(DISTLOCK={using: ALIASES[using]}),
+        advisory_lock(name, using=using, timeout=5),
+        advisory_lock(f"{name}-beside", using=using, timeout=5),
+    ):
+        detail, question = address(boss, name), address(boss, name, "break")
+        pages = [text(boss.get(path).text) for path in (detail, question)]
+    assert "Also held by this session" in pages[0]
+    assert ("Last statement 20" in pages[0]) == (using == "postgres")  # a date, and not seconds since 1970
+    assert "Besides this one it holds: " in pages[1]
+    assert "a transaction that is open in it is rolled back" in pages[1]
+
+
 def test_the_history_is_shown_or_a_red_line(boss: Client, name: str) -> None:
     name, connection = name[-40:], connections["default"]
     with override_settings(DISTLOCK_HISTORY_DAYS=1), advisory_lock(name, using="memory"):
