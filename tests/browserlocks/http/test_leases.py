@@ -18,8 +18,7 @@ from django_distlock.browser.conf import config
 from django_distlock.browser.endpoints import interval_of
 from django_distlock.leases.records import Waiting
 from django_distlock.models import BrowserTicket, WebLease
-from tests.browserlocks.people import CSRF, EVENTS, LEASES, RENEW, Person, Tab, holder_of, new, refusal, remove_people
-from tests.support.zones import autumn
+from tests.browserlocks.people import CSRF, EVENTS, LEASES, RENEW, Person, Tab, holder_of, new, refusal
 
 pytestmark = pytest.mark.usefixtures("crew")
 
@@ -134,24 +133,6 @@ def test_the_tag(ada: Person) -> None:
     assert ada.ask(text.split('data-grant="')[1].split('"')[0]).json()["expires_in"] <= 20
     with pytest.raises(TemplateSyntaxError, match="needs the request"):
         Template("{% load distlock_browser %}{% lock_grant 'cart' %}").render(Context({}))
-
-
-def test_a_clock_that_is_set_back(ada: Person, bo: Person, settings: Any) -> None:
-    """On a server whose time zone has daylight saving one hour of the year occurs twice."""
-    settings.DISTLOCK_BROWSER = {"DATABASE": "mariadb"}
-    with autumn("mariadb") as clocks:
-        try:
-            clocks.after()
-            mine = ada.tab(ttl=60).take()
-            clocks.over()
-            bo.tab().wait()
-            assert mine.renew()["expires_in"] > 30
-            clocks.before()
-            ada.tab("board", ttl=60).take()
-            clocks.after()
-            assert {row["expires_in"] <= 60 for row in ada.client.get(LEASES).json()["leases"]} == {True}
-        finally:
-            remove_people("mariadb")
 
 
 # what goes wrong
