@@ -149,8 +149,10 @@ def test_r7_a_release_on_new_connections_reaches_all_nodes(nodes: Nodes, name: s
 
 def test_r7_a_release_reaches_a_node_that_does_not_know_its_script(nodes: Nodes, name: str) -> None:
     """A majority is enough for the caller, and nobody reads what the others say of the script."""
-    for client in nodes.clients:
+    for client, node in zip(nodes.clients, nodes.engine.nodes, strict=True):
         client.script_flush()
+        node.open()
+        eventually(lambda node=node: node._idle, "it is not connected")
     lease = nodes.held(name)
     request = nodes.proxies[0].hold("request")
     lease.release()
