@@ -88,10 +88,13 @@ class lock_all(BaseLock[LeaseSet]):
                 taken.append(lease)
             return LeaseSet(taken)
         except BaseException as error:
-            if isinstance(error, (DistlockError, asyncio.CancelledError)):
+            try:
+                if not isinstance(error, (DistlockError, asyncio.CancelledError)):
+                    raise
                 await clean_up(LeaseSet(taken)._arelease(False))
-            else:
+            except BaseException:  # an interrupt, perhaps of the clean-up
                 leftovers.leave(LeaseSet(taken)._give_up)
+                raise
             raise
 
 

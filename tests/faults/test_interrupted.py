@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,6 +21,7 @@ from django_distlock.backends import memory
 from django_distlock.backends.postgres import session as postgres_session
 from django_distlock.backends.sessions import backend, pool, session
 from django_distlock.concurrency import flow, leftovers
+from django_distlock.exceptions import DeadlockDetected
 from django_distlock.locks import lease, lock, lockset
 from django_distlock.manager import acquire, open_transactions, release, transactions
 from django_distlock.manager import lock_table as lock_table_module
@@ -136,6 +137,24 @@ def test_r7_an_interrupted_waiter_is_out_of_the_queue(name: str) -> None:
     assert interrupted_everywhere(lambda: lock.try_acquire(timeout=0.001), clean, *CORE) > 20
     held.release()
     free(name)
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["busy", "refused"])
+def test_r7_an_interrupted_clean_up_of_several_leaves_nothing_held(refused: bool, name: str) -> None:
+    """The first lock is there; the second is held by another context, or by this one in a way that is an error."""
+    readers = advisory_lock(f"{name}2", using="memory", shared=True)
+    held = readers.acquire() if refused else in_thread(readers.acquire)
+
+    def several() -> None:
+        with suppress(DeadlockDetected):
+            assert lock_all([name, f"{name}2"], using="memory").try_acquire() is None
+
+    def clean() -> None:
+        tick()
+        assert lock_table.all() == [held._hold]
+
+    assert interrupted_everywhere(several, clean, *CORE) > 20
+    held.release()
 
 
 def test_r1_an_interrupted_exit_leaves_the_later_block_of_another_alone(name: str) -> None:
