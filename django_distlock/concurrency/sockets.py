@@ -61,10 +61,14 @@ class Bell:
         with contextlib.suppress(BlockingIOError):
             os.read(self._read, 65536)  # a pipe holds no more
 
-    def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # there was no file to be had
+    def abandon(self) -> None:
+        """Close its files, in the child of a fork: nobody else has it there."""
+        with contextlib.suppress(AttributeError):  # there was no file to be had, or this has been called
             os.close(self._read)
             os.close(self._write)
+            del self._read, self._write
+
+    __del__ = abandon
 
 
 def poll(fd: int, write: bool, until: float) -> bool:

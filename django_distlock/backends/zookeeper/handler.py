@@ -125,8 +125,9 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
     def wake(self) -> None:
         """Wake kazoo's thread."""
-        if self._bell is not None:
-            self._bell.ring()
+        bell = self._bell  # another thread may stop this one
+        if bell is not None:
+            bell.ring()
 
     def drop(self) -> None:
         """End the connection from any thread, so that kazoo opens another one."""
@@ -136,6 +137,9 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def abandon(self) -> None:
-        """Close the descriptor in the child of a fork. The parent's connection does not notice."""
+        """Close the descriptors in the child of a fork. The parent's connection does not notice."""
+        bell, self._bell = self._bell, None
+        if bell is not None:
+            bell.abandon()
         if self._socket is not None:
             self._socket.close()

@@ -308,7 +308,7 @@ class ZooKeeperSession:
         sent, connection = clock.now(), self._connections
         try:
             result = request(self.kazoo)
-        except BaseException:  # an interrupt, perhaps between kazoo's queue and its wake-up: see tick()
+        except BaseException:  # an interrupt, perhaps between kazoo's queue and its wake-up
             self._handler.wake()
             raise
 
