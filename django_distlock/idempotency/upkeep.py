@@ -30,72 +30,61 @@ if TYPE_CHECKING:
     from .storage import Storage
 
 logger = logging.getLogger("django_distlock.idempotency")
-IDLE = 5.0  # seconds that the renewal thread stays without a claim
 # Unfinished rounds of renewals. At a third of 30 s for each they cover the 130 s in which psycopg gives up connecting.
 MOST_ROUNDS = 16
 BATCH = 500  # the most records that one sweep deletes; if there are more, the next one is due at once
 
 
 class Renewal:
-    """The claims of this process. Each is renewed after a third of its ``claim_ttl``.
+    """The claims of this process: all are renewed at each third of the shortest ``claim_ttl`` among them.
 
-    One thread keeps the time for all claims. Another one calls the storage for each round, so that a dead connection
-    costs one round: the clock waits for it for a third of the shortest ``claim_ttl``, and begins the next.
+    One thread keeps the time. Another one calls the storage for each round, so that a dead connection costs one round:
+    the clock waits for it until the next round is due, and begins that one.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._due: dict[str, tuple[float, KeyedRequest]] = {}
+        self._attempts: dict[str, KeyedRequest] = {}  # by owner
         self._thread: threading.Thread | None = None
-        self._wakes_at = 0.0
+        self._due = math.inf  # the time of the next round
         self._rounds = Background("idempotency-renewal-round", MOST_ROUNDS)
 
     def add(self, attempt: KeyedRequest) -> None:
         due = clock.now() + attempt.claim.claim_ttl / 3
         with self._changed:
-            self._due[attempt.claim.owner] = (due, attempt)
+            self._attempts[attempt.claim.owner] = attempt
+            if due < self._due:
+                self._due = due
+                self._changed.notify()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="idempotency-renewal", daemon=True)
                 try:
                     self._thread.start()
                 except RuntimeError:  # no thread can be started now: the next claim tries again
                     self._thread = None
-            elif due < self._wakes_at:
-                self._changed.notify()
 
     def remove(self, attempt: KeyedRequest) -> None:
-        with self._changed:
-            self._due.pop(attempt.claim.owner, None)
+        self._attempts.pop(attempt.claim.owner, None)
 
     def _work(self) -> None:
-        while (due := self._wait()) is not None:
-            attempts, patience = due
+        while attempts := self._wait():
             try:
-                if attempts:
-                    run(self._rounds.call(clock.now() + patience, self._renew, attempts))
+                run(self._rounds.call(self._due, self._renew, attempts))
             except CallTimeout:
                 pass  # the next round asks again, on another connection
             except NotStarted:
                 logger.exception("Claims could not be renewed; the next round tries again.")
 
-    def _wait(self) -> tuple[list[KeyedRequest], float] | None:
-        """Wait until something may be due. Returns what is renewed now, and how long that may take; None at the end."""
+    def _wait(self) -> list[KeyedRequest]:
+        """Wait until a round is due. Returns its claims; without any the thread ends."""
         with self._changed:
-            if not self._due:
-                self._wakes_at = math.inf
-                self._changed.wait(IDLE)
-                if not self._due:
-                    self._thread = None
-                    return None
-            now = clock.now()
-            attempts = [attempt for due, attempt in self._due.values() if due <= now]
-            for attempt in attempts:
-                self._due[attempt.claim.owner] = (now + attempt.claim.claim_ttl / 3, attempt)
+            while (left := self._due - clock.now()) > 0:
+                self._changed.wait(left)
+            attempts = list(self._attempts.values())
+            self._due = clock.now() + min((attempt.claim.claim_ttl for attempt in attempts), default=math.inf) / 3
             if not attempts:
-                self._wakes_at = min(due for due, _attempt in self._due.values())
-                self._changed.wait(self._wakes_at - now)
-            shortest = min((attempt.claim.claim_ttl for _due, attempt in self._due.values()), default=0.0)
-            return attempts, shortest / 3
+                self._thread = None
+            return attempts
 
     def _renew(self, attempts: list[KeyedRequest]) -> None:
         for attempt in attempts:
@@ -114,7 +103,7 @@ class Sweeper:
 
     def __init__(self) -> None:
         self._due: dict[str, float] = {}  # by alias; never while a sweep runs
-        self._guard = threading.Lock()
+        self._sweeps = Background("idempotency-sweep")
 
     def sweep_if_due(self, storage: Storage, tenant: Tenant | None = None) -> None:
         """Start a sweep in a thread if one is due, in the schema of ``tenant``.
@@ -129,15 +118,10 @@ class Sweeper:
         first = now + interval * random.random()  # noqa: S311 - no secret
         if now < self._due.setdefault(storage.alias, first) or _in_test_case(storage.alias):
             return
-        with self._guard:
-            if now < self._due[storage.alias]:
-                return
-            self._due[storage.alias] = math.inf
+        self._due[storage.alias] = math.inf
         try:
-            threading.Thread(
-                target=self._sweep, args=(storage, tenant, interval), name="idempotency-sweep", daemon=True
-            ).start()
-        except RuntimeError:  # no thread can be started now
+            self._sweeps.start(self._sweep, storage, tenant, interval)
+        except NotStarted:
             self._due[storage.alias] = now + interval
 
     def _sweep(self, storage: DatabaseStorage, tenant: Tenant | None, interval: float) -> None:

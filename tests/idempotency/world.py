@@ -220,7 +220,7 @@ def die(site: Stage, send: Callable[[], Any]) -> None:
 def nothing_is_renewed() -> bool:
     from django_distlock.idempotency.upkeep import renewal
 
-    return not renewal._due
+    return not renewal._attempts
 
 
 async def client_leaves(request: asyncio.Task[Any], acted: threading.Event, go_on: Callable[[], Any]) -> None:
