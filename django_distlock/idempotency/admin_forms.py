@@ -11,6 +11,7 @@ from django.db import router
 from django.utils.decorators import method_decorator
 from django.views.decorators.csrf import csrf_protect
 
+from django_distlock.concurrency.flow import run
 from django_distlock.validation import refuse_order
 
 from .conf import config
@@ -50,7 +51,7 @@ class IdempotentAdmin:
             raise PermissionDenied
         settings, alias = config(), router.db_for_write(self.model)  # type: ignore[attr-defined]
         is_one_transaction = settings.storage == "database" and alias == settings.database
-        return once(request, {"atomic": True} if is_one_transaction else {}, page)
+        return run(once(request, {"atomic": True} if is_one_transaction else {}, page))
 
     def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any) -> HttpResponse:
         """The page with a key in its form, unless nothing can be added with it."""

@@ -10,6 +10,7 @@ from django.db import Error, connections, transaction
 from django.http import HttpResponseBase
 
 from django_distlock import BackendUnavailable, LockNotAcquired
+from django_distlock.concurrency.flow import run
 from django_distlock.storage.dialect import contended
 from django_distlock.storage.transactions import in_transaction
 
@@ -53,7 +54,7 @@ def _claim_inside(attempt: KeyedRequest) -> Any:
     # only a view that runs although the claim has failed needs a savepoint
     optional = attempt.on_store_error == "open"
     with transaction.atomic(using=attempt.alias) if optional else nullcontext():
-        answering = claim(attempt)
+        answering = run(claim(attempt))
         if attempt.broken:  # after a failed statement PostgreSQL refuses all others
             transaction.set_rollback(True, using=attempt.alias)
     return answering

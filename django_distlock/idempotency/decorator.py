@@ -6,13 +6,14 @@ import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar, overload
 
-from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.http import HttpRequest
 
+from django_distlock.concurrency.flow import in_task, run
 from django_distlock.locks.decorators import call_view, is_async_dispatch, open_no_transaction
 from django_distlock.storage.transactions import in_transaction
 from django_distlock.validation import refuse_registered
@@ -20,14 +21,11 @@ from django_distlock.validation import refuse_registered
 from .atomic import exactly_once
 from .conf import OnCrash, OnStoreError, options_of_view
 from .decisions import SAFE_METHODS
-from .execution import aclaim, begin, claim, end, finish, free, refuse_transaction, state_of
+from .execution import begin, claim, end, finish, free, in_thread, refuse_transaction, state_of
 from .handle import Idempotency, KeyedRequest
 from .http.disconnect import finish_despite_disconnect
 from .http.requests import may_have_key
 from .options import ATTRIBUTE, EXEMPT, key_callables
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable
 
 F = TypeVar("F", bound=Callable[..., Any])
 # The aliases of exactly-once views, for the system check.
@@ -134,8 +132,8 @@ def _sync_view(given: dict[str, Any], view: Any) -> Any:
         body = functools.partial(_without_half_commit, request, view)
         call = functools.partial(call_view, body, request if opens else None, excluded, *args, **kwargs)
         if is_async_dispatch(view, args):
-            return _aonce(request, given, call)
-        return once(request, given, call)
+            return once(request, given, call)
+        return run(once(request, given, call))
 
     opens = open_no_transaction(idempotent_view, view)
     return idempotent_view
@@ -144,7 +142,7 @@ def _sync_view(given: dict[str, Any], view: Any) -> Any:
 def _async_view(given: dict[str, Any], view: Any) -> Any:
     @functools.wraps(view)
     async def idempotent_view(*args: Any, **kwargs: Any) -> Any:
-        return await _aonce(request_of(args), given, functools.partial(view, *args, **kwargs))
+        return await once(request_of(args), given, functools.partial(view, *args, **kwargs))
 
     return idempotent_view
 
@@ -159,63 +157,47 @@ def request_of(args: tuple[Any, ...]) -> HttpRequest:
     raise TypeError("@idempotent decorates views: no request was found in the arguments.")
 
 
-def once(request: HttpRequest, given: Mapping[str, Any], call: Callable[[], Any]) -> Any:
-    """Claim the key, call the view and store its answer; or give the answer that replaces the view's."""
+async def once(request: HttpRequest, given: Mapping[str, Any], call: Callable[[], Any]) -> Any:
+    """Claim the key, call the view and store its answer; or give the answer that replaces the view's.
+
+    In a task ``call`` gives an awaitable. A request without a key stays in its task.
+    """
     state = state_of(request)
     if _is_left_to_others(request, state, given):
-        return call() if state.answer is None else state.answer()
-    attempt = begin(request, given)
+        return await _called(call) if state.answer is None else await in_thread(state.answer)
+    if not (may_have_key(request) or "key" in given or given.get("required")):
+        return await _called(call)
+    attempt = await in_thread(begin, request, given)
     if not isinstance(attempt, KeyedRequest):
-        return call() if attempt is None else attempt
-    if attempt.alias is not None:
-        return exactly_once(attempt, state, call)
-    if (answer := claim(attempt)) is not None:
-        return answer()
+        return await _called(call) if attempt is None else attempt
+    if in_task():
+        refuse_transaction(attempt)
+        return await finish_despite_disconnect(_claimed(attempt, state, call))
+    return await _claimed(attempt, state, call) if attempt.alias is None else exactly_once(attempt, state, call)
+
+
+async def _claimed(attempt: KeyedRequest, state: Idempotency, call: Callable[[], Any]) -> Any:
+    if (answer := await claim(attempt)) is not None:
+        return await in_thread(answer)
     state.attempt = attempt
     try:
-        response = call()
+        response = await _called(call)
     except Exception:
-        free(attempt)
+        await in_thread(free, attempt)
         raise
     except BaseException:  # otherwise the claim would be renewed as long as the process lives
         end(attempt)
         raise
-    if state.has_middleware and any(in_transaction(alias) for alias in connections):
+    if state.has_middleware and not in_task() and any(in_transaction(alias) for alias in connections):
         # of another database than the keys: its commit may fail, so the middleware stores the answer after it
         state.late = True
         return response
-    finish(attempt, response)
+    await in_thread(finish, attempt, response)
     return response
 
 
-async def _aonce(request: HttpRequest, given: Mapping[str, Any], call: Callable[[], Awaitable[Any]]) -> Any:
-    """:func:`once` for a task. A request without a key stays in its task."""
-    state = state_of(request)
-    if _is_left_to_others(request, state, given):
-        return await call() if state.answer is None else await sync_to_async(state.answer)()
-    if not (may_have_key(request) or "key" in given or given.get("required")):
-        return await call()
-    attempt = await sync_to_async(begin)(request, given)
-    if not isinstance(attempt, KeyedRequest):
-        return await call() if attempt is None else attempt
-    refuse_transaction(attempt)
-    return await finish_despite_disconnect(_aclaimed(attempt, state, call))
-
-
-async def _aclaimed(attempt: KeyedRequest, state: Idempotency, call: Callable[[], Awaitable[Any]]) -> Any:
-    if (answer := await aclaim(attempt)) is not None:
-        return await sync_to_async(answer)()
-    state.attempt = attempt
-    try:
-        response = await call()
-    except Exception:
-        await sync_to_async(free)(attempt)
-        raise
-    except BaseException:
-        end(attempt)
-        raise
-    await sync_to_async(finish)(attempt, response)
-    return response
+async def _called(call: Callable[[], Any]) -> Any:
+    return await call() if in_task() else call()
 
 
 def _is_left_to_others(request: HttpRequest, state: Idempotency, given: Mapping[str, Any]) -> bool:

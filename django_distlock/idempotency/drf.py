@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.views.generic.base import View
 
+from django_distlock.concurrency.flow import run
 from django_distlock.validation import refuse_order
 
 from .conf import options_of_view
@@ -49,4 +50,4 @@ class IdempotentMixin:
 
     def _once(self, handler: Callable[..., Any], request: Any, *args: Any, **kwargs: Any) -> Any:
         given = options_of_view(self.idempotency_options)
-        return once(request._request, given, partial(handler, request, *args, **kwargs))
+        return run(once(request._request, given, partial(handler, request, *args, **kwargs)))

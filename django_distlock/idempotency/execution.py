@@ -1,14 +1,12 @@
 """One request with a key: from the claim to the view, and from the view's answer to the stored one.
 
-All functions block, and are called in a thread; but tasks wait for another request by :func:`aclaim`.
+Plain functions block: tasks call them by :func:`in_thread`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
-import time
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -24,6 +22,8 @@ from django.utils.translation import get_language
 
 from django_distlock import BackendUnavailable, LockNotAcquired
 from django_distlock.concurrency import clock
+from django_distlock.concurrency.flow import in_task
+from django_distlock.concurrency.parking import Parker
 from django_distlock.manager.site_key import site_key
 from django_distlock.schema import Tenant
 from django_distlock.storage.dialect import contended
@@ -186,26 +186,23 @@ def _label_of(request: HttpRequest, principal: Principal, secret: str) -> str:
     return f"{principal.label} {digits[:12]}"
 
 
-def claim(attempt: KeyedRequest) -> MakeResponse | None:
+async def in_thread(function: Callable[..., R], *args: Any) -> R:
+    """Call a function that blocks: in a thread for a task, else here."""
+    return await sync_to_async(function)(*args) if in_task() else function(*args)
+
+
+async def claim(attempt: KeyedRequest) -> MakeResponse | None:
     """Claim the key. None: it is ours, run the view. Else the function that makes the answer.
 
     In the exactly-once mode, called inside the transaction.
     """
     until = clock.now() + attempt.wait
-    while (found := ask(attempt, last=clock.now() >= until)) == WAIT:
-        time.sleep(decisions.pause(attempt.tries))
+    while (found := await in_thread(ask, attempt, clock.now() >= until)) == WAIT:
+        await Parker().park(decisions.pause(attempt.tries))
     return found
 
 
-async def aclaim(attempt: KeyedRequest) -> MakeResponse | None:
-    """:func:`claim` for a task."""
-    until = clock.now() + attempt.wait
-    while (found := await sync_to_async(ask)(attempt, last=clock.now() >= until)) == WAIT:  # noqa: ASYNC110
-        await asyncio.sleep(decisions.pause(attempt.tries))
-    return found
-
-
-def ask(attempt: KeyedRequest, *, last: bool) -> MakeResponse | Literal["wait"] | None:
+def ask(attempt: KeyedRequest, last: bool) -> MakeResponse | Literal["wait"] | None:
     """One try to claim the key. "wait": another request has it, and it is not the ``last`` try."""
     try:
         record = _record_of(attempt, last=last)

@@ -8,14 +8,16 @@ import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.core.signals import got_request_exception
 from django.urls import Resolver404, get_resolver, resolve
 from django.utils.module_loading import import_string
 
+from django_distlock.concurrency.flow import run
+
 from .conf import middleware
 from .decisions import SAFE_METHODS, BadKey
-from .execution import aclaim, begin, claim, end, finish, refuse_transaction
+from .execution import begin, claim, end, finish, in_thread, refuse_transaction
 from .handle import Idempotency, KeyedRequest, MakeResponse
 from .http import responses
 from .http.disconnect import finish_despite_disconnect
@@ -46,46 +48,32 @@ class IdempotencyMiddleware:
         if self.is_async:
             markcoroutinefunction(self)
             self.process_view = self.aprocess_view  # type: ignore[method-assign, assignment]
-            self.process_template_response = self.aprocess_template_response  # type: ignore[method-assign]
+            self.process_template_response = self._finish  # type: ignore[method-assign]
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         request.idempotency = Idempotency(has_middleware=True)  # type: ignore[attr-defined]
-        if self.is_async:
-            answering = self._answer(request)
-            # a task of its own costs time, and most requests need none
-            is_keyed = request.method not in SAFE_METHODS and (may_have_key(request) or _has_key_callable(request))
-            state: Idempotency = request.idempotency  # type: ignore[attr-defined]
-            return finish_despite_disconnect(answering, lambda: _has_a_key(state)) if is_keyed else answering
+        answering = self._answer(request)
+        if not self.is_async:
+            return run(answering)
+        # a task of its own costs time, and most requests need none
+        is_keyed = request.method not in SAFE_METHODS and (may_have_key(request) or _has_key_callable(request))
+        state: Idempotency = request.idempotency  # type: ignore[attr-defined]
+        return finish_despite_disconnect(answering, lambda: _has_a_key(state)) if is_keyed else answering
+
+    async def _answer(self, request: HttpRequest) -> HttpResponseBase:
         try:
-            response: HttpResponseBase = self.get_response(request)
+            response = self.get_response(request)
+            response = await response if self.is_async else response
         except BaseException:  # KeyboardInterrupt, SystemExit: no answer comes, so the renewal must end
             if (attempt := _attempt_of(request)) is not None:
                 end(attempt)
             raise
-        if (attempt := _attempt_of(request)) is not None:
-            finish(attempt, response)
-        return _private(request, response)
-
-    async def _answer(self, request: HttpRequest) -> HttpResponseBase:
-        try:
-            response: HttpResponseBase = await self.get_response(request)
-        except BaseException:
-            if (attempt := _attempt_of(request)) is not None:
-                end(attempt)
-            raise
-        if (attempt := _attempt_of(request)) is not None:
-            await sync_to_async(finish)(attempt, response)
+        await self._finish(request, response)
         return _private(request, response)
 
     def process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponse | None:
         """The stored answer, or an error; None: run the view."""
-        if not _has_to_do(request, view):
-            return None
-        attempt = begin(request, request.idempotency.served)  # type: ignore[attr-defined]
-        if not isinstance(attempt, KeyedRequest):
-            return attempt
-        refuse_transaction(attempt)
-        return _served(attempt, claim(attempt))
+        return run(self.aprocess_view(request, view, args, kwargs))
 
     async def aprocess_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponse | None:
         """:meth:`process_view` for a task."""
@@ -93,23 +81,20 @@ class IdempotencyMiddleware:
         if not _has_to_do(request, view):
             state.without_key = True
             return None
-        attempt = await sync_to_async(begin)(request, state.served or {})
+        attempt = await in_thread(begin, request, state.served or {})
         if not isinstance(attempt, KeyedRequest):
             state.without_key = True
             return attempt
         refuse_transaction(attempt)
-        return await sync_to_async(_served)(attempt, await aclaim(attempt))
+        return await in_thread(_served, attempt, await claim(attempt))
 
     def process_template_response(self, request: HttpRequest, response: Any) -> Any:
         """Store the answer before it is rendered: the view has acted, and rendering may fail."""
-        if (attempt := _attempt_of(request)) is not None:
-            finish(attempt, response)
-        return response
+        return run(self._finish(request, response))
 
-    async def aprocess_template_response(self, request: HttpRequest, response: Any) -> Any:
-        """:meth:`process_template_response` for a task."""
+    async def _finish(self, request: HttpRequest, response: Any) -> Any:
         if (attempt := _attempt_of(request)) is not None:
-            await sync_to_async(finish)(attempt, response)
+            await in_thread(finish, attempt, response)
         return response
 
     def process_exception(self, request: HttpRequest, error: Exception) -> None:
