@@ -27,18 +27,18 @@ from django_distlock.validation import qualified_name, refuse_order, refuse_regi
 from . import store
 from .conf import EditingConfig, config, has_login, require_own
 from .http import beats, refusals
-from .http.forms import LockedForm, ReadyForm, bring_up_to_date, editable_fields, open_form, ready_forms
+from .http.forms import LockedForm, bring_up_to_date, editable_fields, open_form, ready_forms
 from .http.guard import SaveGuard, SaveRefused
-from .http.refusals import Refusal
 from .http.rows import keep_rows, new_rows_text
-from .http.takeover import TAKEOVER, decided, has_permission, has_takeover, may_take_over
+from .http.takeover import TAKEOVER, decided, has_permission, has_takeover
 from .resources import resource_of, rows_of
 from .versions import Inline
 
 if TYPE_CHECKING:
     from django.db.models import Model
 
-    from .records import EditLease, Resource
+    from .http.refusals import Refusal
+    from .records import Resource
     from .saving import Save
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -163,16 +163,16 @@ class EditLockMixin:
             with transactions_of_request():  # get_object() may lock the row
                 obj = self._loaded()
         except Http404:
-            return self._deleted(settings)
+            page = SaveGuard(self.request, settings, []).deleted(self.edit_conflict_template)
+            if page is None:
+                raise
+            return page
         if not _is_saved(obj):
             with transactions_of_request():
                 return handler()
-        guard = SaveGuard(self.request, settings, [resource_of(obj)])
+        guard = SaveGuard(self.request, settings, [resource_of(obj)], self.may_take_over)
         try:
-            return guard.save(
-                lambda save: self._saved(save, guard, obj, handler),
-                may_overwrite=lambda holder: may_take_over(self.request, settings, obj, holder, self.may_take_over),
-            )
+            return guard.save(lambda save: self._saved(save, obj, handler))
         except SaveRefused as refused:
             return self.edit_refused(guard, refused.refusal, obj)
 
@@ -192,15 +192,9 @@ class EditLockMixin:
             LockedForm(resource=resource_of(obj), config=self.get_edit_config()).tell(self.request)
         return obj
 
-    def _saved(
-        self, save: Save, guard: SaveGuard, obj: Any, handler: Callable[[], HttpResponseBase]
-    ) -> HttpResponseBase:
+    def _saved(self, save: Save, obj: Any, handler: Callable[[], HttpResponseBase]) -> HttpResponseBase:
         """Call the handler with the object as it was locked."""
         bring_up_to_date(obj, save.object)
-        if guard.posted.text:
-            ready_forms(self.request)[guard.resources[0]] = ReadyForm(
-                grant=save.grant, config=guard.config, posted=guard.posted
-            )
         self._is_valid = False
         response = handler()
         # a form with errors is shown again with 200
@@ -211,29 +205,11 @@ class EditLockMixin:
                 save.wrote()
         return response
 
-    def _deleted(self, settings: EditingConfig) -> HttpResponseBase:
-        """The answer if there is no such object: with a form that showed it, a page that keeps the text."""
-        guard = SaveGuard(self.request, settings, [])
-        try:
-            if not guard.posted.text or not guard.grant().resources:
-                raise Http404
-        except SaveRefused as refused:
-            raise Http404 from refused
-        return refusals.page(self.request, Refusal(reason="deleted"), template=self.edit_conflict_template)
-
     # a refused save
 
     def edit_refused(self, guard: SaveGuard, refusal: Refusal, obj: Any) -> HttpResponseBase:
         """The answer to a refused save: the form with what was typed, and what is saved now beside what differs."""
-        ready = guard.prepare(
-            refusal,
-            obj,
-            fields=self.get_edit_fields(),
-            inlines=self._inlines(),
-            may_overwrite=lambda holder: may_take_over(
-                self.request, guard.config, refusal.obj, holder, self.may_take_over
-            ),
-        )
+        ready = guard.prepare(refusal, obj, fields=self.get_edit_fields(), inlines=self._inlines())
         refusal.deletes = isinstance(self, DeletionMixin) or self.request.method == "DELETE"
         if ready is None or refusal.deletes or not hasattr(self, "get_form"):
             return refusals.page(self.request, refusal, template=self.edit_conflict_template)
@@ -435,43 +411,26 @@ class _LockedView:
         """Call the view in a save, or answer the refusal."""
         resource = self._resource(kwargs)
         settings = self._settings_of()
-        guard = SaveGuard(request, settings, [resource])
+        guard = SaveGuard(request, settings, [resource], self.may_take_over)
         LockedForm(resource=resource, config=settings).tell(request)
 
         def work(save: Save) -> Any:
             request.edit_lock = save  # type: ignore[attr-defined]
-            if guard.posted.text:
-                ready_forms(request)[resource] = ReadyForm(grant=save.grant, config=guard.config, posted=guard.posted)
             response = view(request, *args, **kwargs)
             if 300 <= response.status_code < 400 and not save.written:
                 save.wrote()
             return response
 
-        def may_overwrite(holder: EditLease | None) -> bool:
-            return may_take_over(request, settings, rows_of(resource).first(), holder, self.may_take_over)
-
         try:
-            return guard.save(work, may_overwrite=may_overwrite)
+            return guard.save(work)
         except SaveRefused as refused:
             if refused.refusal.reason == "deleted" and not guard.posted.text:
                 raise Http404 from refused
-            return self._refuse(request, guard, refused.refusal, may_overwrite, args, kwargs)
-
-    def _refuse(
-        self,
-        request: HttpRequest,
-        guard: SaveGuard,
-        refusal: Refusal,
-        may_overwrite: Callable[[EditLease | None], bool],
-        args: Any,
-        kwargs: Any,
-    ) -> Any:
-        obj = rows_of(guard.resources[0]).first()
-        if obj is not None:
-            guard.prepare(refusal, obj, may_overwrite=may_overwrite)
-        if self._on_conflict is not None:
-            return self._on_conflict(request, refusal, *args, **kwargs)
-        return answer(request, refusal)
+            if (obj := rows_of(resource).first()) is not None:
+                guard.prepare(refused.refusal, obj)
+            if self._on_conflict is not None:
+                return self._on_conflict(request, refused.refusal, *args, **kwargs)
+            return answer(request, refused.refusal)
 
 
 def _object_of(resource: Resource) -> Any:

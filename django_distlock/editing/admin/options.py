@@ -18,18 +18,11 @@ from django.views.decorators.csrf import csrf_protect
 
 from django_distlock.editing.conf import EditingConfig, config
 from django_distlock.editing.http import beats, refusals
-from django_distlock.editing.http.forms import (
-    ReadyForm,
-    bring_up_to_date,
-    editable_fields,
-    open_form,
-    ready_forms,
-    rendered,
-)
+from django_distlock.editing.http.forms import bring_up_to_date, editable_fields, open_form, ready_forms, rendered
 from django_distlock.editing.http.guard import SaveGuard, SaveRefused
 from django_distlock.editing.http.refusals import Refusal, add_conflict, add_saved_values
 from django_distlock.editing.http.rows import keep_rows, new_rows_text
-from django_distlock.editing.http.takeover import has_takeover, may_take_over
+from django_distlock.editing.http.takeover import has_takeover
 from django_distlock.editing.resources import resource_of, rows_of
 from django_distlock.editing.views import SAFE_METHODS
 from django_distlock.http.transactions import outside_transactions, transactions_of_request
@@ -209,24 +202,16 @@ class EditLockAdmin(EditLockLists):
         obj = self._object(request, object_id)
         if obj is None:
             return self._deleted(request, object_id, settings, page)
-        guard = SaveGuard(request, settings, [resource_of(obj)])
+        guard = SaveGuard(request, settings, [resource_of(obj)], self.may_take_over)
         try:
-            return guard.save(
-                lambda save: self._saved(request, object_id, save, guard, obj, page),
-                may_overwrite=lambda holder: may_take_over(request, settings, obj, holder, self.may_take_over),
-            )
+            return guard.save(lambda save: self._saved(request, object_id, save, obj, page))
         except SaveRefused as refused:
             return self._refused(request, object_id, guard, refused.refusal, obj, page)
 
-    def _saved(
-        self, request: HttpRequest, object_id: str, save: Save, guard: SaveGuard, obj: Any, page: Page
-    ) -> HttpResponse:
+    def _saved(self, request: HttpRequest, object_id: str, save: Save, obj: Any, page: Page) -> HttpResponse:
         """Django's own page, with the object as it was locked."""
         self._load(request, object_id, obj, save.object)
         request._distlock_saved = False  # type: ignore[attr-defined]
-        if guard.posted.text:
-            ready = ReadyForm(grant=save.grant, config=guard.config, posted=guard.posted)
-            ready_forms(request)[guard.resources[0]] = ready
         response: HttpResponse = page()
         if 300 <= response.status_code < 400 or request._distlock_saved:  # type: ignore[attr-defined]
             save.wrote()
@@ -241,15 +226,11 @@ class EditLockAdmin(EditLockLists):
 
     def _deleted(self, request: HttpRequest, object_id: str, settings: EditingConfig, page: Page) -> HttpResponse:
         """Django's answer for an object that is not there; a form that showed it gets its text back."""
-        guard = SaveGuard(request, settings, [])
-        try:
-            gone = not self._is_wrong_field(request) and self._found(request, object_id) is None
-            if guard.posted.text and gone and guard.grant().resources:
-                return refusals.page(request, Refusal(reason="deleted"), template=self.edit_conflict_template)
-        except SaveRefused:
-            pass
+        kept = None
+        if not self._is_wrong_field(request) and self._found(request, object_id) is None:
+            kept = SaveGuard(request, settings, []).deleted(self.edit_conflict_template)
         with transactions_of_request():
-            return page()
+            return kept or page()
 
     # a refused save: Django's form again, with errors
 
@@ -257,13 +238,7 @@ class EditLockAdmin(EditLockLists):
         self, request: HttpRequest, object_id: str, guard: SaveGuard, refusal: Refusal, obj: Any, page: Page
     ) -> HttpResponse:
         fields, inlines = self.get_edit_fields(request, obj), pages.inlines_of(self, request, obj)
-        ready = guard.prepare(
-            refusal,
-            obj,
-            fields=fields,
-            inlines=inlines,
-            may_overwrite=lambda holder: may_take_over(request, guard.config, obj, holder, self.may_take_over),
-        )
+        ready = guard.prepare(refusal, obj, fields=fields, inlines=inlines)
         if ready is None:
             return refusals.page(request, refusal, template=self.edit_conflict_template)
         self._load(request, object_id, obj, ready.obj)

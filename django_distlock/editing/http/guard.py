@@ -13,19 +13,22 @@ from django.utils.translation import gettext as _
 from django_distlock.editing import store
 from django_distlock.editing.grants import EditGrant, GrantError, sign
 from django_distlock.editing.records import EditConflict, EditLease, Resource
+from django_distlock.editing.resources import rows_of
 from django_distlock.editing.saving import Save, databases_of, run_save
 from django_distlock.http.transactions import transactions_of_request
 from django_distlock.http.visitors import visitor_of
 
+from . import refusals
 from .audit import log_takeover
 from .forms import Posted, ReadyForm, open_form, owner_of, ready_forms, same_object, with_mode
 from .refusals import Refusal
+from .takeover import may_take_over
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from django.db.models import Model
-    from django.http import HttpRequest
+    from django.http import HttpRequest, HttpResponse
 
     from django_distlock.editing.conf import EditingConfig
     from django_distlock.editing.versions import Inline
@@ -42,12 +45,22 @@ class SaveRefused(Exception):
 
 
 class SaveGuard:
-    """The save of ``resources`` by one request. The first one is the object of the form."""
+    """The save of ``resources`` by one request. The first one is the object of the form.
 
-    def __init__(self, request: HttpRequest, config: EditingConfig, resources: Sequence[Resource]) -> None:
+    ``hook`` says whether the visitor may take that object over; without it no visitor may.
+    """
+
+    def __init__(
+        self,
+        request: HttpRequest,
+        config: EditingConfig,
+        resources: Sequence[Resource],
+        hook: Callable[[HttpRequest, Any], bool] | None = None,
+    ) -> None:
         self.request = request
         self.config = config
         self.resources = tuple(resources)
+        self.hook = hook
         self.visitor = visitor_of(request, config.label_of)
         self.posted = Posted.of(request)
         self.owner = owner_of(self.visitor)
@@ -68,22 +81,15 @@ class SaveGuard:
             raise SaveRefused(Refusal(reason="grant"))
         return with_mode(found, self.config.mode)
 
-    def save(
-        self,
-        work: Callable[[Save], T],
-        *,
-        may_overwrite: Callable[[EditLease | None], bool] = lambda holder: False,
-        grant: EditGrant | None = None,
-    ) -> T:
+    def save(self, work: Callable[[Save], T], *, grant: EditGrant | None = None) -> T:
         """Lock, compare, and call ``work`` in the transaction. SaveRefused if the save would destroy another one.
 
-        ``work`` may be called twice: once again if the database gave up because of other transactions.
-        ``may_overwrite`` is asked about each other user who holds an object; about None if there is none.
+        ``work`` may be called twice: once again if the database gave up because of other transactions. While it runs,
+        the form of the object has the fields that were posted, for a page that shows it again with errors.
         """
         grant = grant or self.grant()
-        overwrites = self.posted.choice == "overwrite"
-        if overwrites:
-            self._take_over(grant, may_overwrite)
+        if self.posted.choice == "overwrite":
+            self._take_over(grant)
         queued = getattr(get_messages(self.request), "_queued_messages", [])
         before = len(queued)
         try:
@@ -107,6 +113,9 @@ class SaveGuard:
             for conflict in save.warnings:
                 text = _("This was saved, although: %(why)s") % {"why": Refusal.of(conflict).text}
                 messages.warning(self.request, text, fail_silently=True)
+            if self.posted.text:
+                ready = ReadyForm(grant=save.grant, config=self.config, posted=self.posted)
+                ready_forms(self.request)[self.resources[0]] = ready
             response = work(save)
             if save.written and not _leaves_page(self.request, response):
                 save.keep()
@@ -114,18 +123,18 @@ class SaveGuard:
 
         return repeatable
 
-    def other_holder(self, leases: Mapping[str, EditLease]) -> EditLease | None:
-        """The lease, if another user holds it."""
-        return next(iter(self._held_by_others(leases)), None)
+    def _may_overwrite(self, leases: Mapping[str, EditLease]) -> bool:
+        """May the visitor take over from each other user among the holders? Asked about None if there is none."""
+        others = [row for row in leases.values() if row.held and row.principal != self.owner.principal]
+        hook, obj = self.hook, rows_of(self.resources[0]).first()
+        if hook is None or obj is None:  # of an object that is gone the save says so
+            return hook is not None
+        holders: list[EditLease | None] = [*others] or [None]
+        return all(may_take_over(self.request, self.config, obj, holder, hook) for holder in holders)
 
-    def _held_by_others(self, leases: Mapping[str, EditLease]) -> list[EditLease]:
-        mine = self.owner.principal
-        return [row for row in leases.values() if row.held and row.owner is not None and row.owner.principal != mine]
-
-    def _take_over(self, grant: EditGrant, may_overwrite: Callable[[EditLease | None], bool]) -> None:
+    def _take_over(self, grant: EditGrant) -> None:
         rows = store.read(grant.resources)
-        others = self._held_by_others(rows)
-        if not (all(map(may_overwrite, others)) if others else may_overwrite(None)):
+        if not self._may_overwrite(rows):
             raise SaveRefused(Refusal(reason="held"))
         self.lease = self.lease or secrets.token_hex(16)
         for resource in sorted(grant.resources, key=lambda resource: resource.digest):
@@ -137,19 +146,22 @@ class SaveGuard:
                 raise SaveRefused(Refusal(reason="saving"))
             log_takeover(self.request, self.visitor, resource, row, _("To save other text."))
 
+    def deleted(self, template: str) -> HttpResponse | None:
+        """The page that keeps the text of a form whose object does not exist; None if no such form was sent."""
+        try:
+            if self.posted.text and self.grant().resources:
+                return refusals.page(self.request, Refusal(reason="deleted"), template=template)
+        except SaveRefused:
+            pass
+        return None
+
     def prepare(
-        self,
-        refusal: Refusal,
-        obj: Model,
-        *,
-        fields: Sequence[str] | None = None,
-        inlines: Sequence[Inline] = (),
-        may_overwrite: Callable[[EditLease | None], bool] = lambda holder: False,
+        self, refusal: Refusal, obj: Model, *, fields: Sequence[str] | None = None, inlines: Sequence[Inline] = ()
     ) -> ReadyForm | None:
         """Make the form ready to be shown again. None if the object is deleted.
 
         After a change it gets a grant for what is saved now, which the form shows beside what was typed. Otherwise it
-        keeps its grant: it must not pass if the object has changed. ``may_overwrite`` is asked about the holder.
+        keeps its grant: it must not pass if the object has changed.
         """
         opened = open_form(self.request, obj, self.config, fields=fields, inlines=inlines, visitor=self.visitor)
         if opened is None:
@@ -164,7 +176,7 @@ class SaveGuard:
             opened,
             posted=replace(self.posted, text=refusal.grant or self.posted.text),
             refused=True,
-            can_overwrite=refusal.reason == "held" and may_overwrite(self.other_holder(opened.leases)),
+            can_overwrite=refusal.reason == "held" and self._may_overwrite(opened.leases),
         )
         return ready
 
