@@ -96,6 +96,14 @@ class Wire:
         self._watch = select.poll()
         self._watch.register(self.fd, select.POLLIN)
         self._unread = b""
+        # scripts that the server has got on this connection
+        self._known: set[str] = set()
+
+    def script(self, request: Request) -> bytes:
+        """A request whose reply perhaps nobody reads: as a whole, unless the server surely knows the script."""
+        packed = request.packed if request.script.sha in self._known else request.whole
+        self._known.add(request.script.sha)
+        return packed
 
     def write(self, data: bytes) -> None:
         """What the socket cannot take at once is an error: the server reads nothing."""
@@ -121,6 +129,8 @@ class Wire:
             self._unread += data
         value, end = found
         self._unread = self._unread[end:]
+        if type(value) is ErrorReply:
+            self._known.clear()  # it has not kept a script that it refused
         return value
 
     @staticmethod
@@ -150,8 +160,6 @@ class Connection(Wire):
         self.owed = 0
         # since when (monotonic) the server has been silent though it owes a reply
         self._owed_since = 0.0
-        # scripts that the server has got on this connection
-        self._known: set[str] = set()
         self.used_at = clock.now()
         # it does not go back to the others: close() was called while it was in use
         self.unwanted = False
@@ -164,10 +172,8 @@ class Connection(Wire):
         self.write(request)
 
     def send_script(self, request: Request) -> None:
-        """:meth:`send` a request whose reply perhaps nobody reads: as a whole, unless the server surely knows the
-        script."""
-        self.send(request.packed if request.script.sha in self._known else request.whole)
-        self._known.add(request.script.sha)
+        """:meth:`send` a request whose reply perhaps nobody reads."""
+        self.send(self.script(request))
 
     def take(self) -> Any:
         """The reply to the last request, or PENDING. Never waits."""

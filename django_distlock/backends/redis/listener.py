@@ -74,7 +74,6 @@ class Ear(Wire):
         self.ended = False
         self.inboxes: dict[bytes, Inbox] = {}
         self._outbox: deque[bytes] = deque()
-        self._known: set[str] = set()
         self._roles: dict[str, object] = {}  # who reads, and which inbox's thread leads
         self._followers: dict[Inbox, Parker] = {}
         self._loops: dict[asyncio.AbstractEventLoop, int] = {}
@@ -97,9 +96,7 @@ class Ear(Wire):
 
     def send(self, request: Request) -> None:
         """Send a request whose reply nobody reads. Never waits. If it does not arrive, neither does a message."""
-        known = request.script.sha in self._known
-        self._outbox.append(request.packed if known else request.whole)
-        self._known.add(request.script.sha)
+        self._outbox.append(self.script(request))
         self.work()
 
     def work(self, mine: Inbox | None = None) -> None:
