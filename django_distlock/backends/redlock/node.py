@@ -117,16 +117,28 @@ class Node(Server):
 
     # requests that take something back
 
-    def part(self, connection: Connection, last: Request | None) -> None:
-        """Take a connection back on which a reply may be due, with a ``last`` request whose reply nobody reads."""
-        self.leave(connection, None if last is None else lambda: last)
+    def part(self, connection: Connection, last: Request | None, until: float) -> None:
+        """Take a connection back on which a reply may be due. ``last``: see :meth:`tell`."""
+        if last is None:
+            self.give(connection)
+            return
+        try:
+            connection.take()
+            if not connection.owed:
+                connection.next()  # a server that has closed it would be told in vain, and without an error
+            connection.send_script(last)
+        except ConnectionFailed:
+            self.lost(connection)
+            self.tell(last, until)
+        else:
+            self.give(connection)
 
     def tell(self, request: Request, until: float) -> None:
         """Send a request whose reply nobody reads, now or when the node can be reached; not after the monotonic time
         ``until``, when what it takes back has ended."""
         connection = self.take()
         if connection is not None:
-            self.part(connection, request)
+            self.part(connection, request, until)
             return
         self._later.append((until, request))
         self.retry()

@@ -155,13 +155,13 @@ class Round:
 
     def close(self, last: Mapping[int, Request], until: float = 0.0, *, all_nodes: bool = False) -> None:
         """Give the connections back. ``last`` goes out on them, behind the request of this round. Until the monotonic
-        time ``until`` it is sent on a new connection to nodes whose connection was lost; with ``all_nodes`` to those
+        time ``until`` it is sent on a new connection to nodes whose connection is lost; with ``all_nodes`` to those
         that were not asked, too."""
         for node in self._nodes:
             node.callers.discard(self._ring)
         while self.open:
             number, connection = self.open.popitem()
-            self._nodes[number].part(connection, last.get(number))
+            self._nodes[number].part(connection, last.get(number), until)
             self._sent.discard(number)
             last = {other: request for other, request in last.items() if other != number}
         for number in sorted(last if all_nodes else last.keys() & self._sent):

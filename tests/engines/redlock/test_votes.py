@@ -193,6 +193,30 @@ def test_r7_the_votes_of_a_refused_attempt_are_taken_back(nodes: Nodes, name: st
         client.delete(stored)
 
 
+@pytest.mark.parametrize("reset", [True, False])
+def test_r7_a_vote_is_taken_back_though_its_connection_breaks_then(
+    patient_nodes: Nodes, name: str, reset: bool
+) -> None:
+    """The node has voted, and others decide against it. On another connection it can be told."""
+    nodes = patient_nodes
+    nodes.connect(name)
+    stored = f"redlock:{{{nodes.key(name).text}}}:held"
+    for client in nodes.clients[:3]:
+        client.hset(stored, "xsomebody", "9999999999999 {}")
+    last = nodes.proxies[2].hold("request")
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(nodes.engine.try_acquire, nodes.claim(name))
+        last.wait()
+        eventually(lambda: nodes.keys([3, 4]) == [1, 1], "they have not voted")
+        eventually(lambda: not any(each.owed for each in nodes.engine.nodes[3]._all), "the vote is not heard")
+        nodes.proxies[3].cut(reset=reset)
+        last.pass_on()
+        assert asking.result(20) is None
+    for client in nodes.clients[:3]:
+        client.delete(stored)
+    nodes.gone()
+
+
 def test_r1_what_takes_back_a_vote_late_meets_no_later_one(nodes: Nodes, name: str, lead: int, engine: Any) -> None:
     """A withdrawal hangs in the network while its waiter asks again, on another connection. A vote that it would end is
     none: with it the majority would be one on paper."""
