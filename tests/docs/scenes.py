@@ -36,7 +36,7 @@ from django_distlock.editing.versions import version_field_of
 from django_distlock.http.visitors import visitor_of
 from testproject.articles.models import Article, Source
 from tests.data.app import models
-from tests.docs.tasks import delivered_twice, function_of, task_modules
+from tests.docs.tasks import delivered_twice, function_of, slots_are_done_once, task_modules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -222,8 +222,7 @@ def row_locks(names: Names) -> None:
 
 
 def tasks(names: Names) -> None:
-    store: dict[str, str] = {}
-    assert [names["daily_report"](store), names["daily_report"](store)] == ["done", "done before"]
+    slots_are_done_once(names)
     for library in ("", "_rq", "_huey", "_dramatiq"):
         names[f"send_invoice{library}"](7)
     function_of(names["send_invoice_task"])(None, 7)

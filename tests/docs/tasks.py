@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import django
 import pytest
+from django.db import connection, models
+from django.utils import timezone
 
 from testproject.wallet.models import Receipt
 
@@ -35,8 +37,18 @@ class Scheduler:
 @contextmanager
 def task_modules() -> Iterator[dict[str, Any]]:
     """The decorators of task libraries, and of Django if it has none, which hand the function on: what is tested is
-    that the lock and its template fit the function. And a reader's app with receipts; the transfers that it makes are
-    in `moved`."""
+    that the lock and its template fit the function. And a reader's apps with reports and receipts; the reports that
+    were filled are in `filled`, the transfers that were made in `moved`."""
+
+    class Report(models.Model):
+        day = models.DateField(unique=True)
+
+        class Meta:
+            app_label = "registration"
+
+        def __str__(self) -> str:
+            return str(self.day)
+
     doubles = {
         "celery": {"shared_task": decorator},
         "django_rq": {"job": decorator},
@@ -44,16 +56,32 @@ def task_modules() -> Iterator[dict[str, Any]]:
         "dramatiq": {"actor": decorator},
         "apscheduler.schedulers.background": {"BackgroundScheduler": Scheduler},
         **({} if django.VERSION >= (6, 0) else {"django.tasks": {"task": decorator}}),
+        "shop": {},
+        "shop.models": {"Report": Report},
         "wallet": {},
         "wallet.models": {"Receipt": Receipt},
     }
+    filled: list[Any] = []
     moved: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
         for name, contents in doubles.items():
             module = ModuleType(name)
             vars(module).update(contents)
             patch.setitem(sys.modules, name, module)
-        yield {"move_money": moved.append, "moved": moved}
+        with connection.schema_editor() as editor:
+            editor.create_model(Report)
+        try:
+            yield {"fill": filled.append, "filled": filled, "move_money": moved.append, "moved": moved}
+        finally:
+            with connection.schema_editor() as editor:
+                editor.delete_model(Report)
+
+
+def slots_are_done_once(names: dict[str, Any]) -> None:
+    for _ in range(2):
+        names["daily_report"]()
+    (report,) = names["filled"]
+    assert report.day == timezone.localdate()
 
 
 def delivered_twice(names: dict[str, Any]) -> None:
