@@ -203,6 +203,11 @@ def fencing(names: Names) -> None:
             editor.delete_model(report)
 
 
+def data_locks(names: Names) -> None:
+    row_locks(names)
+    table_locks(names)
+
+
 def row_locks(names: Names) -> None:
     wallet = names["Wallet"]
     with connection.schema_editor() as editor:
@@ -389,10 +394,9 @@ SCENES = {
     "docs/usage/transactions.md": Scene(before=with_tables, after=transactions),
     "docs/usage/async.md": Scene(after=in_asyncio),
     "docs/usage/waiting.md": Scene("postgres", after=waiting),
-    "docs/table-locks.md": Scene(before=with_tables, after=table_locks),
     "docs/usage/fencing.md": Scene(after=fencing),
-    "docs/row-locks.md": Scene(after=row_locks),
+    "docs/data-locks.md": Scene(before=with_tables, after=data_locks),
     "docs/usage/tasks.md": Scene(before=task_modules, after=tasks),
     "docs/usage/testing.md": Scene(after=testing),
-    "docs/reference/signals.md": Scene(after=sends_timeouts),
+    "docs/reference/api.md": Scene(after=sends_timeouts),
 }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# docs/admin.md names it.
+# docs/operations.md names it.
 VERSION = "4.14.1"
 SCRIPT = Path(sys.prefix) / "axe" / "node_modules" / "axe-core" / "axe.min.js"
 # The admin's links fade from colour to colour when light and dark change: contrast is judged afterwards.
