@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from contextvars import Context, copy_context
+from contextvars import copy_context
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,6 +22,7 @@ from . import leftovers
 from .background import CallTimeout, NotStarted
 from .flow import in_task, uninterrupted
 from .origin import acting_for
+from .parking import Parker
 from .text import one_line
 
 if TYPE_CHECKING:
@@ -34,15 +36,14 @@ logger = logging.getLogger("django_distlock.locks")
 class _Call:
     """A call in a thread, for a task that waits for its end."""
 
-    __slots__ = ("_args", "_context", "_function", "_loop", "_undo", "_waiting", "abandoned", "ended", "outcome")
+    __slots__ = ("_call", "_undo", "abandoned", "ended", "outcome", "parker")
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], undo: Callable[[Any], Any] | None) -> None:
-        self._function, self._args, self._undo = function, args, undo
-        self._loop = asyncio.get_running_loop()
-        self._waiting: asyncio.Future[None] = self._loop.create_future()
-        # what the engine shows of its caller
-        self._context: Context | None = copy_context()
-        self._context.run(acting_for.set, asyncio.current_task())
+        context = copy_context()  # what the engine shows of its caller
+        context.run(acting_for.set, asyncio.current_task())
+        self._call: Any = partial(context.run, function, *args)
+        self._undo = undo
+        self.parker = Parker()
         # The result and the error. The task takes them out, or whoever undoes the call: one of the two.
         self.outcome: list[tuple[Any, BaseException | None]] = []
         # the task has stopped waiting
@@ -52,23 +53,16 @@ class _Call:
 
     def run(self) -> None:
         """Make the call, in a thread. One that would be undone is not begun."""
-        if self._context is not None and (not self.abandoned or self._undo is None):
+        if not self.abandoned or self._undo is None:
             try:
-                self.outcome.append((self._context.run(self._function, *self._args), None))
+                self.outcome.append((self._call(), None))
             except BaseException as error:
                 self.outcome.append((None, error))
-        self._args, self._context = (), None
-        self.ended = True
+        self._call, self.ended = None, True
         if self.abandoned:
             self.dispose()
-        try:
-            self._loop.call_soon_threadsafe(self._wake)
-        except RuntimeError:  # the event loop is closed
+        if not self.parker.wake():  # the event loop is closed
             self.dispose()
-
-    def _wake(self) -> None:
-        if not self._waiting.done():
-            self._waiting.set_result(None)
 
     def dispose(self) -> None:
         """Undo the call, unless that is done or the task has its result. In a thread that may wait."""
@@ -82,18 +76,11 @@ class _Call:
             except Exception as error:
                 logger.warning("What an abandoned call got could not be given back: %s", one_line(error))
 
-    async def wait(self, patience: float | None = None) -> None:
-        """Wait in the task for the end of the call, or for ``patience`` seconds."""
-        if self._waiting.done():  # a cancellation ended the wait before
-            self._waiting = self._loop.create_future()
-            if self.ended:
-                return
-        timer = None if patience is None else self._loop.call_later(patience, self._wake)
-        try:
-            await self._waiting
-        finally:
-            if timer is not None:
-                timer.cancel()
+    async def wait_on(self) -> None:
+        """Wait once more, after a wait that was cancelled."""
+        self.parker = Parker()
+        if not self.ended:
+            await self.parker.park(threading.TIMEOUT_MAX)
 
     def result(self) -> Any:
         """The result, or its exception; CallTimeout if the call has not ended."""
@@ -161,14 +148,14 @@ class Threads:
 
     async def _result(self, call: _Call, stop: Callable[[], object] | None, patience: float | None) -> Any:
         try:
-            await call.wait(patience)
+            await call.parker.park(threading.TIMEOUT_MAX if patience is None else patience)
         except BaseException as error:
             call.abandoned = True
             try:
                 if stop is not None:
                     stop()
                 if isinstance(error, asyncio.CancelledError):
-                    await uninterrupted(call.wait())
+                    await uninterrupted(call.wait_on())
                     if call.outcome:
                         await uninterrupted(self.short(call.dispose))
             finally:
