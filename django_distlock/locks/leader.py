@@ -8,14 +8,14 @@ import logging
 import math
 import threading
 from concurrent import futures
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from django.db import connections
 
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.background import Background
 from django_distlock.concurrency.deadline import Deadline, backoff, pause
-from django_distlock.concurrency.flow import finished, run
+from django_distlock.concurrency.flow import finished, run, uninterrupted
 from django_distlock.concurrency.text import one_line
 from django_distlock.exceptions import DistlockError, LockLost, UnsupportedOperation
 from django_distlock.manager import owner
@@ -26,11 +26,9 @@ from .decorators import is_async
 from .lock import Lock
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from .lease import Lease
-
-T = TypeVar("T")
 
 __all__ = ["Leader", "Term"]
 
@@ -48,9 +46,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 class Term:
     """One period of leadership, from an election to its end. The callbacks receive it."""
 
-    def __init__(self, lease: Lease, margin: float | None, on_end: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, lease: Lease, margin: float | None) -> None:
         self._lease = lease
-        self._on_end = on_end
         left = None if lease.valid_until is None else lease.valid_until - clock.now()
         #: If the lease cannot be renewed, the term ends this many seconds before the lease does.
         self.margin = MARGIN * (left or 0.0) if margin is None else margin
@@ -101,7 +98,6 @@ class Term:
         if self.reason is None:
             self.reason = reason
         self._over.set()
-        self._on_end()
 
 
 class Leader:
@@ -164,9 +160,8 @@ class Leader:
         self._block: asyncio.Task[None] | None = None
         # the threads of the candidacy and of its callbacks
         self._threads: set[int] = set()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        # what _wake() ends
-        self._wait: asyncio.Timeout | None = None
+        # what stop() cancels: the task that waits for the lock and leads
+        self._task: asyncio.Task[None] | None = None
 
     def _refuse_margin(self, ttl: float) -> None:
         if self._margin is not None and self._margin >= ttl / 2:
@@ -230,7 +225,7 @@ class Leader:
         if self._state == "standing":
             self._stopping = True
             self._end_term("stopped")
-            self._wake()
+            self._cancel()
         if candidacy is None or threading.get_ident() in self._threads:
             return
         futures.wait([candidacy], timeout)
@@ -287,7 +282,7 @@ class Leader:
         with self._mutex:
             if self._state == "standing":
                 raise RuntimeError(f"{self!r} is a candidate already.")
-            self._state, self._stopping, self._loop = "standing", False, None
+            self._state, self._stopping, self._task = "standing", False, None
 
     def _end_term(self, reason: str) -> None:
         """End the present term. May be called in any thread."""
@@ -295,53 +290,48 @@ class Leader:
         if term is not None:
             term._end(reason)
 
-    def _wake(self) -> None:
-        """Have the candidacy check whether its term has ended, or the candidacy itself. May be called in any thread."""
-        if self._loop is not None:
+    def _cancel(self) -> None:
+        """Cancel the task of the candidacy. May be called in any thread."""
+        task = self._task
+        if task is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed, and the candidacy has ended with it
-                self._loop.call_soon_threadsafe(self._end_wait)
-
-    def _end_wait(self) -> None:
-        wait, self._wait = self._wait, None
-        if wait is not None:
-            wait.reschedule(0)
-
-    async def _until_woken(self, awaitable: Awaitable[T]) -> T | None:
-        """Wait for ``awaitable``; None if :meth:`_wake` has cancelled that."""
-        wait = self._wait = asyncio.timeout(None)
-        try:
-            async with wait:
-                return await awaitable
-        except TimeoutError:
-            if not wait.expired():
-                raise
-            return None
-        finally:
-            self._wait = None
+                task.get_loop().call_soon_threadsafe(task.cancel)
 
     async def _stand(self) -> None:
+        """Be a candidate until :meth:`stop`. If this task is cancelled, step down first."""
+        task = self._task = asyncio.create_task(self._compete())
+        if self._stopping:  # before there was a task to cancel
+            task.cancel()
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            task.cancel()
+            await uninterrupted(asyncio.wait([task]))
+            raise
+        finally:
+            self._state = "over"
+        if not task.cancelled():
+            task.result()
+
+    async def _compete(self) -> None:
         """Wait for the lock and lead, again and again."""
-        self._loop = asyncio.get_running_loop()
         failures = 0
         try:
             entry = registry.entry(self.using)
             if self._lock.ttl is UNSET and entry.backend.supports_ttl:
                 self._refuse_margin(entry.config.ttl)
-            while not self._stopping:
+            while True:
                 failures = 0 if await self._campaign() else failures + 1
-                if failures and not self._stopping:
-                    await self._until_woken(asyncio.sleep(backoff(failures, first=FIRST_PAUSE, longest=LONGEST_PAUSE)))
+                if failures:
+                    await asyncio.sleep(backoff(failures, first=FIRST_PAUSE, longest=LONGEST_PAUSE))
         except Exception as error:
             logger.error("The candidacy for %r of alias %r has ended: %s", self.name, self.using, one_line(error))
             raise
-        finally:
-            self._state = "over"
 
     async def _campaign(self) -> bool:
-        """Wait for the lock and lead once, or until the candidacy is stopped; False if that failed, which is logged."""
+        """Wait for the lock and lead once. False if that failed, which is logged."""
         try:
-            lease = await self._until_woken(self._lock.aacquire())
-            return lease is None or await self._lead(lease) != "failed"
+            return await self._lead(await self._lock.aacquire()) != "failed"
         except UnsupportedOperation:
             raise
         except DistlockError as error:
@@ -350,7 +340,7 @@ class Leader:
 
     async def _lead(self, lease: Lease) -> str | None:
         """Lead with ``lease`` until the term ends, and return the reason."""
-        term = Term(lease, self._margin, self._wake)
+        term = Term(lease, self._margin)
         work: asyncio.Task[None] | None = None
         try:
             lease.on_lost(lambda _: term._end("lost"))
@@ -365,12 +355,9 @@ class Leader:
         return term.reason
 
     async def _watch(self, term: Term) -> None:
-        while term.reason is None:
-            if self._stopping:
-                term._end("stopped")
-            elif term.leading:
-                left = CHECK_EVERY if term.valid_until is None else term.valid_until - term.margin - clock.now()
-                await self._until_woken(asyncio.sleep(min(CHECK_EVERY, max(left, 0))))
+        while term.leading:
+            left = CHECK_EVERY if term.valid_until is None else term.valid_until - term.margin - clock.now()
+            await asyncio.sleep(min(CHECK_EVERY, max(left, 0)))
 
     async def _step_down(self, term: Term, work: asyncio.Task[None] | None) -> None:
         """Wait until the callbacks have returned, and release the lock only then."""
