@@ -12,7 +12,7 @@ from django_distlock.exceptions import LockNotAcquired, LockNotHeld, LockTimeout
 from django_distlock.keys import MAX_NAME_LENGTH, validate_name
 from django_distlock.manager import owner
 from django_distlock.manager.acquire import LockRequest, acquire
-from django_distlock.manager.introspection import aheld_names, held_names
+from django_distlock.manager.introspection import held_names
 from django_distlock.manager.registry import registry
 from django_distlock.validation import UNSET, Timeout, check_names, flag, optional_seconds
 
@@ -200,11 +200,31 @@ class BaseLock(decorators.Recipe, Generic[L]):
 
 
 class Lock(BaseLock[Lease]):
-    """A named lock. Make it with :func:`advisory_lock`; one object may be used by any number of contexts at once."""
+    """A named lock: ``with advisory_lock("x"):``, ``@advisory_lock("x")``, ``advisory_lock("x").acquire()``.
+
+    One object may be used by any number of contexts at once.
+
+    :param name: 1 to 512 characters. In a decorator ``{fields}`` are filled from the arguments of the call.
+    :param using: the alias in ``DISTLOCK``.
+    :param timeout: seconds to wait; 0 does not wait, None waits for ever; unset: the alias's TIMEOUT (10 s).
+    :param ttl: seconds that the lease lives without renewal, if the engine has a TTL; it is renewed while held.
+    :param max_hold: seconds after the grant at which the lease ends, even if it is renewed or extended.
+    :param shared: many readers may hold the lock together; a writer holds it alone.
+    :param on_busy: for decorators: "raise", "skip" (return None without calling), or a callable that is called with
+        the same arguments and whose result is returned.
+    :param cancel_on_loss: for ``async with`` and the decorator of an ``async def``: if the lock is lost, or the engine
+        cannot tell whether it still holds, the task is cancelled, and LockLost leaves the block.
+    :param into: for decorators: the argument of the function that gets the lease. It is passed by its name, so that it
+        must be the last argument or stand behind a ``*``; with ``**kwargs`` any name will do.
+
+    Bad input raises ValueError or TypeError at once. A feature that the engine does not have raises
+    UnsupportedOperation at the first acquire.
+    """
 
     def __init__(
         self,
         name: str,
+        *,
         using: str = "default",
         timeout: Timeout = UNSET,
         ttl: Timeout = UNSET,
@@ -237,11 +257,11 @@ class Lock(BaseLock[Lease]):
         BackendUnavailable if the server does not answer.
         """
         owner.refuse_event_loop("await lock.alocked()")
-        return bool(held_names([self.name], self.using))
+        return run(self.alocked())
 
     async def alocked(self) -> bool:
         """:meth:`locked` for a task."""
-        return bool(await aheld_names([self.name], self.using))
+        return bool(await held_names([self.name], self.using))
 
     def _flow(self, timeout: float | None, start: float) -> Coroutine[Any, Any, Lease | None]:
         request = LockRequest(
@@ -264,35 +284,5 @@ def validate_alias(using: object) -> str:
     return using
 
 
-def advisory_lock(
-    name: str,
-    *,
-    using: str = "default",
-    timeout: Timeout = UNSET,
-    ttl: Timeout = UNSET,
-    max_hold: Timeout = UNSET,
-    shared: bool = False,
-    on_busy: decorators.OnBusy = "raise",
-    cancel_on_loss: bool = False,
-    into: str | None = None,
-) -> Lock:
-    """A named lock: ``with advisory_lock("x"):``, ``@advisory_lock("x")``, ``advisory_lock("x").acquire()``.
-
-    :param name: 1 to 512 characters. In a decorator ``{fields}`` are filled from the arguments of the call.
-    :param using: the alias in ``DISTLOCK``.
-    :param timeout: seconds to wait; 0 does not wait, None waits for ever; unset: the alias's TIMEOUT (10 s).
-    :param ttl: seconds that the lease lives without renewal, if the engine has a TTL; it is renewed while held.
-    :param max_hold: seconds after the grant at which the lease ends, even if it is renewed or extended.
-    :param shared: many readers may hold the lock together; a writer holds it alone.
-    :param on_busy: for decorators: "raise", "skip" (return None without calling), or a callable that is called with
-        the same arguments and whose result is returned.
-    :param cancel_on_loss: for ``async with`` and the decorator of an ``async def``: if the lock is lost, or the engine
-        cannot tell whether it still holds, the task is cancelled, and LockLost leaves the block.
-    :param into: for decorators: the argument of the function that gets the lease. It is passed by its name, so that it
-        must be the last argument or stand behind a ``*``; with ``**kwargs`` any name will do.
-
-    Bad input raises ValueError or TypeError at once. A feature that the engine does not have raises
-    UnsupportedOperation at the first acquire.
-    """
-    # not by keywords: a class is called with them by way of a dict
-    return Lock(name, using, timeout, ttl, max_hold, shared, on_busy, cancel_on_loss, into)
+# The type is called Lock, and a call of it reads like those of lock_all and semaphore.
+advisory_lock = Lock

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, TypeVar
 
+from django_distlock.concurrency.flow import run
 from django_distlock.keys import validate_name
 from django_distlock.manager import owner
-from django_distlock.manager.introspection import aheld_names, held_names
+from django_distlock.manager.introspection import held_names
 
 from .lock import Lock, validate_alias
 
@@ -29,19 +30,15 @@ def locked(names: Iterable[N], *, using: str = "default") -> set[N]:
     SynchronousOnlyOperation: use ``await alocked(...)``.
     """
     owner.refuse_event_loop("await alocked(...)")
-    found: set[N] = set()
-    for alias, asked in _by_alias(names, using).items():
-        held = held_names(asked, alias)
-        found.update(item for name in held for item in asked[name])
-    return found
+    return run(alocked(names, using=using))
 
 
 async def alocked(names: Iterable[N], *, using: str = "default") -> set[N]:
     """:func:`locked` for a task."""
     found: set[N] = set()
     for alias, asked in _by_alias(names, using).items():
-        held = await aheld_names(asked, alias)
-        found.update(item for name in held for item in asked[name])
+        for name in await held_names(asked, alias):
+            found.update(asked[name])
     return found
 
 

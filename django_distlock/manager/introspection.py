@@ -7,6 +7,7 @@ import logging
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from django.core.exceptions import ImproperlyConfigured
@@ -15,7 +16,7 @@ from django.db import connections
 from django_distlock import signals
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.background import Background, CallTimeout, NotStarted
-from django_distlock.concurrency.flow import run
+from django_distlock.concurrency.flow import in_task, run
 from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.concurrency.text import one_line
 from django_distlock.exceptions import DistlockError
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from django_distlock.backends.base import Backend
-    from django_distlock.keys import LockKey
 
 logger = logging.getLogger("django_distlock.operations")
 
@@ -69,28 +69,17 @@ def _load(alias: str) -> None:
         registry.entry(alias).backend.load()
 
 
-def held_names(names: Iterable[str], using: str) -> set[str]:
-    """Those of ``names`` whose locks anybody holds now on the alias ``using``."""
-    if not registry.entry(using).ready:
-        site_key.load()
-    return _held_among(_keys_of(names, using), using)
+async def held_names(names: Iterable[str], using: str) -> set[str]:
+    """Those of ``names`` whose locks anybody holds now on the alias ``using``.
 
-
-async def aheld_names(names: Iterable[str], using: str) -> set[str]:
-    """:func:`held_names` for a task, in a thread: it waits for a server only as long as a statement may take."""
-    if not registry.entry(using).ready:
-        await site_key.aload()
-    return await asyncio.to_thread(_held_among, _keys_of(names, using), using)
-
-
-def _keys_of(names: Iterable[str], using: str) -> dict[LockKey, str]:
-    """In the thread of the caller, whose namespace is asked for."""
+    For a task the engine is asked in a thread: that waits for a server only as long as a statement may take.
+    """
     entry = registry.entry(using)
-    return {entry.key(name): name for name in names}
-
-
-def _held_among(keys: Mapping[LockKey, str], using: str) -> set[str]:
-    return {keys[key] for key in registry.entry(using).backend.held_among(keys)}
+    if not entry.ready:
+        await site_key.aload()
+    keys = {entry.key(name): name for name in names}  # here, because the namespace is that of the caller
+    ask = partial(entry.backend.held_among, keys)
+    return {keys[key] for key in (await asyncio.to_thread(ask) if in_task() else ask())}
 
 
 def break_lock(info: LockInfo, *, reason: str = "") -> bool:
