@@ -44,6 +44,16 @@ class Cluster:
         """The node that has a key."""
         return key_slot(key) * NODES // SLOTS
 
+    def joined_by(self, replica: Own, node: int) -> None:
+        """Let another server follow a node, in step with it."""
+        replica.client.config_set("repl-diskless-sync-delay", 0)
+        bus = self.clients[0].config_get("cluster-port")["cluster-port"]
+        replica.client.cluster("meet", "127.0.0.1", self.ports[0], bus)
+        known = b"cluster_known_nodes:%d" % (NODES + 1)
+        eventually(lambda: known in replica.client.execute_command("CLUSTER", "INFO"), "they do not meet")
+        replica.client.cluster("replicate", self.clients[node].cluster("myid"))
+        eventually(lambda: replica.client.info("replication").get("master_link_status") == "up", "it does not follow")
+
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             for node in self._nodes:
@@ -66,6 +76,19 @@ def of_each_node(cluster: Cluster, name: str) -> list[str]:
     """One name for each node."""
     names = [f"{name}{number}" for number in range(100)]
     return [next(each for each in names if cluster.node_of(lock_keys(each)[0]) == node) for node in range(NODES)]
+
+
+def move(cluster: Cluster, name: str, source: int, target: int) -> None:
+    """The slot of a lock goes to another node, with its keys."""
+    slot = cluster.clients[source].cluster("keyslot", lock_keys(name)[0])
+    ids = [client.cluster("myid") for client in cluster.clients]
+    cluster.clients[target].cluster("setslot", slot, "importing", ids[source])
+    cluster.clients[source].cluster("setslot", slot, "migrating", ids[target])
+    keys = cluster.clients[source].cluster("getkeysinslot", slot, 100)
+    if keys:
+        cluster.clients[source].migrate("127.0.0.1", cluster.ports[target], keys, 0, 5000)
+    for client in (cluster.clients[target], cluster.clients[source], *cluster.clients):
+        client.cluster("setslot", slot, "node", ids[target])
 
 
 class Router:

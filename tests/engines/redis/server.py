@@ -176,3 +176,11 @@ class Own:
         self.holder.close()
         self.client.close()
         self.stop()
+
+
+def fail_over(old: Any, new: Any) -> None:
+    """In order: nothing is lost."""
+    eventually(lambda: old.info("replication")["connected_slaves"] == 1, "no replica")
+    old.execute_command("FAILOVER", "TIMEOUT", 5000)
+    eventually(lambda: new.info("replication")["role"] == "master", "no fail-over")
+    eventually(lambda: old.info("replication").get("master_link_status") == "up", "it does not follow")

@@ -14,7 +14,7 @@ from django_distlock.backends.redis.backend import RedisBackend
 from django_distlock.manager.registry import registry
 from django_distlock.operations.doctor import diagnose
 from tests.conftest import eventually
-from tests.engines.redis.cluster import NODES, Cluster, of_each_node
+from tests.engines.redis.cluster import NODES, Cluster, move, of_each_node
 from tests.engines.redis.server import Own, claim_of, lock_keys
 
 if TYPE_CHECKING:
@@ -91,19 +91,6 @@ def test_r4_waiters_listen_at_the_node_of_their_lock(
     waiter.close()
 
 
-def move(cluster: Cluster, name: str, source: int, target: int) -> None:
-    """The slot of a lock goes to another node, with its keys."""
-    slot = cluster.clients[source].cluster("keyslot", lock_keys(name)[0])
-    ids = [client.cluster("myid") for client in cluster.clients]
-    cluster.clients[target].cluster("setslot", slot, "importing", ids[source])
-    cluster.clients[source].cluster("setslot", slot, "migrating", ids[target])
-    keys = cluster.clients[source].cluster("getkeysinslot", slot, 100)
-    if keys:
-        cluster.clients[source].migrate("127.0.0.1", cluster.ports[target], keys, 0, 5000)
-    for client in (cluster.clients[target], cluster.clients[source], *cluster.clients):
-        client.cluster("setslot", slot, "node", ids[target])
-
-
 def test_a_slot_that_moves_takes_its_holder_and_its_waiters_along(
     cluster: Cluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,13 +130,7 @@ def test_r1_a_fail_over_of_a_node(name: str, alias: Any, tmp_path: Path, monkeyp
     monkeypatch.setattr(attempt, "LOOK_EVERY", 0.5)
     with Cluster(tmp_path) as cluster, Own(tmp_path / "replica", cluster.options) as replica:
         alias(USING, url=cluster.url(0))
-        replica.client.config_set("repl-diskless-sync-delay", 0)
-        bus = cluster.clients[0].config_get("cluster-port")["cluster-port"]
-        replica.client.cluster("meet", "127.0.0.1", cluster.ports[0], bus)
-        known = b"cluster_known_nodes:%d" % (NODES + 1)
-        eventually(lambda: known in replica.client.execute_command("CLUSTER", "INFO"), "they do not meet")
-        replica.client.cluster("replicate", cluster.clients[0].cluster("myid"))
-        eventually(lambda: replica.client.info("replication").get("master_link_status") == "up", "it does not follow")
+        cluster.joined_by(replica, 0)
         name = of_each_node(cluster, name)[0]
         lease = advisory_lock(name, using=USING).acquire(timeout=20)
         other = RedisBackend(USING, {"url": cluster.url(1)})

@@ -16,7 +16,7 @@ from django_distlock.operations.doctor import diagnose
 from tests.conftest import eventually
 from tests.engines.actors import share_and_write
 from tests.engines.redis.cluster import Cluster, Router, of_each_node
-from tests.engines.redis.server import claim_of, client, url, waiters
+from tests.engines.redis.server import claim_of, client, fail_over, url, waiters
 from tests.faults.proxy import Proxy
 from tests.support.processes import Child
 
@@ -38,14 +38,6 @@ def queued(client: Any, key: LockKey) -> int:
 
 def holders(client: Any, key: LockKey) -> list[bytes]:
     return [who[1:] for who in client.hkeys(keys_of(key.text_bytes)[0])]
-
-
-def fail_over(old: Any, new: Any) -> None:
-    """In order: nothing is lost."""
-    eventually(lambda: old.info("replication")["connected_slaves"] == 1, "no replica")
-    old.execute_command("FAILOVER", "TIMEOUT", 5000)
-    eventually(lambda: new.info("replication")["role"] == "master", "no fail-over")
-    eventually(lambda: old.info("replication").get("master_link_status") == "up", "it does not follow")
 
 
 @pytest.mark.tier2

@@ -1,0 +1,88 @@
+"""R1, R21: servers that fail over under load. Nobody is in beside another one, whichever server decides."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.conf import settings
+
+from tests.conftest import eventually
+from tests.engines.own_servers import EnsembleServer, ensemble, needs_programs
+from tests.engines.redis.cluster import Cluster, move, of_each_node
+from tests.engines.redis.sentinel import fails_over, watched
+from tests.engines.redis.server import Own, fail_over
+from tests.faults.proxy import Proxy
+from tests.faults.under_load import PATIENCE, under_load
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+pytestmark = [pytest.mark.tier2, pytest.mark.timeout(300), pytest.mark.usefixtures("databases")]
+
+
+def changed(using: str, **options: Any) -> dict[str, Any]:
+    """DISTLOCK with other OPTIONS of one alias."""
+    alias = settings.DISTLOCK[using]
+    return {**settings.DISTLOCK, using: {**alias, "OPTIONS": options}}
+
+
+def leader_of(servers: Sequence[EnsembleServer]) -> EnsembleServer | None:
+    return next((server for server in servers if server.mode() == "leader"), None)
+
+
+@needs_programs
+def test_the_leader_of_zookeeper_is_killed(name: str, tmp_path: Path) -> None:
+    with ensemble() as servers:
+        hosts = ",".join(f"127.0.0.1:{server.server['port']}" for server in servers)
+        alias = changed("zookeeper", hosts=hosts, session_timeout=6)
+        with under_load(name, "zookeeper", tmp_path, DISTLOCK=alias) as goes_on:
+            for _ in range(2):
+                leader = leader_of(servers)
+                assert leader is not None
+                leader.kill()
+                goes_on()
+                leader.start()
+                eventually(leader.mode, "it does not come back", PATIENCE, pause=0.1)
+                goes_on()
+
+
+def test_a_primary_of_redis_hands_over_to_its_replica(name: str, tmp_path: Path) -> None:
+    """In order. Clients have one address, which moves on; old connections live on."""
+    with Own(tmp_path / "one") as one, Own(tmp_path / "two") as two, Proxy("127.0.0.1", one.port) as address:
+        two.follow(one)
+        one.client.config_set("repl-diskless-sync-delay", 0)
+        two.client.config_set("repl-diskless-sync-delay", 0)
+        alias = changed("redis", url=f"redis://127.0.0.1:{address.port}/0")
+        with under_load(name, "redis", tmp_path, DISTLOCK=alias) as goes_on:
+            for old, new in ((one, two), (two, one)):
+                fail_over(old.client, new.client)
+                address.target = ("127.0.0.1", new.port)
+                goes_on()
+
+
+def test_sentinel_promotes_a_replica_of_redis(name: str, tmp_path: Path) -> None:
+    with Own(tmp_path / "one") as one, Own(tmp_path / "two") as two:
+        two.follow(one)
+        with watched(one, tmp_path) as (sentinel, changes):
+            alias = changed("redis", cache="watched")
+            with under_load(name, "redis", tmp_path, DISTLOCK=alias, **changes) as goes_on:
+                for new in (two, one):
+                    eventually(lambda: fails_over(sentinel), "Sentinel promotes no replica", PATIENCE)
+                    eventually(lambda new=new: new.client.info("replication")["role"] == "master", "no fail-over")
+                    goes_on()
+
+
+def test_a_node_of_a_cluster_fails_over_and_slots_move(name: str, tmp_path: Path) -> None:
+    with Cluster(tmp_path) as cluster, Own(tmp_path / "replica", cluster.options) as replica:
+        cluster.joined_by(replica, 0)
+        name = of_each_node(cluster, name)[0]
+        alias = changed("redis", url=cluster.url(1))
+        with under_load(name, "redis", tmp_path, DISTLOCK=alias) as goes_on:
+            for source, target in ((0, 1), (1, 2), (2, 0)):
+                move(cluster, name, source, target)
+                goes_on()
+            replica.client.cluster("failover")
+            eventually(lambda: replica.client.info("replication")["role"] == "master", "no fail-over")
+            goes_on()
