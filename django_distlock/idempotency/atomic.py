@@ -35,7 +35,7 @@ def exactly_once(attempt: KeyedRequest, state: Idempotency, call: Callable[[], A
                 stack.enter_context(transaction.atomic(using=attempt.alias, savepoint=not outer))
             except Error as error:  # no transaction has begun
                 logger.exception("The store of idempotency keys does not answer.")
-                if attempt.on_store_error == "open" and not contended(error):
+                if attempt.options.on_store_error == "open" and not contended(error):
                     return call()
                 return responses.store_down(attempt.request, html=attempt.html)
             answering = _claim_inside(attempt)
@@ -52,7 +52,7 @@ def exactly_once(attempt: KeyedRequest, state: Idempotency, call: Callable[[], A
 
 def _claim_inside(attempt: KeyedRequest) -> Any:
     # only a view that runs although the claim has failed needs a savepoint
-    optional = attempt.on_store_error == "open"
+    optional = attempt.options.on_store_error == "open"
     with transaction.atomic(using=attempt.alias) if optional else nullcontext():
         answering = run(claim(attempt))
         if attempt.broken:  # after a failed statement PostgreSQL refuses all others

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from django.core.cache import InvalidCacheBackendError, caches
@@ -9,10 +10,11 @@ from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.urls import get_resolver
+from django.utils.module_loading import import_string
 
 from . import conf
 from .decorator import atomic_aliases
-from .middleware import position_of_middleware
+from .middleware import IdempotencyMiddleware
 from .storage import is_allowed, is_known
 from .storage.encoding import require_cryptography
 
@@ -40,11 +42,21 @@ def check_idempotency(app_configs: Sequence[AppConfig] | None, **kwargs: Any) ->
         config = conf.config()
     except ImproperlyConfigured as error:
         return [Error(str(error), id="distlock.E031")]
-    position = position_of_middleware()
-    if position is None and not atomic_aliases:
+    below = _below()
+    if below is None and not atomic_aliases:
         return []
-    below = [] if position is None else conf.middleware()[position + 1 :]
-    return [*_check_order(below), *_check_cache(config), *_check_encryption(), *_check_aliases(config)]
+    return [*_check_order(below or []), *_check_cache(config), *_check_encryption(), *_check_aliases(config)]
+
+
+def _below() -> list[str] | None:
+    """The middleware below ours, or below a class derived from it; None if it is not in use."""
+    paths = conf.middleware()
+    for number, path in enumerate(paths, start=1):
+        with suppress(ImportError):  # Django reports it
+            factory = import_string(path)
+            if isinstance(factory, type) and issubclass(factory, IdempotencyMiddleware):
+                return paths[number:]
+    return None
 
 
 def _check_order(below: list[str]) -> list[CheckMessage]:

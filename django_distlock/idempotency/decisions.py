@@ -181,26 +181,6 @@ class Ending(Enum):
     ROLL_BACK = "roll back"  # release, and undo what the view wrote
 
 
-def ending_of(
-    status: int, *, form: bool, moves_on: bool = False, trusted: bool = True, to_login: bool = False
-) -> Ending:
-    """Decide whether an answer is final: then it is stored, else the key is freed.
-
-    ``form``: the key came with a form. A redirect is final; a page is the form with its errors.
-    ``moves_on``: the answer makes htmx load another page.
-    ``trusted``: the principal was authenticated. Otherwise refusals are not stored: a forged request would use up the
-    key of the real one, and requests with invented tokens would fill the table.
-    ``to_login``: a redirect to the log-in, which is a refusal, except after a form.
-    """
-    if status >= 500:
-        return Ending.ROLL_BACK
-    if form:
-        return Ending.KEEP if 300 <= status < 400 or status in (201, 202, 204) or moves_on else Ending.RELEASE
-    if (200 <= status < 400 and (trusted or not to_login)) or (trusted and status not in PASSING):
-        return Ending.KEEP
-    return Ending.RELEASE
-
-
 def kept_headers(headers: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
     """The headers of the list, and never a cookie."""
     return tuple(

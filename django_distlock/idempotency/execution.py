@@ -90,7 +90,7 @@ def begin(request: HttpRequest, given: Mapping[str, Any]) -> KeyedRequest | Http
         if source == "form":
             if not forms.is_valid(request, key, principal.text):
                 logger.info("A form key was refused at %s.", ascii(request.path))
-                return responses.not_issued(request)
+                return responses.given(responses.NOT_ISSUED, request, True)
             key = forms.number_of(key)
         return _attempt(request, options, source, key, principal)
     except BadKey as error:
@@ -196,7 +196,7 @@ async def claim(attempt: KeyedRequest) -> MakeResponse | None:
 
     In the exactly-once mode, called inside the transaction.
     """
-    until = clock.now() + attempt.wait
+    until = clock.now() + (attempt.options.form_wait if attempt.html else attempt.options.wait)
     while (found := await in_thread(ask, attempt, clock.now() >= until)) == WAIT:
         await Parker().park(decisions.pause(attempt.tries))
     return found
@@ -210,7 +210,8 @@ def ask(attempt: KeyedRequest, last: bool) -> MakeResponse | Literal["wait"] | N
     except TooManyKeys as error:
         whose, quota = attempt.claim.principal, attempt.claim.quota
         logger.warning("%s has %d idempotency keys that live: no more are taken.", whose, quota)
-        return partial(responses.too_many_keys, attempt, error.seconds)
+        answer = responses.TOO_MANY._replace(retry_after=max(error.seconds, 1))
+        return partial(responses.given, answer, attempt.request, attempt.html)
     except LockNotAcquired as error:
         cause = error.__cause__
         attempt.broken = cause is not None
@@ -221,7 +222,7 @@ def ask(attempt: KeyedRequest, last: bool) -> MakeResponse | Literal["wait"] | N
     except BackendUnavailable:
         attempt.broken = True
         logger.exception("The store of idempotency keys does not answer.")
-        if attempt.on_store_error == "open":
+        if attempt.options.on_store_error == "open":
             return None
         return partial(responses.store_down, attempt.request, html=attempt.html)
     attempt.tries += 1
@@ -259,7 +260,7 @@ def _settle(attempt: KeyedRequest, record: Record, *, last: bool) -> MakeRespons
     if verdict is Decision.MISMATCH and (record.state != CLAIMED or not attempt.html or last):
         return partial(_other_data, attempt, record)
     if verdict is Decision.HELD:
-        return partial(responses.held, attempt)
+        return partial(responses.given, responses.UNKNOWN, attempt.request, attempt.html)
     if verdict is Decision.CRASHED:
         return _after_crash(attempt, record, last=last)
     if verdict is Decision.TAKE_OVER and _take_over(attempt, record):
@@ -277,7 +278,7 @@ def _after_crash(attempt: KeyedRequest, record: Record, *, last: bool) -> MakeRe
         raise TypeError(f'on_crash must return "retry", "hold" or an HttpResponse, not {type(policy).__name__}.')
     if policy == "hold":
         attempt.storage.hold(record, attempt.claim.ttl)
-        return partial(responses.held, attempt)
+        return partial(responses.given, responses.UNKNOWN, attempt.request, attempt.html)
     if not _take_over(attempt, record):
         return partial(_in_flight, attempt) if last else WAIT
     if policy == "retry":
@@ -303,18 +304,25 @@ def _again(attempt: KeyedRequest, record: Record) -> HttpResponse:
         _send(signals.key_replayed, attempt)
         return responses.replay(attempt.request, answer)
     _send(signals.key_tombstone, attempt)
-    return responses.tombstone(attempt, answer, withheld=record.answer is not None and answer is None)
+    if answer is not None and answer.location:
+        return responses.replay(attempt.request, replace(answer, status=303, body=b""))
+    told = responses.COMPLETED if answer is record.answer else responses.WITHHELD
+    return responses.given(told, attempt.request, attempt.html)
 
 
 def _other_data(attempt: KeyedRequest, record: Record) -> HttpResponse:
     _send(signals.key_mismatch, attempt)
-    answer = record.answer if _may_see(attempt) else None
-    return responses.mismatch(attempt, answer, running=record.state == CLAIMED)
+    told = responses.MISMATCH_RUNNING if record.state == CLAIMED else responses.MISMATCH
+    location = record.answer.location if record.answer is not None and _may_see(attempt) else None
+    return responses.given(told, attempt.request, attempt.html, location=location)
 
 
 def _may_see(attempt: KeyedRequest) -> bool:
     """May this client see a stored answer? A credential that only the view checks may not: it may be revoked by now."""
-    if attempt.principal.kind != "credential" or attempt.replays or _is_trusted(attempt):
+    options = attempt.options
+    if attempt.principal.kind != "credential" or options.anonymous or options.replay_to_credentials:
+        return True
+    if _is_trusted(attempt):
         return True
     logger.info(
         "The stored answer of %s was not given to a credential that nothing has checked before the view: see "
@@ -333,14 +341,23 @@ def _is_trusted(attempt: KeyedRequest) -> bool:
 
 
 def ending_of(attempt: KeyedRequest, response: HttpResponseBase) -> Ending:
-    """What happens to the key after this answer."""
-    if attempt.kept and response.status_code < 500:
-        return Ending.KEEP
-    moves_on = any(response.has_header(name) for name in ("HX-Redirect", "HX-Location"))
-    status, trusted = response.status_code, _is_trusted(attempt)
-    to_login = not trusted and 300 <= status < 400 and response.get("Location", "").partition("?")[0] == login_url()
-    form = attempt.source == "form"
-    return decisions.ending_of(status, form=form, moves_on=moves_on, trusted=trusted, to_login=to_login)
+    """Decide whether this answer is final: then it is stored, else the key is freed."""
+    if response.status_code >= 500:
+        return Ending.ROLL_BACK
+    return Ending.KEEP if attempt.kept or _is_final(attempt, response) else Ending.RELEASE
+
+
+def _is_final(attempt: KeyedRequest, response: HttpResponseBase) -> bool:
+    status, is_redirect = response.status_code, 300 <= response.status_code < 400
+    if attempt.source == "form":  # a page is the form with its errors, unless it makes htmx load another one
+        moves_on = any(response.has_header(name) for name in ("HX-Redirect", "HX-Location"))
+        return is_redirect or status in (201, 202, 204) or moves_on
+    if _is_trusted(attempt):
+        return status not in decisions.PASSING
+    # Refusals of others are not stored, nor is the way to the log-in: a forged request would use up the key of the real
+    # one, and requests with invented tokens would fill the table.
+    to_login = is_redirect and response.get("Location", "").partition("?")[0] == login_url()
+    return 200 <= status < 400 and not to_login
 
 
 def finish(attempt: KeyedRequest, response: HttpResponseBase) -> None:

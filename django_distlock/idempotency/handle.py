@@ -54,20 +54,6 @@ class KeyedRequest:
     outcome_unknown: bool = False  # another middleware has failed, and the view may have acted
     phases: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def on_store_error(self) -> str:
-        return self.options.on_store_error
-
-    @property
-    def wait(self) -> float:
-        """Seconds that a copy waits for the answer of the first request."""
-        return self.options.form_wait if self.html else self.options.wait
-
-    @property
-    def replays(self) -> bool:
-        """Is the stored answer given to a credential that nothing has checked?"""
-        return self.options.anonymous or self.options.replay_to_credentials
-
 
 @dataclass(slots=True, eq=False)
 class Idempotency:

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.core.signals import got_request_exception
 from django.urls import Resolver404, get_resolver, resolve
-from django.utils.module_loading import import_string
 
 from django_distlock.concurrency.flow import run
 
-from .conf import middleware
 from .decisions import SAFE_METHODS, BadKey
 from .execution import begin, claim, end, finish, in_thread, refuse_transaction
 from .handle import Idempotency, KeyedRequest, MakeResponse
@@ -119,18 +117,6 @@ def _has_key_callable(request: HttpRequest) -> bool:
 def _has_a_key(state: Idempotency) -> bool:
     """May there be an answer to be stored? A decorator may have one that is rendered later."""
     return not state.without_key or state.attempt is not None
-
-
-def position_of_middleware() -> int | None:
-    """The index of the middleware, or of a class derived from it, in MIDDLEWARE."""
-    for position, path in enumerate(middleware()):
-        try:
-            factory = import_string(path)
-        except ImportError:  # Django reports it
-            continue
-        if isinstance(factory, type) and issubclass(factory, IdempotencyMiddleware):
-            return position
-    return None
 
 
 def _has_to_do(request: HttpRequest, view: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 ATTRIBUTE, EXEMPT = "_distlock_idempotent", "_distlock_idempotency_exempt"
@@ -22,14 +22,6 @@ def served_by_middleware(view: Any, method: str) -> dict[str, Any] | None:
     It serves the views without ``@idempotent``, and operations of django-ninja with it: what these return is no
     response yet. Other decorated views and those of the mixins do everything themselves.
     """
-    try:
-        return _served(view, method)
-    except TypeError:  # the view is not hashable
-        return _served.__wrapped__(view, method)
-
-
-@lru_cache(1024)
-def _served(view: Any, method: str) -> dict[str, Any] | None:
     *parts, function = _parts(view, method)
     owner = view_class(view) or getattr(view, "model_admin", None)
     if is_exempt(view, method) or getattr(owner, "idempotency_in_view", False):

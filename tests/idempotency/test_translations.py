@@ -27,7 +27,7 @@ def bad_key(key: str) -> decisions.BadKey:
 PAGES: dict[str, Any] = {
     "busy": lambda request: LockBusyMiddleware(HttpResponse).process_exception(request, LockNotAcquired("taken")),
     **{
-        f"{answer.code}, {answer.text}, {action}": lambda request, answer=answer, action=action: responses._given(
+        f"{answer.code}, {answer.text}, {action}": lambda request, answer=answer, action=action: responses.given(
             answer, request, True, location="/1/", **(AGAIN if action else {"action": None})
         )
         for answer in vars(responses).values()

@@ -14,13 +14,13 @@ from django.utils.translation import gettext as _
 from django_distlock.concurrency.text import is_secret
 from django_distlock.http.answers import page, problem
 from django_distlock.idempotency.decisions import BadKey, gettext_noop
-from django_distlock.idempotency.records import StoredResponse
 
 from . import forms
 from .requests import FIELD, address_of
 
 if TYPE_CHECKING:
     from django_distlock.idempotency.handle import KeyedRequest
+    from django_distlock.idempotency.records import StoredResponse
 
 PAGE = "django_distlock/idempotency/page.html"
 HELP = "https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/"
@@ -28,7 +28,10 @@ REFRESH = 2  # seconds until the page "still working" sends its form again
 
 
 class Answer(NamedTuple):
-    """One row of the table: what a program is told, and what a person. An empty ``title`` goes to people only."""
+    """One row of the table: what a program is told, and what a person. An empty ``title`` goes to people only.
+
+    A page with a ``button`` keeps the data that it sends again; one without it says ``text``, too.
+    """
 
     code: str
     status: int
@@ -38,6 +41,7 @@ class Answer(NamedTuple):
     page_text: str
     button: str = ""  # sends the same data again
     no_button: str = ""  # where the page does not keep them
+    retry_after: float = 0.0
 
 
 OPEN_AGAIN = gettext_noop("What you sent has not been saved. Please open the form again.")
@@ -53,6 +57,7 @@ IN_FLIGHT = Answer(
     gettext_noop("What you sent has arrived and is being worked on. There is no need to fill it in again."),
     gettext_noop("Look now"),
     gettext_noop("To see what has become of it, go back and press the button once more. It is saved only once."),
+    retry_after=1.0,
 )
 MISMATCH = Answer(
     "mismatch",
@@ -111,6 +116,7 @@ STORE_DOWN = Answer(
     gettext_noop("The request was not carried out: it could not be made sure that this happens only once."),
     gettext_noop("Please try again in a moment"),
     OPEN_AGAIN,
+    retry_after=5.0,
 )
 NOT_ISSUED = Answer(
     "not_issued",
@@ -142,40 +148,36 @@ SESSION_CHANGED = Answer(
 )
 
 
-def _given(
-    answer: Answer, request: HttpRequest, html: bool, retry_after: float | None = None, **context: Any
+def given(
+    answer: Answer, request: HttpRequest, html: bool, *, key: str | None = None, values: Any = (), **context: Any
 ) -> HttpResponse:
+    """The answer. A page sends its data again with ``key``, else as something new. ``values`` are those of the text."""
+    detail = _(answer.text) % values if values else answer.text and _(answer.text)
     if html:
         # gettext of an empty text would be the head of the catalog
         button, no_button = (text and _(text) for text in (answer.button, answer.no_button))
         told = {"title": _(answer.page_title), "text": _(answer.page_text), "button": button, "no_button": no_button}
-        response = page(request, PAGE, answer.status, code=answer.code, **told, **context)
+        more = _again(request, key) if button else {"detail": detail}
+        response = page(request, PAGE, answer.status, code=answer.code, **told, **{**more, **context})
     else:
-        response = problem(answer.status, _(answer.title), _(answer.text), code=answer.code)
-    if retry_after is not None:
-        response["Retry-After"] = str(max(1, math.ceil(retry_after)))
+        response = problem(answer.status, _(answer.title), detail, code=answer.code)
+    if answer.retry_after:
+        response["Retry-After"] = str(max(1, math.ceil(answer.retry_after)))
     return response
 
 
 def bad_key(request: HttpRequest, why: BadKey, *, html: bool) -> HttpResponse:
-    detail = _(why.text) % why.values if why.values else _(why.text)
-    if html:
-        return page(request, PAGE, why.status, code=why.code, title=_("Not saved"), detail=detail, text=_(OPEN_AGAIN))
-    response = problem(why.status, _(why.title), detail, code=why.code)
+    answer = Answer(why.code, why.status, why.title, why.text, gettext_noop("Not saved"), OPEN_AGAIN)
+    response = given(answer, request, html, values=why.values)
     if why.code == "missing_key":
         response["Link"] = f'<{HELP}>; rel="help"'
     return response
 
 
-def not_issued(request: HttpRequest) -> HttpResponse:
-    """The answer to a form key that was not issued to this principal: nothing was done."""
-    return _given(NOT_ISSUED, request, True, **_again(request))
-
-
 def session_changed(request: HttpRequest, key: str) -> HttpResponse:
     """The answer to a form whose CSRF token is that of the previous session; its key is still valid."""
     shown = [(name, value) for name, value in _fields(request) if value and not is_secret(name)]
-    response = _given(SESSION_CHANGED, request, True, shown=shown, **_again(request, key))
+    response = given(SESSION_CHANGED, request, True, key=key, shown=shown)
     response["X-Frame-Options"] = "DENY"  # no other site may frame the button
     return response
 
@@ -183,49 +185,18 @@ def session_changed(request: HttpRequest, key: str) -> HttpResponse:
 def in_flight(attempt: KeyedRequest) -> HttpResponse:
     """The page asks again by sending the same form, so that everything that guards the view guards the outcome."""
     if not attempt.html:
-        return _given(IN_FLIGHT, attempt.request, False, 1)
+        return given(IN_FLIGHT, attempt.request, False)
     key = attempt.request.POST.get(FIELD)
-    context = {"action": None} if key is None else _again(attempt.request, key)
-    return _given(IN_FLIGHT, attempt.request, True, REFRESH, seconds=REFRESH, **context)
-
-
-def mismatch(attempt: KeyedRequest, stored: StoredResponse | None, *, running: bool = False) -> HttpResponse:
-    """The answer to other data with the same key. ``running``: the first request has not ended, and may fail."""
-    answer = MISMATCH_RUNNING if running else MISMATCH
-    return _repeatable(attempt, answer, location=stored.location if stored else None)
-
-
-def tombstone(attempt: KeyedRequest, stored: StoredResponse | None, *, withheld: bool = False) -> HttpResponse:
-    """The answer if the request was carried out and its answer is not stored, or not for this client."""
-    if stored is not None and stored.location:
-        moved = StoredResponse(status=303, headers=stored.headers, body=b"", messages=stored.messages)
-        return replay(attempt.request, moved)
-    return _repeatable(attempt, WITHHELD if withheld else COMPLETED)
-
-
-def held(attempt: KeyedRequest) -> HttpResponse:
-    """The answer if the first request broke off and its effect is unknown."""
-    return _repeatable(attempt, UNKNOWN)
-
-
-def _repeatable(attempt: KeyedRequest, answer: Answer, **context: Any) -> HttpResponse:
-    """The answer; on a page with a button that sends the same data as something new."""
-    again = _again(attempt.request) if attempt.html else {}
-    return _given(answer, attempt.request, attempt.html, **context, **again)
-
-
-def too_many_keys(attempt: KeyedRequest, seconds: float) -> HttpResponse:
-    """The answer to a key beyond the quota; ``seconds`` until the next key of the principal ends."""
-    return _given(TOO_MANY, attempt.request, attempt.html, seconds, detail=_(TOO_MANY.text))
+    context = {"seconds": REFRESH} if key else {"action": None}
+    return given(IN_FLIGHT._replace(retry_after=REFRESH), attempt.request, True, key=key, **context)
 
 
 def store_down(request: HttpRequest, *, html: bool) -> HttpResponse:
-    return _given(STORE_DOWN, request, html, 5, detail=_(STORE_DOWN.text))
+    return given(STORE_DOWN, request, html)
 
 
-def _again(request: HttpRequest, key: str | None = None) -> dict[str, Any]:
-    """What a page needs to send the same data again, without a ``key`` as something new; no action if they have files
-    or secrets."""
+def _again(request: HttpRequest, key: str | None) -> dict[str, Any]:
+    """What a page needs to send the same data again; no action if they have files or secrets."""
     fields = _fields(request)
     if request.FILES or request.method != "POST" or any(is_secret(name) for name, _value in fields):
         return {"action": None}

@@ -45,9 +45,9 @@ def table_in(alias: str) -> DatabaseStorage:
     return DatabaseStorage(alias)
 
 
-def purge(days: float = 0) -> int:
-    """Delete the records that expired ``days`` days ago or earlier, in every database. Returns their number."""
-    return sum(_purge(alias, days) for alias in databases())
+def purge() -> int:
+    """Delete the records whose lifetime is over, in every database. Returns their number."""
+    return sum(_purge(alias) for alias in databases())
 
 
 def forget_user(user: Any) -> int:
@@ -75,12 +75,8 @@ def is_allowed(alias: str) -> bool:
     return bool(router.allow_migrate(alias, "django_distlock", model_name="idempotencyrecord"))
 
 
-def _purge(alias: str, days: float = 0) -> int:
-    deleted = 0
-    if _has_table(alias):
-        while found := table_in(alias).purge(days * 86400):
-            deleted += found
-    return deleted
+def _purge(alias: str) -> int:
+    return sum(iter(table_in(alias).purge, 0)) if _has_table(alias) else 0
 
 
 def _has_table(alias: str) -> bool:

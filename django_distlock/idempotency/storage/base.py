@@ -58,19 +58,12 @@ class Storage(ABC):
 
     @abstractmethod
     def change(
-        self,
-        held: KeyClaim | Record,
-        states: Sequence[str],
-        *,
-        ttl: float,
-        expires: float | None = None,
-        ended: bool = False,
-        **values: Any,
+        self, held: KeyClaim | Record, states: Sequence[str], ttl: float, expires: float | None = None, **values: Any
     ) -> bool:
         """Set ``values`` in the record of ``held`` if it is in one of ``states``; keep the record ``ttl`` seconds.
 
-        ``expires``: seconds until its claim or its answer ends, where that changes. ``ended``: only if the claim has
-        expired, or its request has failed. ``values`` are fields of a record; phases are given as JSON.
+        Of a Record, which somebody else holds, only if the claim has expired or its request has failed. ``expires``:
+        seconds until its claim or its answer ends, where that changes. ``values`` are fields; phases are given as JSON.
         """
 
     @abstractmethod
@@ -89,35 +82,25 @@ class Storage(ABC):
         """
         kept = record.state != COMPLETED and record.fingerprint == claim.fingerprint
         phases = {} if kept else {"phases": "{}"}
-        return self.change(
-            record,
-            (record.state,),
-            ended=True,
-            ttl=claim.ttl,
-            expires=claim.claim_ttl,
-            state=CLAIMED,
-            owner=claim.owner,
-            fingerprint=claim.fingerprint,
-            answer=None,
-            **phases,
-        )
+        mine = {"state": CLAIMED, "owner": claim.owner, "fingerprint": claim.fingerprint, "answer": None, **phases}
+        return self.change(record, (record.state,), claim.ttl, claim.claim_ttl, **mine)
 
     def hold(self, record: Record, ttl: float) -> bool:
         """Set the state "unknown" for an expired claim, unless the record has changed since it was read."""
-        return self.change(record, (CLAIMED,), ended=True, ttl=ttl, expires=ttl, state=UNKNOWN)
+        return self.change(record, (CLAIMED,), ttl, ttl, state=UNKNOWN)
 
     def complete(self, claim: KeyClaim, answer: StoredResponse) -> bool:
         """Store the answer, for ``claim.ttl`` seconds from now."""
-        return self.change(claim, OPEN, ttl=claim.ttl, expires=claim.ttl, state=COMPLETED, answer=answer)
+        return self.change(claim, OPEN, claim.ttl, claim.ttl, state=COMPLETED, answer=answer)
 
     def add_body(self, claim: KeyClaim, answer: StoredResponse) -> bool:
         """Store the body of an answer that was rendered after :meth:`complete`."""
-        return self.change(claim, (COMPLETED,), ttl=claim.ttl, answer=answer)
+        return self.change(claim, (COMPLETED,), claim.ttl, answer=answer)
 
     def release(self, claim: KeyClaim, *, failed: bool = False) -> bool:
         """Free the key. ``failed``: keep the finished phases for the next attempt."""
-        return self.change(claim, OPEN, ttl=claim.ttl, state=FAILED) if failed else self.remove(claim, OPEN)
+        return self.change(claim, OPEN, claim.ttl, state=FAILED) if failed else self.remove(claim, OPEN)
 
     def save_phases(self, claim: KeyClaim, phases: str) -> bool:
         """Store the results of the finished phases, given as JSON."""
-        return self.change(claim, OPEN, ttl=claim.ttl, phases=phases)
+        return self.change(claim, OPEN, claim.ttl, phases=phases)

@@ -72,14 +72,7 @@ class CacheStorage(Storage):
         return True
 
     def change(
-        self,
-        held: KeyClaim | Record,
-        states: Sequence[str],
-        *,
-        ttl: float,
-        expires: float | None = None,
-        ended: bool = False,
-        **values: Any,
+        self, held: KeyClaim | Record, states: Sequence[str], ttl: float, expires: float | None = None, **values: Any
     ) -> bool:
         if isinstance(held, Record):
             if "owner" in values:

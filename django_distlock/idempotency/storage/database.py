@@ -141,14 +141,7 @@ class DatabaseStorage(Storage):
         return not self._query(f"SELECT 1 FROM {TABLE} WHERE scope = %s FOR UPDATE SKIP LOCKED", scope)  # noqa: S608
 
     def change(
-        self,
-        held: KeyClaim | Record,
-        states: Sequence[str],
-        *,
-        ttl: float,
-        expires: float | None = None,
-        ended: bool = False,
-        **values: Any,
+        self, held: KeyClaim | Record, states: Sequence[str], ttl: float, expires: float | None = None, **values: Any
     ) -> bool:
         columns = stored(held.scope, values)
         assignments = [*(f"{name} = %s" for name in columns), "lives_until = {now} + %s"]
@@ -156,7 +149,7 @@ class DatabaseStorage(Storage):
         if expires is not None:
             assignments.append("expires_at = {now} + %s")
             parameters.append(micros(expires))
-        free = " AND (expires_at <= {now} OR state = 'failed')" if ended else ""
+        free = " AND (expires_at <= {now} OR state = 'failed')" if isinstance(held, Record) else ""
         text = f"UPDATE {TABLE} SET {', '.join(assignments)} WHERE {MINE} AND state IN ({marks(states)}){free}"  # noqa: S608
         return self._change(text, *parameters, held.scope, held.owner, *states) > 0
 
@@ -176,10 +169,9 @@ class DatabaseStorage(Storage):
         """Delete the keys of a principal, except those of running requests. Returns their number."""
         return self._change(f"DELETE FROM {TABLE} WHERE principal = %s AND NOT {RUNNING}", principal)  # noqa: S608
 
-    def purge(self, older_than: float = 0, batch: int = 1000) -> int:
-        """Delete at most ``batch`` records that expired ``older_than`` seconds ago or earlier. Returns their number."""
-        over = f"lives_until <= {{now}} - %(older_than)s AND NOT {RUNNING}"
-        return delete(self.alias, TABLE, "scope", over, {"older_than": micros(older_than)}, batch)
+    def purge(self, batch: int = 1000) -> int:
+        """Delete at most ``batch`` records whose lifetime is over. Returns their number."""
+        return delete(self.alias, TABLE, "scope", f"lives_until <= {{now}} AND NOT {RUNNING}", {}, batch)
 
     def _query(self, text: str, *parameters: Any) -> list[Any]:
         with self._cursor() as cursor:
