@@ -14,8 +14,7 @@ from django_distlock.concurrency.flow import run
 from django_distlock.storage.dialect import contended
 from django_distlock.storage.transactions import in_transaction
 
-from .decisions import Ending
-from .execution import claim, end, ending_of, logger, store
+from .execution import claim, end, logger, store
 from .http import responses
 
 if TYPE_CHECKING:
@@ -41,13 +40,14 @@ def exactly_once(attempt: KeyedRequest, state: Idempotency, call: Callable[[], A
             answering = _claim_inside(attempt)
             if answering is None:
                 state.attempt = attempt
-                return _finish_inside(attempt, call())
+                return _finish_inside(attempt, state, call())
         return answering()  # outside: a page may query, which a failed transaction refuses
     except AnswerNotStored:
         logger.exception("The answer of %s could not be kept, so nothing was done.", ascii(attempt.claim.route))
         return responses.store_down(attempt.request, html=attempt.html)
     finally:
-        end(attempt)
+        if not state.late:
+            end(attempt)
 
 
 def _claim_inside(attempt: KeyedRequest) -> Any:
@@ -64,20 +64,36 @@ class AnswerNotStored(Exception):
     """The answer could not be stored: the transaction must not be committed."""
 
 
-def _finish_inside(attempt: KeyedRequest, response: Any) -> Any:
+def is_left_to_middleware(state: Idempotency, response: Any) -> bool:
+    """Is this no response yet, but what an operation of django-ninja returns? Then the middleware stores the answer."""
+    if isinstance(response, HttpResponseBase):
+        return False
+    if not state.has_middleware:
+        raise TypeError(
+            f"@idempotent keeps the response of a view, not {type(response).__name__}. In django-ninja use the "
+            "IdempotencyMiddleware, or put it around the operation: @decorate_view(idempotent) below @api.post."
+        )
+    state.late = True
+    return True
+
+
+def _finish_inside(attempt: KeyedRequest, state: Idempotency, response: Any) -> Any:
     if inspect.isawaitable(response):
         if inspect.iscoroutine(response):
             response.close()
         raise TypeError("atomic=True needs a sync view: Django's transactions are not for async code.")
-    if not isinstance(response, HttpResponseBase):
+    if attempt.options.atomic and not isinstance(response, HttpResponseBase):
         raise TypeError(
             f"@idempotent(atomic=True) keeps the response of a view, not {type(response).__name__}. In django-ninja "
             "put it around the operation: @decorate_view(idempotent(atomic=True)) below @api.post."
         )
+    if is_left_to_middleware(state, response):
+        attempt.alias = None  # it is a claim like others as soon as this transaction is committed
+        return response
     # the store was down and on_store_error is "open", or the view has chosen to roll back
     if not attempt.running or connections[attempt.alias].needs_rollback:  # type: ignore[index]
         return response
-    if ending_of(attempt, response) is Ending.ROLL_BACK:
+    if response.status_code >= 500:
         transaction.set_rollback(True, using=attempt.alias)
         return response
     try:

@@ -173,14 +173,6 @@ def judge(record: Record, fingerprint: str) -> Decision:
     return Decision.CRASHED if record.expired else Decision.IN_FLIGHT
 
 
-class Ending(Enum):
-    """What happens to the key when the view has answered."""
-
-    KEEP = "keep"
-    RELEASE = "release"
-    ROLL_BACK = "roll back"  # release, and undo what the view wrote
-
-
 def kept_headers(headers: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
     """The headers of the list, and never a cookie."""
     return tuple(

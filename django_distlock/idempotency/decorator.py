@@ -18,14 +18,14 @@ from django_distlock.locks.decorators import call_view, is_async_dispatch, open_
 from django_distlock.storage.transactions import in_transaction
 from django_distlock.validation import refuse_registered
 
-from .atomic import exactly_once
+from .atomic import exactly_once, is_left_to_middleware
 from .conf import OnCrash, OnStoreError, options_of_view
 from .decisions import SAFE_METHODS
-from .execution import begin, claim, end, finish, free, in_thread, refuse_transaction, state_of
+from .execution import begin, claim, end, finish, in_thread, refuse_transaction, state_of
 from .handle import Idempotency, KeyedRequest
 from .http.disconnect import finish_despite_disconnect
 from .http.requests import may_have_key
-from .options import ATTRIBUTE, EXEMPT, key_callables
+from .options import ATTRIBUTE, EXEMPT
 
 F = TypeVar("F", bound=Callable[..., Any])
 # The aliases of exactly-once views, for the system check.
@@ -105,15 +105,13 @@ def _decorate(given: dict[str, Any], view: Any) -> Any:
     refuse_registered(view, "@idempotent")
     if not callable(view):
         raise TypeError(f"@idempotent decorates a view, not {type(view).__name__}.")
-    if key := given.get("key"):
-        key_callables.add(key)
     is_async = iscoroutinefunction(view)
     if atomic := given.get("atomic"):
         if is_async:
             raise TypeError("atomic=True needs a sync view: Django's transactions are not for async code.")
         atomic_aliases.add(atomic)
     wrapper = _async_view(given, view) if is_async else _sync_view(given, view)
-    setattr(wrapper, ATTRIBUTE, given)
+    setattr(wrapper, ATTRIBUTE, True)
     with suppress(Exception):  # django-ninja looks up names of annotations in the module of the wrapper
         wrapper.__signature__ = inspect.signature(wrapper, eval_str=True)
     return wrapper
@@ -164,7 +162,7 @@ async def once(request: HttpRequest, given: Mapping[str, Any], call: Callable[[]
     """
     state = state_of(request)
     if _is_left_to_others(request, state, given):
-        return await _called(call) if state.answer is None else await in_thread(state.answer)
+        return await _called(call)
     if not (may_have_key(request) or "key" in given or given.get("required")):
         return await _called(call)
     attempt = await in_thread(begin, request, given)
@@ -182,18 +180,22 @@ async def _claimed(attempt: KeyedRequest, state: Idempotency, call: Callable[[],
     state.attempt = attempt
     try:
         response = await _called(call)
+        is_left = is_left_to_middleware(state, response)
     except Exception:
-        await in_thread(free, attempt)
+        await in_thread(finish, attempt)
         raise
     except BaseException:  # otherwise the claim would be renewed as long as the process lives
         end(attempt)
         raise
-    if state.has_middleware and not in_task() and any(in_transaction(alias) for alias in connections):
-        # of another database than the keys: its commit may fail, so the middleware stores the answer after it
-        state.late = True
-        return response
-    await in_thread(finish, attempt, response)
+    # the commit of another database than that of the keys may fail, so the middleware stores the answer after it
+    if not (is_left or _in_other_transaction(state)):
+        await in_thread(finish, attempt, response)
     return response
+
+
+def _in_other_transaction(state: Idempotency) -> bool:
+    state.late = state.has_middleware and not in_task() and any(in_transaction(alias) for alias in connections)
+    return state.late
 
 
 async def _called(call: Callable[[], Any]) -> Any:
@@ -207,13 +209,9 @@ def _is_left_to_others(request: HttpRequest, state: Idempotency, given: Mapping[
     """
     if request.method in SAFE_METHODS:
         return True
-    if state.served is not None and state.served is given:  # an operation of django-ninja
-        if state.attempt is not None:
-            state.attempt.reached = True
-        return True
     # an attempt that has ended is an earlier one: a decorator above has called the view again
     is_claimed = state.attempt is not None and state.attempt.running
-    if state.served is not None or (is_claimed and given.get("atomic")):
+    if state.served or (is_claimed and given.get("atomic")):
         raise ImproperlyConfigured(
             "The IdempotencyMiddleware did not see the options of @idempotent: a decorator above it, or a method that "
             "overrides the decorated one, hides them. Put @idempotent on top, or use functools.wraps in that decorator."

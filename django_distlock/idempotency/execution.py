@@ -31,7 +31,7 @@ from django_distlock.storage.transactions import in_transaction
 
 from . import decisions, signals
 from .conf import config, login_url
-from .decisions import BadKey, Decision, Ending
+from .decisions import BadKey, Decision
 from .handle import Idempotency, KeyedRequest, MakeResponse
 from .http import forms, responses
 from .http.requests import (
@@ -340,14 +340,10 @@ def _is_trusted(attempt: KeyedRequest) -> bool:
     return bool(getattr(attempt.request, "auth", None))
 
 
-def ending_of(attempt: KeyedRequest, response: HttpResponseBase) -> Ending:
-    """Decide whether this answer is final: then it is stored, else the key is freed."""
-    if response.status_code >= 500:
-        return Ending.ROLL_BACK
-    return Ending.KEEP if attempt.kept or _is_final(attempt, response) else Ending.RELEASE
-
-
 def _is_final(attempt: KeyedRequest, response: HttpResponseBase) -> bool:
+    """Is this answer stored? Otherwise the key is freed."""
+    if response.status_code >= 500 or attempt.kept:
+        return response.status_code < 500
     status, is_redirect = response.status_code, 300 <= response.status_code < 400
     if attempt.source == "form":  # a page is the form with its errors, unless it makes htmx load another one
         moves_on = any(response.has_header(name) for name in ("HX-Redirect", "HX-Location"))
@@ -360,48 +356,33 @@ def _is_final(attempt: KeyedRequest, response: HttpResponseBase) -> bool:
     return 200 <= status < 400 and not to_login
 
 
-def finish(attempt: KeyedRequest, response: HttpResponseBase) -> None:
-    """Store the answer, or free the key. An error of the storage is only logged: the view has acted."""
+def finish(attempt: KeyedRequest, response: HttpResponseBase | None = None) -> None:
+    """Store the answer, or free the key; None: the view has raised. An error of the storage is only logged: the view
+    has acted."""
     if not attempt.running:
         return
     end(attempt)
     route = ascii(attempt.claim.route)
-    if not attempt.reached:  # what is around it has answered, and it has done nothing
-        _release(attempt)
-    elif attempt.outcome_unknown and response.status_code >= 500:
+    if response is not None and attempt.outcome_unknown and response.status_code >= 500:
         logger.warning("Another middleware failed after %s: its claim runs out, as if the process had died.", route)
-    else:
-        try:
-            if not store(attempt, response):
-                logger.warning("The answer of %s was not kept: its claim was taken over or released.", route)
-        except (BackendUnavailable, LockNotAcquired):
-            logger.exception("The answer of %s could not be kept.", route)
+        return
+    try:
+        if not store(attempt, response):
+            logger.warning("The answer of %s was not kept: its claim was taken over or released.", route)
+    except (BackendUnavailable, LockNotAcquired):
+        logger.exception("The answer of %s could not be kept.", route)
 
 
-def store(attempt: KeyedRequest, response: HttpResponseBase) -> bool:
+def store(attempt: KeyedRequest, response: HttpResponseBase | None) -> bool:
     """Store an answer that is final, else free the key. False: another request has the claim by now."""
     storage, claim = attempt.storage, attempt.claim
-    if ending_of(attempt, response) is not Ending.KEEP:
+    if response is None or not _is_final(attempt, response):
         storage.release(claim, failed=attempt.alias is None and bool(attempt.phases))
         return True
     stored = storage.complete(claim, _answer_of(attempt, response))
     if stored:
         _keep_body_when_rendered(attempt, response)
     return stored
-
-
-def free(attempt: KeyedRequest) -> None:
-    """Free the key after an exception of the view. An error of the storage is only logged: the view's is raised."""
-    if attempt.running:
-        end(attempt)
-        _release(attempt)
-
-
-def _release(attempt: KeyedRequest) -> None:
-    try:
-        attempt.storage.release(attempt.claim, failed=bool(attempt.phases))
-    except (BackendUnavailable, LockNotAcquired):
-        logger.exception("The key of %s could not be freed.", ascii(attempt.claim.route))
 
 
 def end(attempt: KeyedRequest) -> None:

@@ -49,7 +49,6 @@ class KeyedRequest:
     running: bool = False
     broken: bool = False  # the storage failed in the caller's transaction
     kept: bool = False  # the view has called keep()
-    reached: bool = True  # False until an operation of django-ninja is called
     raised: bool = False  # by the view
     outcome_unknown: bool = False  # another middleware has failed, and the view may have acted
     phases: dict[str, Any] = field(default_factory=dict)
@@ -63,11 +62,10 @@ class Idempotency:
     """
 
     attempt: KeyedRequest | None = None
-    served: dict[str, Any] | None = None  # the options with which the middleware serves the view
+    served: bool = False  # the middleware has taken the view for one without a decorator
     has_middleware: bool = False
-    late: bool = False  # the middleware stores the answer of a decorated view, after the request's transaction
+    late: bool = False  # the middleware stores the answer of a decorated view
     without_key: bool = False  # the middleware has looked, and has nothing to do for the view
-    answer: MakeResponse | None = None  # found by the middleware, given below an operation of django-ninja
 
     def __bool__(self) -> bool:
         return self.key is not None

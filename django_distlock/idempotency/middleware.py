@@ -5,22 +5,23 @@ from __future__ import annotations
 
 import sys
 import traceback
+from asyncio import CancelledError
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.core.signals import got_request_exception
-from django.urls import Resolver404, get_resolver, resolve
+from django.http import StreamingHttpResponse
 
 from django_distlock.concurrency.flow import run
 
 from .decisions import SAFE_METHODS, BadKey
 from .execution import begin, claim, end, finish, in_thread, refuse_transaction
-from .handle import Idempotency, KeyedRequest, MakeResponse
+from .handle import Idempotency, KeyedRequest
 from .http import responses
 from .http.disconnect import finish_despite_disconnect
 from .http.requests import keep_readable, may_have_key
-from .options import PLAIN, key_callables, served_by_middleware
+from .options import is_served_by_middleware
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -54,7 +55,7 @@ class IdempotencyMiddleware:
         if not self.is_async:
             return run(answering)
         # a task of its own costs time, and most requests need none
-        is_keyed = request.method not in SAFE_METHODS and (may_have_key(request) or _has_key_callable(request))
+        is_keyed = request.method not in SAFE_METHODS and may_have_key(request)
         state: Idempotency = request.idempotency  # type: ignore[attr-defined]
         return finish_despite_disconnect(answering, lambda: _has_a_key(state)) if is_keyed else answering
 
@@ -62,9 +63,11 @@ class IdempotencyMiddleware:
         try:
             response = self.get_response(request)
             response = await response if self.is_async else response
-        except BaseException:  # KeyboardInterrupt, SystemExit: no answer comes, so the renewal must end
+        except BaseException as error:
             if (attempt := _attempt_of(request)) is not None:
-                end(attempt)
+                if isinstance(error, CancelledError) and request.idempotency.late:  # type: ignore[attr-defined]
+                    await in_thread(finish, attempt, StreamingHttpResponse())  # the view has acted, and nobody waits
+                end(attempt)  # no answer comes
             raise
         await self._finish(request, response)
         return _private(request, response)
@@ -79,12 +82,15 @@ class IdempotencyMiddleware:
         if not _has_to_do(request, view):
             state.without_key = True
             return None
-        attempt = await in_thread(begin, request, state.served or {})
+        attempt = await in_thread(begin, request, {})
         if not isinstance(attempt, KeyedRequest):
             state.without_key = True
             return attempt
         refuse_transaction(attempt)
-        return await in_thread(_served, attempt, await claim(attempt))
+        if (answer := await claim(attempt)) is not None:
+            return await in_thread(answer)
+        state.attempt = attempt
+        return None
 
     def process_template_response(self, request: HttpRequest, response: Any) -> Any:
         """Store the answer before it is rendered: the view has acted, and rendering may fail."""
@@ -101,47 +107,21 @@ class IdempotencyMiddleware:
             attempt.raised = True
 
 
-def _has_key_callable(request: HttpRequest) -> bool:
-    """Is the view served here, and does it find the key by a callable? Django will resolve the path again."""
-    urlconf = getattr(request, "urlconf", None)
-    _ = get_resolver(urlconf).url_patterns  # imports the views, whose decorators note their callables
-    if not key_callables:
-        return False
-    try:
-        view = resolve(request.path_info, urlconf).func
-    except Resolver404:
-        return False
-    return "key" in (served_by_middleware(view, request.method or "") or ())
-
-
 def _has_a_key(state: Idempotency) -> bool:
     """May there be an answer to be stored? A decorator may have one that is rendered later."""
     return not state.without_key or state.attempt is not None
 
 
 def _has_to_do(request: HttpRequest, view: Any) -> bool:
-    """Is the view served here, and may the request have a key, or need one? Not most requests."""
+    """Is the view served here, and may the request have a key? Not most requests."""
     if request.method in SAFE_METHODS:
         return False
     state: Idempotency = request.idempotency  # type: ignore[attr-defined]
-    given = state.served = served_by_middleware(view, request.method or "")
-    if given is None:
+    state.served = is_served_by_middleware(view, request.method or "")
+    if not state.served:
         with suppress(BadKey):  # the client has gone: told when the key is claimed
             keep_readable(request)
-    return given is not None and (may_have_key(request) or "key" in given or bool(given.get("required")))
-
-
-def _served(attempt: KeyedRequest, answer: MakeResponse | None) -> HttpResponse | None:
-    """The answer; None if the view runs, or if it gives the answer itself."""
-    state: Idempotency = attempt.request.idempotency  # type: ignore[attr-defined]
-    is_answered_here = state.served is PLAIN
-    if answer is None:
-        state.attempt, attempt.reached = attempt, is_answered_here
-        return None
-    if is_answered_here:
-        return answer()
-    state.answer = answer
-    return None
+    return state.served and may_have_key(request)
 
 
 def _private(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
@@ -154,7 +134,7 @@ def _attempt_of(request: HttpRequest) -> KeyedRequest | None:
     """The attempt that the middleware has to finish."""
     state: Idempotency = request.idempotency  # type: ignore[attr-defined]
     attempt = state.attempt
-    return attempt if (state.served is not None or state.late) and attempt is not None and attempt.running else None
+    return attempt if (state.served or state.late) and attempt is not None and attempt.running else None
 
 
 def _note_failure(*, request: HttpRequest | None = None, **facts: Any) -> None:

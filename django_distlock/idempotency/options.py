@@ -6,9 +6,6 @@ from functools import partial
 from typing import Any
 
 ATTRIBUTE, EXEMPT = "_distlock_idempotent", "_distlock_idempotency_exempt"
-PLAIN: dict[str, Any] = {}  # the options of a view without the decorator
-
-key_callables: set[object] = set()  # of all views
 
 # A log-in changes the principal, so its answer must not be repeated. Django's own views, and those derived from them,
 # are recognised by the names of their classes, without importing them.
@@ -16,20 +13,13 @@ _AUTH_VIEWS = {"LoginView", "LogoutView", "PasswordChangeView", "PasswordResetVi
 _ADMIN_VIEWS = {"login", "logout", "password_change"}
 
 
-def served_by_middleware(view: Any, method: str) -> dict[str, Any] | None:
-    """The options of a view whose keys the middleware claims; None if it claims none for this view.
-
-    It serves the views without ``@idempotent``, and operations of django-ninja with it: what these return is no
-    response yet. Other decorated views and those of the mixins do everything themselves.
-    """
-    *parts, function = _parts(view, method)
+def is_served_by_middleware(view: Any, method: str) -> bool:
+    """Does the middleware claim the keys of this view? Views with ``@idempotent`` and those of the mixins do everything
+    themselves."""
     owner = view_class(view) or getattr(view, "model_admin", None)
     if is_exempt(view, method) or getattr(owner, "idempotency_in_view", False):
-        return None
-    if any(getattr(part, ATTRIBUTE, None) is not None for part in parts):
-        return None
-    given: dict[str, Any] = getattr(function, ATTRIBUTE, PLAIN)
-    return None if given.get("atomic") else given
+        return False
+    return not any(hasattr(part, ATTRIBUTE) for part in _parts(view, method))
 
 
 def is_exempt(view: Any, method: str) -> bool:
@@ -53,8 +43,8 @@ def view_class(view: Any) -> Any:
 
 
 def _parts(view: Any, method: str) -> list[Any]:
-    """Where a decorator may be: the view, the handler of this method, its function, ``dispatch``, the ``run`` of an
-    operation of django-ninja; and last the function of that operation."""
+    """Where a decorator may be: the view, the handler of this method, its function, ``dispatch``; the ``run`` and the
+    function of an operation of django-ninja."""
     while isinstance(view, partial):
         view = view.func
     kind = view_class(view)
@@ -66,7 +56,7 @@ def _parts(view: Any, method: str) -> list[Any]:
     # REST framework's api_view creates the handler, without functools.wraps
     of_framework = getattr(handler, "__module__", None) == "rest_framework.decorators"
     function = _enclosed(handler, "func") if of_framework else None
-    return [view, handler, function, getattr(kind, "dispatch", None), None]
+    return [view, handler, function, getattr(kind, "dispatch", None)]
 
 
 def _enclosed(function: Any, name: str) -> Any:

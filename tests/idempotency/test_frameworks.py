@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import warnings
 from typing import Any, ClassVar
 
 import pytest
 from django.contrib.auth.models import AnonymousUser, User
+from django.db import connections
+from django.test import AsyncClient
 from django.urls import path
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.decorators import api_view, authentication_classes, permission_classes
@@ -25,8 +29,9 @@ with warnings.catch_warnings():
 
 from django_distlock.idempotency import idempotent
 from django_distlock.idempotency.drf import IdempotentMixin
-from tests.idempotency.views import act
-from tests.idempotency.world import Sender, Stage, at_once, change, on_servers, stage, states
+from tests.conftest import PATIENCE
+from tests.idempotency.views import aact, act
+from tests.idempotency.world import Sender, Stage, at_once, change, client_leaves, on_servers, stage, states
 
 accepted = {"yes": True}
 
@@ -117,6 +122,13 @@ api = NinjaAPI(auth=Bearer(), urls_namespace="distlock")
 def below(request: Any, order: Order) -> Any:
     act(request)
     return {"run": len(stage.runs), "amount": order.amount}
+
+
+@api.post("/hook/")
+@idempotent(key=lambda request: request.headers.get("X-Event"))
+async def hook(request: Any, order: Order) -> Any:
+    await aact(request)
+    return {"amount": order.amount}
 
 
 @api.post("/around/")
@@ -233,8 +245,12 @@ def operate(shape: str, key: str | None, amount: Any = 1) -> Any:
     return post(f"api/{shape}", key, "Bearer good", amount=amount)
 
 
-def test_below_the_operation(site: Stage, key: str, settings: Any) -> None:
+@pytest.mark.parametrize("in_transaction", [False, True])
+def test_below_the_operation(
+    site: Stage, key: str, settings: Any, monkeypatch: pytest.MonkeyPatch, in_transaction: bool
+) -> None:
     """Naive code answers every request 500: put @idempotent on top, which cannot be done here."""
+    monkeypatch.setitem(connections.settings[site.alias], "ATOMIC_REQUESTS", in_transaction)
     change(settings, REPLAY_TO_CREDENTIALS=False)
     first, second = operate("below", key), operate("below", key)
     assert (first.status_code, first.json()) == (200, {"run": 1, "amount": 1})
@@ -245,6 +261,26 @@ def test_below_the_operation(site: Stage, key: str, settings: Any) -> None:
     accepted["yes"] = False
     assert operate("below", key).status_code == 401
     assert (site.effects, states(site.alias)) == (1, ["completed"])
+
+
+def test_a_client_that_goes_from_an_operation_with_a_key_of_its_own(site: Stage, key: str) -> None:
+    """The answer is lost with it, and the work is not done again."""
+    acted, go_on = threading.Event(), threading.Event()
+
+    def pause(request: Any) -> Any:
+        acted.set()
+        return asyncio.to_thread(go_on.wait, PATIENCE)
+
+    async def leave() -> None:
+        headers = {"Authorization": "Bearer good", "X-Event": key}
+        sent = AsyncClient().post("/api/hook/", {"amount": 1}, content_type="application/json", headers=headers)
+        await client_leaves(asyncio.ensure_future(sent), acted, go_on.set)
+
+    site.during = pause
+    asyncio.run(leave())
+    site.during = lambda request: None
+    again = Sender(who="Bearer good").post("api/hook", {"amount": 1}, headers={"X-Event": key})
+    assert (again.status_code, again.json()["code"], site.effects) == (409, "already_completed", 1)
 
 
 def test_around_the_operation_exactly_once(site: Stage, key: str, settings: Any, caplog: Any) -> None:
