@@ -6,14 +6,20 @@ import contextlib
 import threading
 from concurrent import futures
 from typing import TYPE_CHECKING, Any, Self, TypeVar
+from unittest import mock
 
 from django.db import connections
 from django.test.runner import DiscoverRunner
 from django.test.utils import TestContextDecorator, override_settings
 
 from django_distlock.concurrency.background import Background
-
-from .operations import test_support
+from django_distlock.conf import configured
+from django_distlock.exceptions import DistlockError, LockNotHeld
+from django_distlock.manager import open_transactions, owner, release
+from django_distlock.manager.introspection import held_locks
+from django_distlock.manager.lock_table import State, lock_table
+from django_distlock.manager.registry import registry
+from django_distlock.operations.lookup import listed_as
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -32,6 +38,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+MEMORY = "django_distlock.backends.memory.MemoryBackend"
 
 
 class override_locks(TestContextDecorator):
@@ -53,9 +60,17 @@ class override_locks(TestContextDecorator):
         self._stack = contextlib.ExitStack()
 
     def enable(self) -> None:
+        aliases = configured()
+        unknown = [alias for alias in self._using or () if alias not in aliases]
+        if unknown:
+            raise ValueError(f"using: there is no lock alias {unknown[0]!r} in DISTLOCK.")
+        in_memory = {
+            alias: {**entry, "BACKEND": MEMORY, "OPTIONS": {}} if self._using is None or alias in self._using else entry
+            for alias, entry in aliases.items()
+        }
         with contextlib.ExitStack() as stack:
-            stack.enter_context(override_settings(DISTLOCK=test_support.in_memory(self._using)))
-            stack.enter_context(test_support.transactions_do_not_count())
+            stack.enter_context(override_settings(DISTLOCK=in_memory))
+            stack.enter_context(mock.patch.object(open_transactions, "ignored", True))
             self._stack = stack.pop_all()
 
     def disable(self) -> None:
@@ -67,8 +82,13 @@ class _StillLocked:
         self._name, self._using = name, using
 
     def check(self, when: str) -> Self:
-        found, held = test_support.find_held(self._name, self._using)
-        if not found:
+        key, listed = listed_as(self._name, self._using)
+        (report,) = held_locks(self._using)
+        if report.error is not None:
+            raise DistlockError(f"The locks of alias {self._using!r} cannot be listed: {report.error}.")
+        named = [info for info in report.locks if "kind" not in info.details]
+        if not any(info.name == listed or info.key == key for info in named):
+            held = (f"{info.name or info.key!r}, held by {info.holder or 'unknown'}" for info in named)
             what = "; ".join(held) or "nothing is"
             raise AssertionError(f"{self._name!r} on {self._using!r} is not held{when}. What is held: {what}.")
         return self
@@ -91,7 +111,11 @@ def assert_locked(name: str, using: str = "default") -> _StillLocked:
 
 def assert_no_locks_held() -> None:
     """AssertionError if this process holds any lock; the message names them."""
-    held = test_support.held_here()
+    held = [
+        f"{hold.key.name!r} on {hold.backend.alias!r}"
+        + (", until its transaction ends" if hold.state is State.DEFERRED else "")
+        for hold in lock_table.held()
+    ]
     if held:
         raise AssertionError(f"Still held: {'; '.join(held)}.")
 
@@ -105,7 +129,21 @@ def lose(lease: Lease, *, reason: str = "rehearsed") -> None:
     A lock that belongs to its caller's transaction (PostgreSQL) is lost for the holder only: others still wait for the
     end of that transaction.
     """
-    test_support.lose(lease, reason)
+    hold = lease._hold
+    grant = hold.grant
+    if lease._released or not release.lose(hold, reason):
+        raise LockNotHeld(f"{lease!r} cannot be lost: it is not held.")
+    if grant is None or grant.claim.scope == "transaction":  # it ends with its transaction only
+        return
+
+    def give_away() -> None:
+        with contextlib.suppress(DistlockError):
+            hold.backend.release(grant)
+
+    if owner.on_event_loop():  # releasing would wait for the loop that it blocks
+        threading.Thread(target=give_away, name="distlock-release", daemon=True).start()
+    else:
+        give_away()
 
 
 def race(fn: Callable[[], T] | Sequence[Callable[[], T]], times: int = 2, *, timeout: float = 30) -> list[T | Any]:
@@ -140,7 +178,7 @@ def close_lock_sessions() -> None:
 
     Held locks are lost. The next lock opens new sessions.
     """
-    test_support.close_sessions()
+    registry.close()
 
 
 class LockRunnerMixin:

@@ -11,6 +11,7 @@ import inspect
 import threading
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from weakref import WeakKeyDictionary
 
 from django_distlock.exceptions import LockLost, LockNotHeld
 from django_distlock.locks import decorators
@@ -25,14 +26,7 @@ T = TypeVar("T")
 F = TypeVar("F", bound="Callable[..., Any]")
 
 
-class _Open(threading.local):
-    """The open ``with`` blocks of this thread, innermost last: the lock and its block."""
-
-    def __init__(self) -> None:
-        self.blocks: list[tuple[object, AbstractContextManager[Any]]] = []
-
-
-_open = _Open()
+_open = threading.local()
 
 
 class DataLock(Generic[T]):
@@ -48,16 +42,19 @@ class DataLock(Generic[T]):
         refuse_trio()
         block = self.hold()
         value = block.__enter__()
-        _open.blocks.append((self, block))
+        self._blocks().append(block)
         return value
 
     def __exit__(self, *error: Any) -> bool | None:
-        for lock, block in reversed(_open.blocks):
-            if lock is self:
-                _open.blocks.remove((lock, block))
-                suppressed: bool | None = block.__exit__(*error)
-                return suppressed
-        raise LockNotHeld(f"{self!r} was not entered by this thread.")
+        if not (blocks := self._blocks()):
+            raise LockNotHeld(f"{self!r} was not entered by this thread.")
+        return blocks.pop().__exit__(*error)
+
+    def _blocks(self) -> list[AbstractContextManager[T]]:
+        """The open ``with`` blocks of this lock in this thread, the innermost last."""
+        if not hasattr(_open, "blocks"):
+            _open.blocks = WeakKeyDictionary()
+        return _open.blocks.setdefault(self, [])  # type: ignore[no-any-return]
 
     async def __aenter__(self) -> NoReturn:
         refuse_async(self.name)

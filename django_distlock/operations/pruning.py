@@ -26,25 +26,17 @@ if TYPE_CHECKING:
 Failure = DistlockError | ImproperlyConfigured
 
 
-def prune(using: str | None = None, *, days: float = 30) -> dict[str, int]:
+def prune(using: str | None = None, *, days: float = 30, failed: list[Failure] | None = None) -> dict[str, int]:
     """Delete names of locks that were not seen for ``days``, and leases that ended a day ago; return the numbers.
 
     Unless ``using`` names one alias, also events of the history after ``DISTLOCK_HISTORY_DAYS`` (``days`` without that
     setting), and idempotency keys after their lifetime. In batches of 1,000 rows.
 
-    Locks in use are not affected: their names are seen once a day, and fences follow the clock. BackendUnavailable if a
-    server does not answer for two seconds, or has no such table; the others are still pruned.
+    Locks in use are not affected: their names are seen once a day, and fences follow the clock. What does not answer
+    for two seconds, or has no such table, is left out: the errors go into ``failed``, without it the first is raised.
     """
-    deleted, failed = prune_all(using, days=days)
-    if failed:
-        raise failed[0]
-    return deleted
-
-
-def prune_all(using: str | None = None, *, days: float = 30) -> tuple[dict[str, int], list[Failure]]:
-    """As :func:`prune`; return the numbers, and the errors instead of raising them."""
     days = seconds("days", days) or 0.0
-    failed: list[Failure] = []
+    errors: list[Failure] = [] if failed is None else failed
     jobs = [partial(_prune_alias, alias, days) for alias in ([using] if using is not None else registry.aliases())]
     if using is None:
         config: Any = apps.get_app_config("django_distlock")
@@ -54,14 +46,16 @@ def prune_all(using: str | None = None, *, days: float = 30) -> tuple[dict[str, 
             try:
                 jobs += [partial(_prune_table, kind, pruner, database, days, silent) for database in pruner.databases()]
             except ImproperlyConfigured as error:  # the setting of this part
-                failed.append(error)
+                errors.append(error)
     deleted: Counter[str] = Counter()
     for job in jobs:
         try:
             deleted.update(job())
         except (DistlockError, ImproperlyConfigured) as error:
-            failed.append(error)
-    return dict(deleted), failed
+            errors.append(error)
+    if failed is None and errors:
+        raise errors[0]
+    return dict(deleted)
 
 
 def _prune_alias(alias: str, days: float) -> Mapping[str, int]:

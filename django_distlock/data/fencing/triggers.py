@@ -65,7 +65,7 @@ def reconcile(using: str, **kwargs: Any) -> None:
     """Create what is missing and drop what is left over. Receiver of ``post_migrate``, which ``flush`` sends too, but
     without a plan."""
     connection: Any = connections[using]
-    if "plan" not in kwargs or connection.vendor not in CREATE:
+    if "plan" not in kwargs:
         return
     missing, left_over = difference(using)
     quote = connection.ops.quote_name
@@ -87,23 +87,20 @@ def reconcile(using: str, **kwargs: Any) -> None:
 def difference(using: str) -> tuple[dict[Trigger, type[Model]], set[Trigger]]:
     """The triggers that are missing, each with its model, and those on tables of this project that no model wants."""
     connection = connections[using]
+    if connection.vendor not in FIND:
+        return {}, set()
     models = [each for each in apps.get_models(include_auto_created=True) if router.allow_migrate_model(using, each)]
+    tables = {_table(using, model) for model in models}
     wanted = {
-        (
-            PREFIX + names_digest(strip_quotes(model._meta.db_table), _column(model), length=12),
-            _table(using, model),
-        ): model
+        (_name(model), _table(using, model)): model
         for model in models
         if getattr(model, "enforce_fence", False) and own_fence(model) is not None and _is_there(using, model)
     }
-    tables = {_table(using, model) for model in models}
     parameters = [[*tables], PREFIX + "%"] if connection.vendor == "postgresql" else [PREFIX + "%"]
-    rows = run(connection, FIND[connection.vendor], parameters) if connection.vendor in FIND else []
+    rows = run(connection, FIND[connection.vendor], parameters)
     found = {(name, _same_case(using, table)) for name, table in rows}
-    return (
-        {trigger: model for trigger, model in wanted.items() if trigger not in found},
-        {trigger for trigger in found - wanted.keys() if trigger[1] in tables},
-    )
+    missing = {trigger: model for trigger, model in wanted.items() if trigger not in found}
+    return missing, {trigger for trigger in found - wanted.keys() if trigger[1] in tables}
 
 
 def _name(model: type[Model]) -> str:

@@ -7,7 +7,7 @@ added, changed or deleted.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlencode
 
 import django
@@ -30,7 +30,7 @@ from django_distlock.operations import history
 from django_distlock.operations.lookup import aliases
 from django_distlock.records import BackendReport
 
-from . import breaking
+from . import breaking, sections
 from .listing import LockList
 from .rows import duration, facts_of, label_of, moment, pk_of, place_of, row_of, signed, unsigned
 
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from django.http import HttpRequest, HttpResponse
-
-    from .sections import LeaseSection
 
     Base = admin.ModelAdmin[HeldLock]
 else:
@@ -64,9 +62,6 @@ EVENTS = {
 @admin.register(HeldLock)
 class HeldLockAdmin(Base):
     """Shows ``held_locks()``; there is no table. It is registered for the admin's index and its permissions."""
-
-    # Tables of other features below the list (sections.py); django_distlock.admin adds them.
-    sections: ClassVar[list[LeaseSection]] = []
 
     # permissions
 
@@ -93,9 +88,9 @@ class HeldLockAdmin(Base):
             return path(pattern, self.admin_site.admin_view(view), name=f"django_distlock_heldlock_{what}")
 
         return [
-            *(url for section in self.sections for url in section.urls(self)),
             named(self.changelist_view, "changelist", ""),
             named(self.break_view, "break", "break/"),
+            named(self.break_lease_view, "break_lease", "lease/break/"),
             named(self.confirm_view, "confirm", "<path:object_id>/break/"),
             # log entries link to this address
             named(self.detail_view, "change", "<path:object_id>/change/"),
@@ -122,13 +117,15 @@ class HeldLockAdmin(Base):
             return self._chosen(request)
         if request.method not in ("GET", "HEAD") or not self.has_view_permission(request):
             raise PermissionDenied
-        held = LockList(request.GET)
+        held, may_break = LockList(request.GET), self.has_break_permission(request)
         context = {
             "title": _("Held locks"),
             "held": held,
             "rows": [(row, self.address(request, "change", row["pk"])) for row in held.rows],
-            "may_break": self.has_break_permission(request),
-            "sections": [section.html(self, request) for section in self.sections],
+            "may_break": may_break,
+            "leases": sections.table(
+                request, self.admin_site, self.address(request, "break_lease") if may_break else None
+            ),
         }
         if REFRESH in request.headers:  # messages belong on the page that the user asks for
             context["messages"] = ()
@@ -214,6 +211,13 @@ class HeldLockAdmin(Base):
             except BadSignature as error:
                 raise PermissionDenied from error
             breaking.break_all(request, confirmed, breaking.reason_of(request.POST.get("reason", "")))
+        return HttpResponseRedirect(self.back(request))
+
+    def break_lease_view(self, request: HttpRequest) -> HttpResponse:
+        """End the lease of a page in a browser, from the table below the list."""
+        if request.method != "POST" or not self.has_break_permission(request):
+            raise PermissionDenied
+        sections.end(request, breaking.reason_of(request.POST.get("reason", "")))
         return HttpResponseRedirect(self.back(request))
 
     def _page(self, request: HttpRequest, template: str, context: dict[str, Any], status: int = 200) -> HttpResponse:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from django_distlock.concurrency.text import one_line
-from django_distlock.operations.pruning import prune_all
+from django_distlock.operations.pruning import Failure, prune
 
 from .base import Subcommand, number
 
@@ -27,7 +27,8 @@ class Prune(Subcommand):
         parser.add_argument("--days", type=number("days"), default=DAYS, help=f"delete what is older ({DAYS:g})")
 
     def run(self, **options: Any) -> int:
-        deleted, failed = prune_all(options["using"], days=options["days"])
+        failed: list[Failure] = []
+        deleted = prune(options["using"], days=options["days"], failed=failed)
         for what, count in deleted.items():
             self.stdout.write(f"{what}: {count} deleted")
         for error in failed[1:]:
