@@ -43,12 +43,6 @@ def prune(older_than_days: float, database: str | None = None) -> int:
             return deleted
 
 
-def prune_if_recorded(days: float | None = None, database: str | None = None) -> int:
-    """Delete events that are older than the setting says; without the setting, those older than ``days``."""
-    kept = history_days() or days
-    return 0 if kept is None else prune(kept, database)
-
-
 def digest_of(name: str) -> str:
     """The column ``digest`` of a name."""
     return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
@@ -62,5 +56,5 @@ def ascii_of(alias: str) -> str:
 # Without the setting `distlock prune` goes by its own --days: there may be events of an earlier time.
 pruner = Pruner(
     databases=lambda: [router.db_for_write(LockEvent)],
-    delete=lambda database, days: prune_if_recorded(days, database),
+    delete=lambda database, days: prune(history_days() or days, database),
 )

@@ -1,4 +1,4 @@
-"""What the commands and the admin need of the inside: finding held locks by name, aliases, errors."""
+"""What the commands and the admin need of the inside: finding held locks by name, and errors."""
 
 from __future__ import annotations
 
@@ -8,23 +8,11 @@ from typing import TYPE_CHECKING
 
 from django_distlock.keys import validate_name
 from django_distlock.manager.introspection import held_locks
-from django_distlock.manager.name_log import name_log
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import site_key
 
 if TYPE_CHECKING:
-    from django_distlock.locks.lease import Lease
     from django_distlock.records import BackendReport
-
-
-def aliases() -> list[str]:
-    """The aliases of ``DISTLOCK``."""
-    return registry.aliases()
-
-
-def show_name(lease: Lease) -> None:
-    """Write the name of a lock that will be held for long at once, in the background."""
-    name_log.write_now(lease._hold)
 
 
 def held_by_name(name: str, using: str | None = None) -> list[BackendReport]:

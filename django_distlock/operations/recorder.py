@@ -24,6 +24,7 @@ from django_distlock import signals
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.concurrency.text import one_line
+from django_distlock.conf import history_days
 from django_distlock.keys import full_name
 from django_distlock.models import LockEvent
 
@@ -158,7 +159,12 @@ def _write(items: Sequence[tuple[str, datetime, str, str, dict[str, Any]]]) -> N
     )
 
 
-recorder = Recorder(_write, history.prune_if_recorded)
+def _prune() -> None:
+    if (days := history_days()) is not None:
+        history.prune(days)
+
+
+recorder = Recorder(_write, _prune)
 # A short command's last second is written. The child of a fork forgets what its parent will write.
 atexit.register(lambda: recorder.flush(EXIT_TIMEOUT))
 at_fork(Order.THREADS, child=recorder.reset)

@@ -122,14 +122,14 @@ def tables_of(
 ) -> list[Table]:
     """The tables of the models and of their parents by multi-table inheritance, each once. All callers get the same
     order, so that no two can wait for each other (R9)."""
-    found: dict[str, Table] = {}
+    found, quote = dict[str, Table](), connection.ops.quote_name
     for model, mode in wanted.items():
         for part in (model, *model._meta.concrete_model._meta.get_parent_list()):  # type: ignore[union-attr]
-            name = table_name(connection, part)
+            name = quote(part._meta.db_table)  # with its schema if it has one
             known = found.setdefault(name, Table(name, mode))
             known.mode = _both(known.mode, mode)
     for model, names in aliases.items():
-        name = table_name(connection, model)
+        name = quote(model._meta.db_table)
         if name not in found:
             raise ValueError(f"aliases: {model.__name__} is not among the models that are locked.")
         found[name].aliases += tuple(names)
@@ -137,11 +137,6 @@ def tables_of(
     first = next(iter(found.values()))  # an alias belongs to one table
     first.aliases += tuple(alias for alias in ORM_ALIASES if alias not in taken)
     return [found[name] for name in sorted(found)]
-
-
-def table_name(connection: BaseDatabaseWrapper, model: Model) -> str:
-    """The quoted name of a model's table, with its schema if ``db_table`` has one."""
-    return connection.ops.quote_name(model._meta.db_table)
 
 
 def _both(one: TableLockMode, other: TableLockMode) -> TableLockMode:

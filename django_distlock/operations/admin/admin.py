@@ -25,9 +25,9 @@ from django.utils.translation import gettext_lazy
 
 from django_distlock.concurrency.text import one_line
 from django_distlock.manager.introspection import held_locks
+from django_distlock.manager.registry import registry
 from django_distlock.models import HeldLock, LockEvent
 from django_distlock.operations import history
-from django_distlock.operations.lookup import aliases
 from django_distlock.records import BackendReport
 
 from . import breaking, sections
@@ -240,7 +240,7 @@ def _alias(pk: str) -> str:
 
 def _report(alias: str) -> BackendReport:
     """The held locks of one alias; none if it is not configured."""
-    return held_locks(alias)[0] if alias in aliases() else BackendReport(alias=alias, backend="")
+    return held_locks(alias)[0] if alias in registry.aliases() else BackendReport(alias=alias, backend="")
 
 
 def _rows(report: BackendReport, wanted: Collection[str]) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from django_distlock.manager.introspection import held_locks
-from django_distlock.operations.lookup import aliases
+from django_distlock.manager.registry import registry
 
 from .rows import kind_of, row_of
 
@@ -110,7 +110,7 @@ class LockList:
     """The held locks that the address asks for. The engines are asked once, at the beginning."""
 
     def __init__(self, params: QueryDict) -> None:
-        self.params, self._aliases = params, aliases()
+        self.params, self._aliases = params, registry.aliases()
         self.using = using if (using := params.get("using")) in self._aliases else None
         self.order = self._order(params.get("o", "")) or DEFAULT_ORDER
         reports = {report.alias: report for report in held_locks(self.using)}

@@ -14,7 +14,8 @@ from django.core.management.base import BaseCommand, CommandError
 
 from django_distlock import BackendUnavailable, UnsupportedOperation
 from django_distlock.concurrency.text import one_line
-from django_distlock.operations.lookup import aliases, with_cause
+from django_distlock.manager.registry import registry
+from django_distlock.operations.lookup import with_cause
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,8 +50,8 @@ class Subcommand(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """End with the status of :meth:`run`; errors become CommandError with an exit status."""
         try:
-            if (using := options.get("using")) is not None and using not in aliases():
-                known = ", ".join(map(repr, aliases()))
+            if (using := options.get("using")) is not None and using not in registry.aliases():
+                known = ", ".join(map(repr, registry.aliases()))
                 raise ValueError(f"There is no lock backend {using!r} in DISTLOCK. Known: {known}.")
             status = self.run(**options)
         except BackendUnavailable as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -58,31 +59,27 @@ class Migrate(Subcommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """As of the base class; but what migrate raises is no answer to our arguments."""
+        """Run migrate with the lock that :meth:`run` has acquired; what it raises is no answer to our arguments."""
+        super().handle(*args, **options)
+        lost = "The lock was lost: another process may run migrate at the same time."
+        self._lease.on_lost(lambda _: self.stderr.write(lost))
         try:
-            super().handle(*args, **options)
-        except _Failed as failed:
-            raise failed.error from None
+            _migrate().execute(**options)
+        except BaseException:
+            self._lease.release()
+            raise
+        try:
+            self._lease.release()
+        except (LockLost, BackendUnavailable) as error:
+            self.stderr.write(str(error))
+            sys.exit(EX_UNAVAILABLE)
 
     def run(self, **options: Any) -> int:
         lock = migration_lock(options["database"], options["using"])
         lease = self._acquire(lock, options["timeout"])
         if lease is None:
             return EX_TEMPFAIL
-        lost = "The lock was lost: another process may run migrate at the same time."
-        lease.on_lost(lambda _: self.stderr.write(lost))
-        try:
-            _migrate().execute(**options)
-        except BaseException as error:
-            lease.release()
-            if isinstance(error, Exception):
-                raise _Failed(error) from error
-            raise
-        try:
-            lease.release()
-        except (LockLost, BackendUnavailable) as error:
-            self.stderr.write(str(error))
-            return EX_UNAVAILABLE
+        self._lease = lease
         return 0
 
     def _acquire(self, lock: Lock, timeout: float | None) -> Lease | None:
@@ -116,14 +113,6 @@ class Migrate(Subcommand):
                 since = f" since {info.acquired_at:%Y-%m-%d %H:%M:%S %Z}" if info.acquired_at else ""
                 return f": {one_line(info.holder)}{since}"
         return ""
-
-
-class _Failed(Exception):
-    """What migrate has raised."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-        super().__init__()
 
 
 def _migrate() -> BaseCommand:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from django_distlock import DistlockError, LockNotAcquired, advisory_lock
 from django_distlock.concurrency import clock
-from django_distlock.operations.lookup import show_name
+from django_distlock.manager.name_log import name_log
 
 from .base import EX_TEMPFAIL, EX_UNAVAILABLE, Subcommand, number
 
@@ -83,7 +83,7 @@ class Run(Subcommand):
         except LockNotAcquired as error:
             self.stderr.write(str(error))
             return EX_TEMPFAIL
-        show_name(lease)
+        name_log.write_now(lease._hold)  # it will be held for long: lists show its name at once
         status = 0
         try:
             with lease, received_signals() as received:
