@@ -183,7 +183,7 @@ class RedlockAttempt:
         votes.names[lead] = self._who
         requests = dict.fromkeys(range(len(self._nodes)), Request(ACQUIRE, self._keys, name, *self._about, b""))
         requests[lead] = Request(ACQUIRE, self._keys, self._who, *self._about, channel)
-        ballot = Round(self._nodes, requests)
+        ballot = Round(self._nodes, requests, lead=lead)
         back = votes.requests(self.claim)
 
         def judge(answers: Sequence[Answer]) -> Verdict:
@@ -192,8 +192,7 @@ class RedlockAttempt:
             # refused needs to hear until when
             queued = channel and not self._called
             heard_of = queued or (queue and verdict is Verdict.REFUSED)
-            wanted = ballot.connects(lead) or (heard_of and ballot.awaits(lead))
-            return Verdict.WAIT if wanted else verdict
+            return Verdict.WAIT if heard_of and ballot.awaits(lead) else verdict
 
         try:
             now = clock.now()

@@ -145,18 +145,18 @@ class Node(Server):
         self._opened()  # for tick()
 
     def _send_later(self, connection: Connection) -> None:
-        try:
+        """The first work of a new connection."""
+        with contextlib.suppress(IndexError):  # perhaps another thread has taken the last one
             while self._later:
-                until, request = self._later[0]
+                until, request = self._later.popleft()
                 if clock.now() < until:
-                    connection.send_script(request)
-                self._later.popleft()
-        except ConnectionFailed:
-            self._discard(connection)
-        except IndexError:  # another thread has sent it
-            self.give(connection)
-        else:
-            self.give(connection)
+                    try:
+                        connection.send_script(request)
+                    except ConnectionFailed:
+                        self._later.appendleft((until, request))
+                        self._discard(connection)
+                        return
+        self.give(connection)
 
     def tick(self, now: float) -> bool:
         """Close idle connections, and send what is left. False if there is nothing to look after."""

@@ -8,7 +8,8 @@ from django_distlock.backends.redis.connection import PENDING, Connection, Conne
 from django_distlock.backends.redis.server import Refused
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.deadline import SILENCE
-from django_distlock.concurrency.sockets import Bell, any_ready
+from django_distlock.concurrency.parking import Parker
+from django_distlock.concurrency.sockets import any_ready
 from django_distlock.exceptions import BackendUnavailable
 
 from .node import ClusterNode, Node
@@ -19,105 +20,105 @@ if TYPE_CHECKING:
 
     from django_distlock.backends.redis.scripts import Request
 
+# How long the nodes that are at hand are not asked yet because others are being connected to; seconds.
+GRACE = 0.05
+
 
 class Round:
     """``requests``: by the number of the node. ``answers`` and ``replies`` follow.
 
     The round owns the ``open`` connections until :meth:`close`. ``behind``: connections on which a request is perhaps
-    still under way that must be executed before.
+    still under way that must be executed before. ``lead``: a node that the others are not enough without.
     """
 
     def __init__(
-        self, nodes: Sequence[Node], requests: Mapping[int, Request], behind: Mapping[int, Connection] | None = None
+        self,
+        nodes: Sequence[Node],
+        requests: Mapping[int, Request],
+        behind: Mapping[int, Connection] | None = None,
+        lead: int | None = None,
     ) -> None:
-        self._nodes, self._requests, self._behind = nodes, requests, behind or {}
+        self._nodes, self._requests, self._behind, self._lead = nodes, requests, behind or {}, lead
         self.answers = [Answer.PENDING if number in requests else Answer.FAILED for number in range(len(nodes))]
         self.replies: dict[int, Any] = {}
         self.open: dict[int, Connection] = {}
         self._errors: dict[int, Exception] = {}
-        self._connecting: dict[int, int] = {}  # the failures of the node until then
         self._sent: set[int] = set()
-        self._bell: Bell | None = None
         self.asked_at = 0.0
 
     async def run(self, judge: Callable[[Sequence[Answer]], Verdict], patience: float) -> Verdict:
-        """Ask, and listen until ``judge`` has a verdict. Without an answer within ``patience`` seconds a node fails; to
-        connect may take SILENCE."""
+        """Connect, ask, and listen until ``judge`` has a verdict. Without an answer within ``patience`` seconds a node
+        fails."""
+        await self._connect()
         self.asked_at = clock.now()
+        for number, connection in list(self.open.items()):
+            self._sent.add(number)
+            try:
+                connection.send_script(self._requests[number])
+            except ConnectionFailed as error:
+                self._fail(number, error)
+        while (verdict := judge(self.answers)) is Verdict.WAIT:
+            await self._listen(self.asked_at + patience)
+        return verdict
+
+    async def _connect(self) -> None:
+        """Have connections to the nodes. They have SILENCE for that, and GRACE if the others are enough."""
+        began, enough = clock.now(), majority(len(self._nodes))
         up = sum(not self._nodes[number].down for number in self._requests)
+        missing: dict[int, int] = {}  # the failures of the node until now
         for number in self._requests:
             node = self._nodes[number]
             connection = node.again(self._behind.get(number))
             if connection is not None:
-                self._send(number, connection)
-            elif node.down and up >= majority(len(self._nodes)):
+                self.open[number] = connection
+            elif node.down and up >= enough:
                 node.retry()
                 self._fail(number, node.error)
             else:
-                self._connecting[number] = node.failures
-        if self._connecting:
-            patience = max(patience, SILENCE)
-            self._connect()
-        end = self.asked_at + patience
-        while (verdict := judge(self.answers)) is Verdict.WAIT:
-            await self._listen(end)
-        return verdict
+                missing[number] = node.failures
+        while missing and len(self.open) + len(missing) >= enough:
+            waits = len(self.open) < enough or self._lead in missing
+            if not await self._opened(missing, began + (SILENCE if waits else GRACE)):
+                break
+        for number in missing:
+            self._fail(number, TimeoutError("There was no connection in time."))
+
+    async def _opened(self, missing: dict[int, int], until: float) -> bool:
+        """Wait until a node of ``missing`` has a connection for us, or has failed. False at the monotonic time
+        ``until``."""
+        parker, nodes = Parker(), [self._nodes[number] for number in missing]
+        for node in nodes:
+            node.callers.add(parker.wake)  # before the look, or it may miss the call
+        try:
+            for number, failures in list(missing.items()):
+                node = self._nodes[number]
+                connection = node.take()
+                if connection is not None:
+                    self.open[number] = connection
+                elif node.failures != failures:
+                    self._fail(number, node.error)
+                else:
+                    node.open()
+                    continue
+                del missing[number]
+            return len(missing) < len(nodes) or await parker.park(until - clock.now())
+        finally:
+            for node in nodes:
+                node.callers.discard(parker.wake)
 
     def awaits(self, number: int) -> bool:
-        """Was the node asked, and may it still answer?"""
-        return number in self._sent and self.answers[number] is Answer.PENDING
-
-    def connects(self, number: int) -> bool:
-        """Is a connection to the node being opened?"""
-        return number in self._connecting and self.answers[number] is Answer.PENDING
-
-    def _send(self, number: int, connection: Connection) -> None:
-        self.open[number] = connection
-        self._sent.add(number)
-        try:
-            connection.send_script(self._requests[number])
-        except ConnectionFailed as error:
-            self._fail(number, error)
-
-    def _connect(self) -> None:
-        """Take the connections that there are by now, and have others opened."""
-        if self._bell is None:
-            self._bell = Bell()
-        for number, failures in list(self._connecting.items()):
-            node = self._nodes[number]
-            node.callers.add(self._ring)  # before the look, or it may miss the call
-            connection = node.take()
-            if connection is not None:
-                del self._connecting[number]
-                node.callers.discard(self._ring)
-                self._send(number, connection)
-            elif node.failures != failures:
-                del self._connecting[number]
-                self._fail(number, node.error)
-            else:
-                node.open()
-
-    def _ring(self) -> None:
-        """From any thread."""
-        bell = self._bell
-        if bell is not None:
-            bell.ring()
+        """May the node still answer?"""
+        return self.answers[number] is Answer.PENDING
 
     async def _listen(self, end: float) -> None:
-        waiting = {self.open[number].fd: number for number in self._sent if self.awaits(number)}
-        fds = [*waiting, *([self._bell.fileno()] if self._bell is not None and self._connecting else [])]
-        heard = await any_ready(fds, end)
+        waiting = {connection.fd: number for number, connection in self.open.items() if self.awaits(number)}
+        heard = await any_ready(list(waiting), end)
         for fd in heard:
-            if fd in waiting:
-                self._hear(waiting[fd])
-            elif self._bell is not None:
-                self._bell.silence()
-                self._connect()
+            self._hear(waiting[fd])
         if not heard and clock.now() >= end:
-            for number, answer in enumerate(self.answers):
-                if answer is Answer.PENDING:
-                    self.answers[number] = Answer.FAILED
-                    self._errors[number] = TimeoutError("There was no answer in time.")
+            for number in waiting.values():
+                self.answers[number] = Answer.FAILED
+                self._errors[number] = TimeoutError("There was no answer in time.")
 
     def _hear(self, number: int) -> None:
         connection, request = self.open[number], self._requests[number]
@@ -133,7 +134,6 @@ class Round:
             return
         if type(reply) is ErrorReply:
             self.answers[number], self._errors[number] = Answer.FAILED, Refused(reply)
-            self._sent.discard(number)  # it did nothing
             return
         self.replies[number] = reply
         granted = reply[0] if isinstance(reply, list) else reply
@@ -157,17 +157,13 @@ class Round:
         """Give the connections back. ``last`` goes out on them, behind the request of this round. Until the monotonic
         time ``until`` it is sent on a new connection to nodes whose connection is lost; with ``all_nodes`` to those
         that were not asked, too."""
-        for node in self._nodes:
-            node.callers.discard(self._ring)
-        while self.open:
-            number, connection = self.open.popitem()
+        for number, connection in self.open.items():
             self._nodes[number].part(connection, last.get(number), until)
-            self._sent.discard(number)
-            last = {other: request for other, request in last.items() if other != number}
-        for number in sorted(last if all_nodes else last.keys() & self._sent):
-            self._nodes[number].tell(last[number], until)
+        for number in last.keys() - self.open.keys():
+            if all_nodes or number in self._sent:
+                self._nodes[number].tell(last[number], until)
+        self.open.clear()
         self._sent.clear()
-        self._bell = None
 
     def error(self) -> BackendUnavailable:
         """Which nodes failed, and which did not answer in time."""
