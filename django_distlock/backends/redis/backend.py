@@ -11,7 +11,8 @@ import contextlib
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from django_distlock.backends.base import TICK, Backend
+from django_distlock.backends.base import TICK
+from django_distlock.backends.remote import RemoteBackend
 from django_distlock.concurrency import clock, leftovers
 from django_distlock.concurrency.deadline import PATIENCE, SILENCE
 from django_distlock.concurrency.flow import run
@@ -33,17 +34,14 @@ if TYPE_CHECKING:
     from django_distlock.keys import LockKey
 
 
-class RedisBackend(Backend):
+class RedisBackend(RemoteBackend):
     """OPTIONS: ``cache``, an alias in CACHES whose backend is django-redis or Django's (default: "default"), or
     ``url``."""
 
     supports_shared = True
     supports_ttl = True
     supports_fencing = True
-    supports_break = True
     supports_semaphore = True
-    waits_natively = True
-    apart_from_databases = True
     option_names: ClassVar[frozenset[str]] = frozenset({"cache", "url"})
 
     def __init__(self, alias: str, options: Mapping[str, Any]) -> None:
@@ -72,9 +70,6 @@ class RedisBackend(Backend):
             leftovers.leave(partial(self._take_back, attempt))
             raise
 
-    def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        return run(self.atry_acquire(claim, wait))
-
     def _take_back(self, attempt: Attempt) -> None:
         with self._wrapped():
             self._run(attempt.leave())
@@ -89,15 +84,9 @@ class RedisBackend(Backend):
             return grant.valid_until is not None and clock.now() < grant.valid_until
         return bool(given)
 
-    def release(self, grant: Grant) -> bool:
-        return run(self.arelease(grant))
-
     async def averify(self, grant: Grant) -> bool:
         holds, _ = await self._asked(HOLDS, grant, PATIENCE)
         return bool(holds)
-
-    def verify(self, grant: Grant) -> bool:
-        return run(self.averify(grant))
 
     async def aextend(self, grant: Grant, ttl: float) -> Grant | None:
         asked = clock.now()
@@ -124,14 +113,7 @@ class RedisBackend(Backend):
     def diagnose(self) -> Iterable[Finding]:
         return doctor.findings(self.servers)
 
-    def inspect(self) -> Iterable[LockInfo]:
-        return self._listed(None)
-
-    def held_among(self, keys: Iterable[LockKey]) -> set[LockKey]:
-        listed = {self.listed_as(key): key for key in keys}
-        return {listed[info.key] for info in self._listed(frozenset(listed))}
-
-    def _listed(self, keys: frozenset[str] | None) -> list[LockInfo]:
+    def listed(self, keys: frozenset[str] | None) -> list[LockInfo]:
         with self._wrapped():
             return introspection.listed(self.servers, self.alias, keys, PATIENCE)
 

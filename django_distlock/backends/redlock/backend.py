@@ -10,7 +10,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from django_distlock.backends.base import TICK, Backend
+from django_distlock.backends.base import TICK
 from django_distlock.backends.holders import holder_json
 from django_distlock.backends.redis.scripts import (
     ACQUIRE,
@@ -22,6 +22,7 @@ from django_distlock.backends.redis.scripts import (
     keys_of,
     milliseconds,
 )
+from django_distlock.backends.remote import RemoteBackend
 from django_distlock.concurrency import clock, leftovers
 from django_distlock.concurrency.deadline import PATIENCE, SILENCE
 from django_distlock.concurrency.flow import run
@@ -48,7 +49,7 @@ BUSY = 1.0
 MOST_BUSY = 4096
 
 
-class RedlockBackend(Backend):
+class RedlockBackend(RemoteBackend):
     """OPTIONS: ``nodes``, a list of URLs (``redis://``, ``rediss://``, ``unix://``) or of aliases in CACHES: an odd
     number of independent servers.
 
@@ -56,9 +57,6 @@ class RedlockBackend(Backend):
     """
 
     supports_ttl = True
-    supports_break = True
-    waits_natively = True
-    apart_from_databases = True
     option_names: ClassVar[frozenset[str]] = frozenset({"nodes", "node_timeout"})
 
     def __init__(self, alias: str, options: Mapping[str, Any]) -> None:
@@ -91,9 +89,6 @@ class RedlockBackend(Backend):
             self._note_busy(claim.key)
         return grant
 
-    def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        return run(self.atry_acquire(claim, wait))
-
     def _note_busy(self, key: LockKey) -> None:
         if len(self._busy) >= MOST_BUSY:
             self._busy.clear()
@@ -125,9 +120,6 @@ class RedlockBackend(Backend):
             raise ballot.error()
         return verdict is Verdict.GRANTED
 
-    def release(self, grant: Grant) -> bool:
-        return run(self.arelease(grant))
-
     # while it is held
 
     async def averify(self, grant: Grant) -> bool:
@@ -139,9 +131,6 @@ class RedlockBackend(Backend):
         if verdict is Verdict.UNAVAILABLE:
             raise ballot.error()
         return verdict is Verdict.GRANTED
-
-    def verify(self, grant: Grant) -> bool:
-        return run(self.averify(grant))
 
     async def aextend(self, grant: Grant, ttl: float) -> Grant | None:
         """A node that has forgotten its vote is asked for another one. It counts from the next renewal on: counted at
@@ -193,14 +182,7 @@ class RedlockBackend(Backend):
     def diagnose(self) -> Iterable[Finding]:
         return doctor.findings(self.alias, self._targets)
 
-    def inspect(self) -> Iterable[LockInfo]:
-        return self._listed(None)
-
-    def held_among(self, keys: Iterable[LockKey]) -> set[LockKey]:
-        listed = {self.listed_as(key): key for key in keys}
-        return {listed[info.key] for info in self._listed(frozenset(listed))}
-
-    def _listed(self, keys: frozenset[str] | None) -> list[LockInfo]:
+    def listed(self, keys: frozenset[str] | None) -> list[LockInfo]:
         try:
             return introspection.listed(self._targets, self.alias, keys, PATIENCE)
         finally:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from kazoo.exceptions import ZookeeperError
 
-from django_distlock.backends.base import Backend
 from django_distlock.backends.holders import holder_json
+from django_distlock.backends.remote import RemoteBackend
 from django_distlock.concurrency import clock, leftovers
 from django_distlock.concurrency.deadline import PATIENCE, SILENCE
 from django_distlock.concurrency.flow import run
@@ -23,12 +23,11 @@ from .session import ConnectionBroken, SessionEnded, ZooKeeperSession
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
 
-    from django_distlock.keys import LockKey
 
 T = TypeVar("T")
 
 
-class ZooKeeperBackend(Backend):
+class ZooKeeperBackend(RemoteBackend):
     """OPTIONS: ``hosts``; ``path`` of the locks (default: "/distlock"); ``session_timeout`` in seconds (default: 10);
     ``auth_data``; ``acl`` (default: all rights, for the creator if there is ``auth_data``, else for everyone); and
     kazoo's options for TLS and SASL.
@@ -39,9 +38,6 @@ class ZooKeeperBackend(Backend):
     supports_shared = True
     supports_fencing = True
     supports_semaphore = True
-    supports_break = True
-    waits_natively = True
-    apart_from_databases = True
     doubt: ClassVar[str] = "ZooKeeper does not answer and may have ended the session"
     option_names: ClassVar[frozenset[str]] = NAMES
 
@@ -70,13 +66,7 @@ class ZooKeeperBackend(Backend):
 
     # acquire and release
 
-    def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        return run(self._acquire(claim, wait))
-
     async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        return await self._acquire(claim, wait)
-
-    async def _acquire(self, claim: Claim, wait: float) -> Grant | None:
         asked = clock.now()
         until = asked + wait
         answer_by = max(until, claim.answer_by, asked + SILENCE)
@@ -112,13 +102,7 @@ class ZooKeeperBackend(Backend):
                 if not session.reached or clock.now() >= until:
                     raise
 
-    def release(self, grant: Grant) -> bool:
-        return run(self._release(grant))
-
     async def arelease(self, grant: Grant) -> bool:
-        return await self._release(grant)
-
-    async def _release(self, grant: Grant) -> bool:
         contender: Contender = grant.session
         session, path = contender.session, contender.path
         until, sent_before = clock.now() + PATIENCE, False
@@ -161,13 +145,7 @@ class ZooKeeperBackend(Backend):
         session: ZooKeeperSession = grant.session.session
         return session.in_doubt()
 
-    def verify(self, grant: Grant) -> bool:
-        return run(self._verify(grant))
-
     async def averify(self, grant: Grant) -> bool:
-        return await self._verify(grant)
-
-    async def _verify(self, grant: Grant) -> bool:
         contender: Contender = grant.session
         path, until = contender.path, clock.now() + PATIENCE
         while path is not None and self.alive(grant):
@@ -186,14 +164,7 @@ class ZooKeeperBackend(Backend):
         list(self.inspect())  # which begins a session
         return doctor.findings(self.alias, self._settings, self._session)
 
-    def inspect(self) -> Iterable[LockInfo]:
-        return self._listed(None)
-
-    def held_among(self, keys: Iterable[LockKey]) -> set[LockKey]:
-        listed = {self.listed_as(key): key for key in keys}
-        return {listed[info.key] for info in self._listed(frozenset(listed))}
-
-    def _listed(self, keys: frozenset[str] | None) -> list[LockInfo]:
+    def listed(self, keys: frozenset[str] | None) -> list[LockInfo]:
         return self._look(lambda session, until: listed(session, until, self.alias, keys))
 
     def break_lock(self, info: LockInfo) -> bool:
