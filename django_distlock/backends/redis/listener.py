@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_distlock.backends.base import IDLE
 from django_distlock.concurrency import clock
-from django_distlock.concurrency.background import Background, CallTimeout, NotStarted
+from django_distlock.concurrency.background import Background, CallTimeout
 from django_distlock.concurrency.flow import in_task
 from django_distlock.concurrency.parking import FairLock, Parker
 from django_distlock.concurrency.sockets import Bell, keep_alive, noticed
@@ -269,8 +269,6 @@ class Listener:
             return ear
         except CallTimeout:
             raise ConnectionFailed("Redis did not confirm the subscription in time.", silent=True) from None
-        except NotStarted as error:
-            raise ConnectionFailed(str(error)) from error
         except ConnectionFailed:
             raise
         except Exception as error:  # of the socket or of redis-py

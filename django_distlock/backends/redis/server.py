@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -11,7 +10,7 @@ from django_distlock.backends.base import IDLE
 from django_distlock.concurrency import clock, leftovers
 from django_distlock.concurrency.background import Background, CallTimeout, NotStarted
 from django_distlock.concurrency.deadline import SILENCE
-from django_distlock.concurrency.parking import Parker
+from django_distlock.concurrency.parking import FairLock, Parker
 
 from .connection import Connection, ConnectionFailed, ErrorReply
 from .listener import Listener
@@ -46,16 +45,6 @@ class Moved(Refused):
         self.slot = int(slot)
 
 
-class _Turn(Parker):
-    """A caller that waits for a connection. It is handed one, or is told to open one."""
-
-    __slots__ = ("connection",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.connection: Connection | None = None
-
-
 class Server:
     """``name`` is for threads: an address may hold a password. ``opened`` is called when there is something to look
     after: see :meth:`tick`."""
@@ -71,7 +60,8 @@ class Server:
         # weakly: one that an interrupt has lost between two statements is closed with the last reference to it
         self._all: WeakSet[Connection] = WeakSet()
         self._opening: set[object] = set()
-        self._queue: deque[_Turn] = deque()
+        self._line = FairLock()  # of callers that found nothing at hand
+        self._change: Parker | None = None  # what the first of them waits for
         self._background = Background(f"{self.name}-connect")
         self.listener = Listener(lambda: self.target.connect(IDLE), f"{self.name}-listen", self._opened)
 
@@ -92,70 +82,47 @@ class Server:
     async def connect(self, until: float) -> Connection:
         """A connection at hand, a new one, or the next that is given back, in order of arrival. ConnectionFailed at the
         monotonic time ``until``."""
-        turn = _Turn()
-        self._queue.append(turn)
+        turn, mark = self._line.turn(), object()
         try:
-            self._serve()
-            if not await turn.park(until - clock.now()):
-                raise ConnectionFailed("There was no free connection to Redis in time.", silent=True)
-            connection, turn.connection = turn.connection, None
-            return connection or await self._connected(until)
+            first = await turn.acquire(until - clock.now())
+            while first:
+                self._change = change = Parker()  # before the look, or it may be missed
+                if (connection := self.take()) is not None:
+                    return connection
+                if len(self._opening) < MAX_OPENING and len(self._all) + len(self._opening) < MAX_CONNECTIONS:
+                    self._opening.add(mark)
+                    turn.release()
+                    return await self._connected(until)
+                first = await change.park(until - clock.now())
+            raise ConnectionFailed("There was no free connection to Redis in time.", silent=True)
         finally:
-            leftovers.now_or_later(self._leave_queue, turn)
+            self._opening.discard(mark)
+            turn.release()
+            leftovers.now_or_later(self._call_first)
 
-    def _leave_queue(self, turn: _Turn) -> None:
-        if not turn.leave():
-            with contextlib.suppress(ValueError):
-                self._queue.remove(turn)
-        elif turn.connection is not None:  # handed over to a caller that has just left
-            self.give(turn.connection)
-        self._opening.discard(turn)
-        self._serve()
-
-    def _serve(self) -> None:
-        """Let the first callers of the queue have the connections at hand, or open new ones."""
-        while self._queue:
-            connection = self.take()
-            if connection is None and (
-                len(self._opening) >= MAX_OPENING or len(self._all) + len(self._opening) >= MAX_CONNECTIONS
-            ):
-                return
-            try:
-                turn = self._queue.popleft()
-            except IndexError:
-                if connection is not None:
-                    self._idle.append(connection)
-                continue
-            turn.connection = connection
-            if connection is None:
-                self._opening.add(turn)
-            if not turn.wake():
-                self._opening.discard(turn)
-                if connection is not None:
-                    self._idle.append(connection)
+    def _call_first(self) -> None:
+        """Have the first caller in line look again."""
+        change, self._change = self._change, None
+        if change is not None:
+            change.wake()
 
     async def _connected(self, until: float) -> Connection:
         """A new connection."""
         left = max(0.01, min(until - clock.now(), IDLE))
         try:
-            connection = await self._background.call(until, self._connect, left, dispose=Connection.close)
+            try:
+                connection = await self._background.call(until, self._connect, left, dispose=Connection.close)
+            except NotStarted as error:
+                if error.__cause__ is None:  # too many attempts are under way
+                    raise
+                connection = self._connect(left)  # there is no thread, as at the end of the interpreter
         except CallTimeout:
             raise ConnectionFailed("Redis could not be reached in time.", silent=True) from None
-        except NotStarted as error:
-            if error.__cause__ is None:  # too many attempts are under way
-                raise ConnectionFailed(str(error)) from error
-            connection = self._tried(left)  # there is no thread, as at the end of the interpreter
         except Exception as error:  # of the socket or of redis-py
             raise ConnectionFailed(f"Redis cannot be reached: {error}") from error
         self._all.add(connection)
         self._opened()
         return connection
-
-    def _tried(self, timeout: float) -> Connection:
-        try:
-            return self._connect(timeout)
-        except Exception as error:  # of the socket or of redis-py
-            raise ConnectionFailed(f"Redis cannot be reached: {error}") from error
 
     def _connect(self, timeout: float) -> Connection:
         return Connection(self.target.connect(timeout))
@@ -167,14 +134,14 @@ class Server:
             connection.close()
             return
         self._idle.append(connection)
-        if self._queue:
-            self._serve()
+        if self._change is not None:
+            self._call_first()
 
     def _discard(self, connection: Connection) -> None:
         self._all.discard(connection)
         connection.close()
-        if self._queue:
-            self._serve()
+        if self._change is not None:
+            self._call_first()
 
     # requests
 
@@ -191,7 +158,7 @@ class Server:
         """
         again, tries = False, 0
         while True:
-            connection = self.take() or await self._free_connection(until)
+            connection = (None if self._change else self.take()) or await self._free_connection(until)
             tries += 1
             try:
                 reply = await self._asked(connection, request)
