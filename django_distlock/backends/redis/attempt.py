@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 
 from django_distlock.backends.holders import holder_json
 from django_distlock.concurrency import clock, leftovers
+from django_distlock.concurrency.deadline import pause
 from django_distlock.records import Claim, Grant, drift
 
 from .connection import ConnectionFailed
+from .listener import ASK_AGAIN
 from .scripts import ACQUIRE, LEAVE, MAX_LIMIT, Request, holder_of, keys_of, milliseconds
 
 if TYPE_CHECKING:
     from .listener import Ear, Inbox, Message
+    from .scripts import Keys
     from .server import Server
     from .servers import Servers
 
@@ -22,28 +25,70 @@ if TYPE_CHECKING:
 LATER, LOOK_EVERY = 0.25, 5.0
 
 
+class Place:
+    """A waiter in the queue of a lock at one server. ``who``: what it is called there, and not again once it has left."""
+
+    def __init__(self, keys: Keys, who: bytes) -> None:
+        self._keys, self.who = keys, who
+        self._ear: Ear | None = None
+        self._inbox: Inbox | None = None
+        self._unheard = 0  # ears that were at another server than the connections
+
+    def leave(self) -> Request:
+        """What ends whatever it is at the server: waiter or holder."""
+        return Request(LEAVE, self._keys, self.who)
+
+    def listen(self, server: Server) -> bytes:
+        """The channel for the next request; empty if there is no ear. The inbox is there before the request: the
+        message may be faster than the reply."""
+        ear = server.listener.ear
+        if self._ear is not ear:
+            if self._ear is not None:
+                self._ear.inboxes.pop(self.who, None)
+            self._ear, self._inbox = ear, None if ear is None else ear.inbox(self.who)
+        return b"" if ear is None else ear.channel
+
+    async def open(self, server: Server, until: float) -> float:
+        """Listen where the lock is. ConnectionFailed, or in how many seconds to ask again: at once, unless two
+        connections in turn have led to different servers."""
+        if self._ear is not None:  # the one that was the primary before
+            self._unheard += 1
+            self._ear.end()
+        await server.listener.open(until)
+        return 0.0 if self._unheard < 2 else LATER
+
+    async def message(self, until: float) -> Message:
+        """The next message; ASK_AGAIN at the monotonic time ``until``, or if the ear has ended."""
+        if self._ear is not None and self._inbox is not None:
+            return await self._ear.get(self._inbox, until)
+        await pause(max(0.0, until - clock.now()))
+        return ASK_AGAIN
+
+    def close(self, leaves: bool) -> bool:
+        """Hear no more, and with ``leaves`` tell the server. False if that can be told no more on this connection."""
+        ear, self._ear, self._inbox = self._ear, None, None
+        if ear is not None:
+            ear.inboxes.pop(self.who, None)
+            if leaves:
+                ear.send(self.leave())
+                return not ear.ended
+        return True
+
+
 class Attempt:
     """The requests for one claim at the server that has its keys."""
 
     def __init__(self, servers: Servers, claim: Claim) -> None:
         self._servers, self._claim = servers, claim
-        self._keys, self._who = keys_of(claim.key.text_bytes), holder_of(claim)
+        self._keys = keys_of(claim.key.text_bytes)
         self._ttl = claim.ttl or 0.0
         self._about = min(claim.limit, MAX_LIMIT), milliseconds(claim.ttl), holder_json(claim.key)
         self._number = 0  # of the name
-        # who was asked, and which channel was named
-        self._server: Server
-        self._channel = b""
-        self._ear: Ear | None = None
-        self._inbox: Inbox | None = None
+        self.place = Place(self._keys, holder_of(claim))
+        self._server: Server  # which was asked
         # when it was sent, and by the clock of the server (µs) when that answered
         self._asked, self._clock = 0.0, 0
-        self._unheard = 0
         self._look_at = 0.0
-
-    def leave(self) -> Request:
-        """What ends whatever it is at the server: waiter or holder."""
-        return Request(LEAVE, self._keys, self._who)
 
     async def run(self, deadline: float, waits: bool) -> Grant | None:
         """The grant, or None: busy until the monotonic time ``deadline``. Nothing stays behind."""
@@ -57,44 +102,29 @@ class Attempt:
                         raise
                     self._rename()
                     continue
-                if grant is None and waits and self._ear is not None and self._inbox is not None:
-                    grant = self._heard(await self._ear.get(self._inbox, min(self._look_at, deadline)))
+                if grant is None and waits:
+                    grant = self._heard(await self.place.message(min(self._look_at, deadline)))
                 if grant is not None or not waits or clock.now() >= deadline:
                     return grant
         finally:
-            if self._ear is not None:
-                leftovers.now_or_later(self._close_inbox, grant is None)
-
-    def _close_inbox(self, leaves: bool) -> None:
-        ear, self._ear, self._inbox = self._ear, None, None
-        if ear is not None:
-            ear.inboxes.pop(self._who, None)
-            if leaves:
-                ear.send(self.leave())
+            leftovers.now_or_later(self.place.close, grant is None)
 
     def _rename(self) -> None:
         """The withdrawal of the old name may still be on its way: it must not meet a new request."""
-        self._close_inbox(True)
+        self.place.close(True)
         self._number += 1
-        self._who = holder_of(self._claim, self._number)
-
-    def _listen(self, ear: Ear) -> None:
-        """Before the request that names the channel: the message may be faster than the reply."""
-        if self._ear is not ear:
-            if self._ear is not None:
-                self._ear.inboxes.pop(self._who, None)
-            self._ear, self._inbox = ear, ear.inbox(self._who)
+        self.place = Place(self._keys, holder_of(self._claim, self._number))
 
     async def _ask(self, deadline: float, queue: bool) -> Grant | None:
         """Ask once."""
-        reply, _ = await self._servers.call(self._keys, partial(self._acquire, queue), deadline, self.leave)
+        reply, _ = await self._servers.call(self._keys, partial(self._acquire, queue), deadline, self.place.leave)
         if reply[0]:
             return self._granted(self._asked, reply[0])
         _, self._clock, taken, ahead, heard = reply
         self._look_at = self._asked + min(taken / 1000 + ahead * LATER, LOOK_EVERY)
         if queue and not heard:
             try:
-                await self._open(deadline)
+                self._look_at = self._asked + await self.place.open(self._server, deadline)
             except ConnectionFailed as error:
                 if not error.silent:  # else the time is over, and the lock is busy
                     raise
@@ -102,21 +132,10 @@ class Attempt:
 
     def _acquire(self, queue: bool, server: Server) -> Request:
         """The request to ``server``. The caller listens there before it is asked to queue."""
-        self._server, self._channel = server, b""
-        if queue and (ear := server.listener.ear) is not None:
-            self._listen(ear)
-            self._channel = ear.channel
+        self._server = server
+        channel = self.place.listen(server) if queue else b""
         self._asked = clock.now()
-        return Request(ACQUIRE, self._keys, self._who, *self._about, self._channel)
-
-    async def _open(self, until: float) -> None:
-        """Listen where the lock is. If there was an ear, it is at a server that was the primary before."""
-        if self._channel and self._ear is not None:
-            self._unheard += 1
-            self._ear.end()
-        self._listen(await self._server.listener.open(until))
-        # at once, unless two connections in turn have led to different servers
-        self._look_at = self._asked + (0.0 if self._unheard < 2 else LATER)
+        return Request(ACQUIRE, self._keys, self.place.who, *self._about, channel)
 
     def _granted(self, start: float, fence: int, waited: float = 0.0) -> Grant:
         valid_until = start + self._ttl - drift(self._ttl) - waited * 0.01

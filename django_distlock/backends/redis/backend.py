@@ -72,7 +72,7 @@ class RedisBackend(RemoteBackend):
 
     def _take_back(self, attempt: Attempt) -> None:
         with self._wrapped():
-            self._run(attempt.leave())
+            self._run(attempt.place.leave())
 
     async def arelease(self, grant: Grant) -> bool:
         try:

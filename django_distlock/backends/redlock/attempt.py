@@ -15,7 +15,7 @@ import random
 from typing import TYPE_CHECKING
 
 from django_distlock.backends.holders import holder_json
-from django_distlock.backends.redis.attempt import LATER
+from django_distlock.backends.redis.attempt import LATER, Place
 from django_distlock.backends.redis.connection import ConnectionFailed
 from django_distlock.backends.redis.scripts import ACQUIRE, LEAVE, Request, holder_of, keys_of, milliseconds
 from django_distlock.concurrency import clock, leftovers
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from django_distlock.backends.redis.connection import Connection
-    from django_distlock.backends.redis.listener import Ear, Inbox
 
     from .node import Node
 
@@ -80,7 +79,7 @@ class RedlockAttempt:
         self._left: set[int] = set()  # leads that failed, or do not know the holder
         self._deaf = 0  # nodes at which it could not listen
         self._choose_lead()
-        self.votes = Votes([self._who] * len(nodes))
+        self.votes = Votes([self._place.who] * len(nodes))
 
     def _choose_lead(self) -> None:
         first = self.claim.key.digest[0]
@@ -89,12 +88,10 @@ class RedlockAttempt:
             self._left.clear()
         others = [number for number in order if number not in self._left]
         self._lead = next((number for number in others if not self._nodes[number].down), others[0])
-        self._who = new_name(self.claim)
-        self._ear: Ear | None = None
-        self._inbox: Inbox | None = None
-        self._place = 0  # how many wait before it
+        self._place = Place(self._keys, new_name(self.claim))
+        self._ahead = 0  # how many wait before it
         self._called = False  # the vote of the lead is ours
-        self._splits = self._unheard = 0
+        self._splits = 0
         self._look_at = 0.0
 
     def _change_lead(self) -> None:
@@ -109,7 +106,7 @@ class RedlockAttempt:
         """
         grant: Grant | None = None
         failing_since: float | None = None
-        self._place = int(behind_others and waits)
+        self._ahead = int(behind_others and waits)
         try:
             while True:
                 try:
@@ -125,64 +122,41 @@ class RedlockAttempt:
                     await pause(PAUSE)
                     continue
                 if grant is None and waits:
-                    await self._listen_until(min(self._look_at, deadline))
+                    self._called |= bool((await self._place.message(min(self._look_at, deadline))).fence)
                 if grant is not None or not waits or clock.now() >= deadline:
                     return grant
         finally:
             leftovers.now_or_later(self._leave_queue, grant is None or not self._called)
 
-    async def _listen_until(self, until: float) -> None:
-        if self._ear is None or self._inbox is None:
-            await pause(max(0.0, until - clock.now()))
-        elif (await self._ear.get(self._inbox, until)).fence:
-            self._called = True
-
     def _leave_queue(self, leaves: bool) -> None:
-        ear, self._ear, self._inbox = self._ear, None, None
-        if ear is None:
-            return
-        ear.inboxes.pop(self._who, None)
-        if leaves:
-            request = Request(LEAVE, self._keys, self._who)
-            if ear.ended:
-                self._nodes[self._lead].tell(request, clock.now() + self._ttl)
-            else:
-                ear.send(request)
-
-    def _channel(self) -> bytes:
-        """Where the lead is to call. The inbox is there before the request that names it: the call may be faster than
-        the reply."""
-        ear = self._nodes[self._lead].listener.ear
-        if self._ear is not ear:
-            if self._ear is not None:
-                self._ear.inboxes.pop(self._who, None)
-            self._ear, self._inbox = ear, None if ear is None else ear.inbox(self._who)
-        return b"" if ear is None else ear.channel
+        if not self._place.close(leaves):
+            self._nodes[self._lead].tell(self._place.leave(), clock.now() + self._ttl)
 
     async def _ask(self, deadline: float, queue: bool) -> Grant | None:
         """Ask once: only the lead, if others wait before us."""
-        channel = self._channel() if queue else b""
-        if not self._place or self._called:
+        lead = self._nodes[self._lead]
+        channel = self._place.listen(lead) if queue else b""
+        if not self._ahead or self._called:
             return await self._ask_all(channel, deadline, queue)
-        asked, lead = clock.now(), self._nodes[self._lead]
-        request = Request(ACQUIRE, self._keys, self._who, *self._about, channel)
+        asked = clock.now()
+        request = Request(ACQUIRE, self._keys, self._place.who, *self._about, channel)
         try:
-            reply, _ = await lead.call(request, asked + SILENCE, lambda: Request(LEAVE, self._keys, self._who))
+            reply, _ = await lead.call(request, asked + SILENCE, self._place.leave)
         except ConnectionFailed:
             self._change_lead()
             return None
         if reply[0]:
             self._called = True
             return await self._ask_all(channel, deadline, queue)
-        await self._note_busy(reply, asked, channel, queue)
+        await self._note_busy(reply, asked, queue)
         return None
 
     async def _ask_all(self, channel: bytes, deadline: float, queue: bool) -> Grant | None:
         lead, name = self._lead, new_name(self.claim)
         self.votes = votes = Votes([name] * len(self._nodes))
-        votes.names[lead] = self._who
+        votes.names[lead] = self._place.who
         requests = dict.fromkeys(range(len(self._nodes)), Request(ACQUIRE, self._keys, name, *self._about, b""))
-        requests[lead] = Request(ACQUIRE, self._keys, self._who, *self._about, channel)
+        requests[lead] = Request(ACQUIRE, self._keys, self._place.who, *self._about, channel)
         ballot = Round(self._nodes, requests, lead=lead)
         back = votes.requests(self.claim)
 
@@ -230,9 +204,9 @@ class RedlockAttempt:
         if reply is None:
             self._change_lead()
         elif not reply[0]:
-            await self._note_busy(reply, ballot.asked_at, channel, queue)
+            await self._note_busy(reply, ballot.asked_at, queue)
         elif not channel:  # its vote was taken back, so under this name no more
-            self._who, self._called = new_name(self.claim), False
+            self._place, self._called = Place(self._keys, new_name(self.claim)), False
             self._pause(1)
             if queue:
                 await self._open_ear()
@@ -246,24 +220,19 @@ class RedlockAttempt:
     def _pause(self, power: int) -> None:
         self._look_at = clock.now() + SPLIT * 2**power * random.uniform(0.5, 1)  # noqa: S311 - guards no secret
 
-    async def _note_busy(self, reply: Sequence[int], asked: float, channel: bytes, queue: bool) -> None:
+    async def _note_busy(self, reply: Sequence[int], asked: float, queue: bool) -> None:
         """The lead has another holder. A waiter queues there, if it listens."""
-        _, _, taken, self._place, heard = reply
+        _, _, taken, self._ahead, heard = reply
         self._called, self._splits = False, 0
-        self._look_at = asked + min(taken / 1000 + self._place * LATER, LOOK_EVERY)
+        self._look_at = asked + min(taken / 1000 + self._ahead * LATER, LOOK_EVERY)
         if queue and not heard:
-            if channel and self._ear is not None:  # it leads to another server than the connection for requests
-                self._unheard += 1
-                self._ear.end()
             await self._open_ear()
 
     async def _open_ear(self) -> None:
         try:
-            await self._nodes[self._lead].listener.open(clock.now() + SILENCE)
+            self._look_at = clock.now() + await self._place.open(self._nodes[self._lead], clock.now() + SILENCE)
         except ConnectionFailed as error:
             self._deaf += 1
             self._change_lead()
             if self._deaf % len(self._nodes) == 0:
                 raise BackendUnavailable(f"No Redis node lets us listen: {error}") from error
-        # at once, unless two connections in turn have led to different servers
-        self._look_at = clock.now() + (0.0 if self._unheard < 2 else LATER)
