@@ -63,6 +63,8 @@ class Backend(ABC):
     keeps_notes: ClassVar[bool] = False
     # Models whose tables `migrate` makes for it in ``database``.
     tables: tuple[str, ...] = ()
+    # Seconds for which a task waits for the answer to a short request; None: the backend itself ends what hangs.
+    patience: ClassVar[float | None] = PATIENCE
     # Why in_doubt() may be true, for messages.
     doubt: ClassVar[str] = "its transaction was aborted"
     # The keys allowed in OPTIONS.
@@ -167,7 +169,7 @@ class Backend(ABC):
         """:meth:`try_acquire` for a task. A cancelled call leaves nothing held."""
         until = clock.now() + wait
         at_once = 0 if self.waits_inside else wait
-        grant = await self._in_thread(self.try_acquire, claim, at_once, undo=self._give_back, patience=wait + PATIENCE)
+        grant = await self._in_thread(self.try_acquire, claim, at_once, undo=self._give_back, wait=wait)
         if grant is None and self.waits_inside and (left := until - clock.now()) > 0:
             try:
                 return await self.threads.long(
@@ -194,16 +196,15 @@ class Backend(ABC):
             self.release(grant)
 
     async def _in_thread(
-        self,
-        function: Callable[..., T],
-        *args: Any,
-        undo: Callable[[Any], Any] | None = None,
-        patience: float = PATIENCE,
+        self, function: Callable[..., T], *args: Any, undo: Callable[[Any], Any] | None = None, wait: float = 0
     ) -> T:
+        patience = None if self.patience is None else min(wait + self.patience, threading.TIMEOUT_MAX)
         try:
-            return await self.threads.short(function, *args, undo=undo, patience=min(patience, threading.TIMEOUT_MAX))
-        except (CallTimeout, NotStarted) as error:
+            return await self.threads.short(function, *args, undo=undo, patience=patience)
+        except CallTimeout as error:
             raise BackendUnavailable(f"The backend of alias {self.alias!r} has not answered. {error}") from error
+        except NotStarted:  # a moment of this event loop is better than a lock that is not released
+            return function(*args)
 
     def tick(self, now: float) -> float | None:
         """Called by the keepalive thread: heartbeats, watchdogs, idle sessions.

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import OperationalError, connections
 
-from django_distlock.concurrency.clock import now as monotonic
-from django_distlock.concurrency.flow import run
 from django_distlock.manager.registry import registry
 
 if TYPE_CHECKING:
@@ -123,7 +121,7 @@ def session_of(lease: Any) -> Any:
 
 def asked(session: Any, sql: bytes) -> Any:
     """The rows of a statement on a session of the library's."""
-    return run(session.query(sql, monotonic() + 2))
+    return session.query(sql)
 
 
 def lock_sessions(using: str) -> set[int]:

@@ -59,7 +59,7 @@ def client(link: Link, name: str, seconds: float) -> None:
                 continue
             timeouts += 1
             sessions = [session for session in backend.sessions.all() if session.dead is None]
-            asking = any(session.unread is not None for session in sessions)
+            asking = any(session.mutex.locked() for session in sessions)
             pids = [session.server_id for session in sessions]
             held = bool(looking.execute(HELD, [pids]).fetchone()[0])
             if held and asking:

@@ -129,9 +129,6 @@ class MySQLSession(Session):
         value = result.fetch_row()[0][0]
         return None if value is None else bool(value == 1)
 
-    def _prepared_for(self, statement: bytes) -> bool:
-        return True
-
     def _send(self, statement: bytes) -> None:
         try:
             self.conn.send_query(statement)

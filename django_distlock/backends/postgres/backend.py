@@ -69,20 +69,12 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
     def release_again(self, grant: Grant) -> bool:
         return True if grant.claim.scope == "transaction" else super().release_again(grant)
 
-    async def arelease(self, grant: Grant) -> bool:
-        if grant.claim.scope == "transaction":
-            return True
-        return await super().arelease(grant)
-
     def verify(self, grant: Grant) -> bool:
         if grant.claim.scope != "transaction":
             return super().verify(grant)
         if grant.session.connection is connections[self.database]:
             return self.try_acquire(grant.claim._replace(answer_by=0.0)) is not None
         return self.look(grant)  # asked by another thread, and the connection is its owner's
-
-    async def averify(self, grant: Grant) -> bool:
-        return self.look(grant) if grant.claim.scope == "transaction" else await super().averify(grant)
 
     def in_doubt(self, grant: Grant) -> bool:
         # the error has freed the locks of the transaction, except those from before a savepoint

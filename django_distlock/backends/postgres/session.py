@@ -243,9 +243,6 @@ class PostgresSession(Session):
                 raise
         self._prepared.add(name)
 
-    def _prepared_for(self, statement: tuple[bytes, Any]) -> bool:
-        return statement[0] in self._prepared
-
     def _send(self, statement: tuple[bytes, Any]) -> None:
         name, values = statement
         try:
@@ -340,8 +337,8 @@ class PostgresSession(Session):
         self._setting = wanted
         return b"set_" + name, (key.number_bytes, b"%d" % wanted)
 
-    async def wait(self, key: LockKey, shared: bool, until: float) -> bool | None:
-        granted = await super().wait(key, shared, until)
+    def wait(self, key: LockKey, shared: bool, until: float) -> bool | None:
+        granted = super().wait(key, shared, until)
         if granted:
             self._timeout = self._setting
         return granted

@@ -8,7 +8,6 @@ goes wrong ends its session, which holds nothing else: the server frees what it 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import math
 import re
@@ -25,7 +24,7 @@ from django_distlock.backends.side_connection import ask
 from django_distlock.concurrency import clock, leftovers
 from django_distlock.concurrency.background import CallTimeout, NotStarted
 from django_distlock.concurrency.deadline import SILENCE
-from django_distlock.concurrency.flow import clean_up, in_task, run
+from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.places import TURN, Place, Places
 from django_distlock.exceptions import BackendUnavailable, DeadlockDetected
 from django_distlock.records import grant_of
@@ -89,6 +88,7 @@ class SessionLockBackend(Backend, Generic[S]):
 
     waits_natively = True
     supports_break = True
+    patience = None  # the watchdog ends what hangs
     keeps_notes = True
     option_names: ClassVar[frozenset[str]] = frozenset({"database", "session_database", "wait_sessions"})
 
@@ -135,11 +135,7 @@ class SessionLockBackend(Backend, Generic[S]):
         return run(self._acquire(claim, wait))
 
     async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        try:
-            return await self._acquire(claim, wait)
-        except asyncio.CancelledError:
-            await clean_up(self.threads.short(self.undo, claim))
-            raise
+        return await self._acquire(claim, wait)
 
     async def _acquire(self, claim: Claim, wait: float) -> Grant | None:
         now, busy = clock.now(), self._busy
@@ -164,7 +160,7 @@ class SessionLockBackend(Backend, Generic[S]):
                 session = await self._opened(self.sessions.shared(until))
             asked = session.used_at = clock.now()
             try:
-                granted = await self._try_on(session, claim)
+                granted = await self._in_thread(self._try_on, session, claim, undo=lambda _: self.undo(claim))
             except SessionDead:
                 attempts -= 1
                 if not attempts or clock.now() >= until:
@@ -177,21 +173,17 @@ class SessionLockBackend(Backend, Generic[S]):
             if clock.now() >= until:
                 raise ServerError(0, "The server has answered NULL.")
 
-    async def _try_on(self, session: S, claim: Claim) -> bool | None:
+    def _try_on(self, session: S, claim: Claim) -> bool | None:
         session.claims[id(claim)] = claim  # before the question: whoever goes leaves a trace
         try:
-            statement = session.try_lock(claim)
-            if in_task():
-                granted = await session.aask(statement, self.threads, lambda _: self.undo(claim))
-            else:
-                granted = session.ask(statement)
+            granted = session.ask(session.try_lock(claim))
         except ServerError as error:
             if error.code not in session.wait_is_over:
                 session.claims.pop(id(claim), None)
                 raise
             granted = None
         if granted is None:  # only its release makes sure that it is not held
-            await self._answer(session, session.free_lock(claim.key, claim.shared))
+            session.ask(session.free_lock(claim.key, claim.shared))
         if not granted:
             session.claims.pop(id(claim), None)
         return granted
@@ -201,9 +193,6 @@ class SessionLockBackend(Backend, Generic[S]):
             return await opening
         except (CallTimeout, NotStarted) as error:
             raise BackendUnavailable(f"The server of alias {self.alias!r} did not answer. {error}") from error
-
-    async def _answer(self, session: S, statement: Any) -> bool | None:
-        return await session.aask(statement, self.threads) if in_task() else session.ask(statement)
 
     async def _queue(self, claim: Claim, until: float, answer_by: float) -> Grant | None:
         """Wait in the engine's queue; before that, in this process for a place to do so. None at the deadline."""
@@ -233,18 +222,29 @@ class SessionLockBackend(Backend, Generic[S]):
         """Wait on a session that is lent for it; None at the deadline. TurnOver: others want the place."""
         try:
             session = await self.sessions.lend(max(until, clock.now() + SILENCE))
+            return await self.threads.long(
+                self._wait_on,
+                session,
+                claim,
+                until,
+                turn_ends,
+                stop=lambda: session.kill("its caller has gone"),
+                undo=lambda _: self.undo(claim),
+            )
         except CallTimeout:
             return None  # the server has just said that it is busy; let the session come for the next wait
         except NotStarted as error:
             raise BackendUnavailable(f"The server of alias {self.alias!r} did not answer. {error}") from error
+
+    def _wait_on(self, session: S, claim: Claim, until: float, turn_ends: float) -> Grant | None:
         granted = False
         try:
             asked = clock.now()
             if asked < until:
                 session.claims[id(claim)], session.turn_ends = claim, turn_ends
-                answer = await session.wait(claim.key, claim.shared, until)
+                answer = session.wait(claim.key, claim.shared, until)
                 if answer is None:
-                    await self._answer(session, session.free_lock(claim.key, claim.shared))
+                    session.ask(session.free_lock(claim.key, claim.shared))
                 granted = self._keep(session, bool(answer))
             return grant_of((claim, asked, None, None, session)) if granted else None
         except BaseException as error:
@@ -262,7 +262,7 @@ class SessionLockBackend(Backend, Generic[S]):
         finally:
             if not granted:
                 session.claims.pop(id(claim), None)
-                leftovers.now_or_later(self.sessions.give_back, session)
+                self.sessions.give_back(session)
 
     def _end_turn(self, now: float) -> None:
         """Take the place of a wait that has had its turn: the caller has none."""
@@ -313,19 +313,6 @@ class SessionLockBackend(Backend, Generic[S]):
         self._freed(session, claim)
         return bool(freed)
 
-    async def arelease(self, grant: Grant) -> bool:
-        session: S = grant.session
-        claim = grant.claim
-        try:
-            freed = await session.aask(session.free_lock(claim.key, claim.shared), self.threads)
-        except (SessionDead, ServerError) as error:
-            return self._not_freed(session, claim, error)
-        except BaseException:  # it was sent
-            leftovers.now_or_later(self._freed, session, claim)
-            raise
-        self._freed(session, claim)
-        return bool(freed)
-
     def release_again(self, grant: Grant) -> bool:
         self.undo(grant.claim)
         return True
@@ -355,12 +342,9 @@ class SessionLockBackend(Backend, Generic[S]):
         return grant.session.dead is None
 
     def verify(self, grant: Grant) -> bool:
-        return run(self.averify(grant))
-
-    async def averify(self, grant: Grant) -> bool:
         session: S = grant.session
         with contextlib.suppress(ServerError, SessionDead):  # a server that refuses a statement lives
-            await self._answer(session, session.ping())
+            session.ask(session.ping())
         return session.dead is None
 
     # for operators
@@ -407,20 +391,17 @@ class SessionLockBackend(Backend, Generic[S]):
     def diagnose(self) -> Iterable[Finding]:
         return exclusion.findings(self.alias, self.open_session, self.supports_shared)
 
-    async def _aside(self, work: Callable[[S], Awaitable[T]]) -> T:
-        """Do ``work`` for an operator, on a session without locks. ServerError if the server refuses."""
-        session = await self._opened(self.sessions.lend(clock.now() + STATEMENT_LIMIT))
+    def _ask(self, sql: bytes) -> list[Any]:
+        """The rows of one statement, for an operator, from a session without locks. ServerError if the server refuses
+        it."""
+        session: S = run(self._opened(self.sessions.lend(clock.now() + STATEMENT_LIMIT)))
         try:
-            return await work(session)
+            rows: list[Any] = session.query(sql)
+            return rows
         except SessionDead as error:
             raise unavailable(self.alias, error) from error
         finally:
             self.sessions.give_back(session)
-
-    def _ask(self, sql: bytes) -> list[Any]:
-        """The rows of one statement, for an operator."""
-        rows: list[Any] = run(self._aside(lambda session: session.query(sql, clock.now() + STATEMENT_LIMIT)))
-        return rows
 
     def _ask_beside(self, question: Callable[[BaseDatabaseWrapper], T]) -> T:
         """The result of an operator's question, on a connection that is opened for it: no lock session is begun, and

@@ -83,7 +83,7 @@ class Sessions(Generic[S]):
 
     def _usable(self) -> S | None:
         for session in reversed(self._idle):
-            if session.dead is None and session.unread is None:
+            if session.dead is None and not session.unread:
                 return session
         return None
 
