@@ -37,6 +37,12 @@ class Silent(OperationalError):
     """The server did not answer in time."""
 
 
+def code_of(error: BaseException) -> object:
+    """The SQLSTATE or the number of a database error of Django's or of a driver's."""
+    cause = error.__cause__ or error
+    return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or (cause.args or (None,))[0]
+
+
 class SideConnection:
     """A database wrapper as Django has, for this package alone, in autocommit.
 
@@ -105,9 +111,11 @@ class SideConnection:
     def abandon(self, fd: int) -> None:
         """In the child of a fork: never close it, since the driver would say goodbye on the parent's socket. ``fd`` is
         the driver's descriptor, -1 if it has closed that."""
-        sockets.silence(fd)
+        if fd >= 0:
+            sockets.silence(fd)
         descriptor, self.descriptor = self.descriptor, -1
-        os.close(descriptor)
+        if descriptor >= 0:
+            os.close(descriptor)
         _inherited.append(self)
 
 

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # The table of the names behind hashed keys.
 NAMES_TABLE = "django_distlock_name"
 # Characters of a narrow column.
 SHORT = 255
-# Other locks of a session that a list names.
-MOST_NAMED = 10
 
 
 def printable(text: str) -> str:
@@ -42,11 +36,3 @@ def short(text: str) -> str:
         text = text[: min(SHORT, len(text) - 1)]
         made = printable(text)
     return made
-
-
-def other_names(held: Sequence[tuple[str, str]], key: str) -> str:
-    """The names of the locks of a session, given as keys and names, without that of ``key``: breaking one of them ends
-    the session, and the others are lost with it."""
-    names = [name for each, name in held[: MOST_NAMED + 1] if each != key][:MOST_NAMED]
-    more = len(held) - 1 - len(names)
-    return ", ".join([*names, f"{more} more"] if more > 0 else names)

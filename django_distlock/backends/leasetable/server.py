@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, Error, InterfaceError, InternalError, OperationalError, connections
 
-from django_distlock.backends.side_connection import SideConnection
-from django_distlock.concurrency import clock, sockets
+from django_distlock.backends.side_connection import SideConnection, code_of
+from django_distlock.concurrency import clock
 from django_distlock.concurrency.background import CallTimeout, NotStarted, SharedCall
 from django_distlock.concurrency.deadline import SILENCE
 from django_distlock.exceptions import BackendUnavailable
@@ -41,12 +41,6 @@ class LostReply(BackendUnavailable):
 
 class SessionDead(Exception):
     """A statement of another caller has ended the session; nothing was sent."""
-
-
-def code(error: Exception) -> object:
-    """The SQLSTATE or the number of a database error of Django's."""
-    cause = error.__cause__ or error
-    return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or (cause.args or (None,))[0]
 
 
 class LeaseSession(SideConnection):
@@ -105,7 +99,7 @@ class LeaseSession(SideConnection):
             with self.wrapper.wrap_database_errors:
                 return operation(self, *args)
         except (OperationalError, InterfaceError, InternalError) as error:
-            if code(error) not in CONFLICTS:
+            if code_of(error) not in CONFLICTS:
                 self.close()
             raise
         except Error:
@@ -115,15 +109,6 @@ class LeaseSession(SideConnection):
             raise
         finally:
             self.due, self.used_at = None, clock.now()
-
-    def leave_to_parent(self) -> None:
-        """In the child of a fork: never close it, since the driver would say goodbye on the parent's socket."""
-        if self._fd >= 0:
-            sockets.silence(self._fd)
-        _inherited.append(self)
-
-
-_inherited: list[LeaseSession] = []
 
 
 class ServerStore:
@@ -193,7 +178,7 @@ class ServerStore:
     def _judge(self, error: Exception, session: LeaseSession, lost: int, until: float) -> None:
         """Return if the operation is to be repeated."""
         left = until - clock.now()
-        if code(error) in NO_TABLE:
+        if code_of(error) in NO_TABLE:
             cure = "python manage.py migrate"
             if self._database != DEFAULT_DB_ALIAS:
                 cure += f" --database={self._database}"
@@ -202,7 +187,7 @@ class ServerStore:
             ) from error
         if left > 0 and session.dead and (session.hung or lost <= LOST_SESSIONS):
             return
-        if left > 0 and code(error) in CONFLICTS:
+        if left > 0 and code_of(error) in CONFLICTS:
             time.sleep(CONFLICT_PAUSE)
             return
         raise self._failure(None if session.hung else error, lost > 0) from error
@@ -249,5 +234,5 @@ class ServerStore:
         """In the child of a fork: leave the session to the parent."""
         session, self._session = self._session, None
         if session is not None:
-            session.leave_to_parent()
+            session.abandon(session._fd)
         self._opening = SharedCall(f"distlock-{self._alias}-open", self._open)

@@ -11,11 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError, connections
 
 from django_distlock.backends.sessions.backend import SessionLockBackend
-from django_distlock.backends.sessions.session import ServerError, SessionDead, unavailable
-from django_distlock.exceptions import BackendUnavailable, UnsupportedOperation
 
 from . import doctor, introspection
 
@@ -29,6 +26,8 @@ except ImportError as error:
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
     from django_distlock.keys import LockKey
     from django_distlock.records import Finding, LockInfo
 
@@ -37,16 +36,12 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
     """OPTIONS: ``database`` (the alias whose server is used), ``session_database`` (another alias for the dedicated
     sessions, which connects directly where the first goes through a proxy), ``wait_sessions`` (default 8)."""
 
-    def open_session(self, waits: bool) -> MySQLSession:
-        vendor = connections[self.session_database].vendor
-        if vendor != "mysql":
-            raise ImproperlyConfigured(
-                f"DISTLOCK[{self.alias!r}]: the database {self.session_database!r} is {vendor}, not MySQL or MariaDB."
-            )
-        try:
-            return open_session(self.alias, self.session_database, waits)
-        except (DatabaseError, SessionDead, ServerError, TypeError) as error:  # TypeError: an unknown option
-            raise unavailable(self.alias, error) from (error.__cause__ or error)
+    vendor, products = "mysql", "MySQL or MariaDB"
+    not_allowed = introspection.NOT_ALLOWED
+    needs_to_break = "Grant it CONNECTION_ADMIN (MySQL), CONNECTION ADMIN (MariaDB 10.5.2) or SUPER."
+
+    def _connect(self, waits: bool) -> MySQLSession:
+        return open_session(self.alias, self.session_database, waits)
 
     # for operators
 
@@ -65,13 +60,5 @@ class NamedLockBackend(SessionLockBackend[MySQLSession]):
         yield from super().diagnose()
         yield from doctor.findings(self._ask, self.wait_sessions)
 
-    def break_lock(self, info: LockInfo) -> bool:
-        try:
-            return self._ask_beside(partial(introspection.end, info))
-        except BackendUnavailable as error:
-            if error.__cause__ is None or introspection.code_of(error.__cause__) not in introspection.NOT_ALLOWED:
-                raise
-            raise UnsupportedOperation(
-                f"The user of alias {self.alias!r} may not end this connection: it belongs to another user. Grant it "
-                "CONNECTION_ADMIN (MySQL), CONNECTION ADMIN (MariaDB 10.5.2) or SUPER."
-            ) from error
+    def _end(self, info: LockInfo, connection: BaseDatabaseWrapper) -> bool:
+        return introspection.end(info, connection)

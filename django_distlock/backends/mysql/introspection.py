@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import contextlib
 import re
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError
 
-from django_distlock.backends.text import NAMES_TABLE, other_names, readable
+from django_distlock.backends.sessions.introspection import Row, infos
+from django_distlock.backends.side_connection import code_of
+from django_distlock.backends.text import NAMES_TABLE, readable
 from django_distlock.exceptions import UnsupportedOperation
-from django_distlock.records import MOST_WAITING, LockInfo
+from django_distlock.records import LockInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -37,7 +38,7 @@ SELECT m.OBJECT_NAME AS lock_name, m.LOCK_STATUS AS status, t.PROCESSLIST_ID AS 
            (SELECT MAX(s.TIMER_WAIT) / 1e12 FROM performance_schema.events_statements_current s
             WHERE s.THREAD_ID = t.THREAD_ID), t.PROCESSLIST_TIME), t.PROCESSLIST_TIME) AS TIME
 FROM performance_schema.metadata_locks m JOIN performance_schema.threads t ON t.THREAD_ID = m.OWNER_THREAD_ID
-WHERE m.OBJECT_TYPE = 'USER LEVEL LOCK'
+WHERE m.OBJECT_TYPE = 'USER LEVEL LOCK' AND m.LOCK_STATUS IN ('GRANTED', 'PENDING')
 """
 # A note belongs to the connection that it was written for.
 NAMED = """
@@ -118,38 +119,28 @@ NOT_HELD = frozenset({1644, 1094})
 NOT_ALLOWED = frozenset({1095, 1227})
 
 
-class Row(NamedTuple):
-    """``status`` is None where the server shows the holder of a lock, and not its waiters."""
-
-    name: str
-    status: str | None
-    connection: int
-    user: str | None = None
-    host: str | None = None
-    seconds: float | None = None
-    noted_name: str | None = None
-    since: int | None = None
-    told: str | None = None
-
-    @property
-    def described(self) -> str:
-        """host:pid:thread if the holder has noted it, and the server's description."""
-        account = f"{self.user}@{self.host}, " if self.user else ""
-        server = f"{account}connection {self.connection}"
-        return f"{readable(self.told)}, {server}" if self.told else server
-
-    @property
-    def acquired_at(self) -> datetime | None:
-        return None if self.since is None else datetime.fromtimestamp(self.since / 1_000_000, UTC)
+def _row(
+    key: str,
+    status: str | None,
+    connection: int,
+    user: str | None = None,
+    host: str | None = None,
+    seconds: float | None = None,
+    name: str | None = None,
+    since: int | None = None,
+    told: str | None = None,
+) -> Row:
+    """``status`` is None where the server shows the holder of a lock, and not its waiters; ``told`` is host:pid:thread
+    if the holder has noted it."""
+    account = f"{user}@{host}, " if user else ""
+    server = f"{account}connection {connection}"
+    who = f"{readable(told)}, {server}" if told else server
+    details = {"connection": str(connection), "idle_seconds": "" if seconds is None else f"{seconds:.0f}"}
+    return Row(key, None if status is None else status == "GRANTED", connection, who, name, since, details)
 
 
 def is_mariadb(connection: BaseDatabaseWrapper) -> bool:
     return bool(connection.mysql_is_mariadb)  # type: ignore[attr-defined]
-
-
-def code_of(error: BaseException) -> object:
-    """The number of the server's error."""
-    return error.args[0] if error.args else None
 
 
 def listed(alias: str, known: Mapping[str, str], connection: BaseDatabaseWrapper) -> list[LockInfo]:
@@ -181,16 +172,17 @@ def _asked_by_name(cursor: Any, known: Mapping[str, str]) -> list[Row]:
     found: list[Row] = []
     with contextlib.suppress(DatabaseError):
         found = _rows(cursor, NOTED)
-    if keys := sorted(known.keys() - {row.name for row in found}):
+    if keys := sorted(known.keys() - {row.key for row in found}):
         cursor.execute("SELECT " + ", ".join(f"IS_USED_LOCK('{key}')" for key in keys))
         used = zip(keys, cursor.fetchone(), strict=True)
-        found += [Row(key, None, connection) for key, connection in used if connection is not None]
+        found += [_row(key, None, connection) for key, connection in used if connection is not None]
     return found
 
 
 def _rows(cursor: Any, statement: str) -> list[Row]:
+    """Those that have waited longest come first."""
     cursor.execute(statement)
-    return [Row(*row) for row in cursor.fetchall()]
+    return [_row(*row) for row in sorted(cursor.fetchall(), key=lambda row: -float(row[5] or 0))]
 
 
 def _blocking(cursor: Any, mariadb: bool) -> list[Sequence[Any]]:
@@ -206,40 +198,6 @@ def _seen(cursor: Any, statement: str) -> list[Sequence[Any]]:
         cursor.execute(statement)
         return list(cursor.fetchall())
     return []
-
-
-def infos(alias: str, rows: Iterable[Row]) -> list[LockInfo]:
-    """The held locks, each with its waiters and what else its session holds."""
-    held: list[Row] = []
-    waiting: dict[str, list[Row]] = {}
-    beside: dict[int, list[tuple[str, str]]] = {}
-    for row in rows:
-        if row.status in ("GRANTED", None):
-            held.append(row)
-            beside.setdefault(row.connection, []).append((row.name, readable(row.noted_name or row.name)))
-        elif row.status == "PENDING":
-            waiting.setdefault(row.name, []).append(row)
-    for queue in waiting.values():
-        queue.sort(key=lambda row: -float(row.seconds or 0))
-    return [_info(alias, row, waiting.get(row.name, ()), beside[row.connection]) for row in held]
-
-
-def _info(alias: str, row: Row, waiting: Sequence[Row], beside: Sequence[tuple[str, str]]) -> LockInfo:
-    details = {
-        "connection": str(row.connection),
-        "idle_seconds": "" if row.seconds is None else f"{row.seconds:.0f}",
-        "also_holds": other_names(beside, row.name),
-    }
-    return LockInfo(
-        backend=alias,
-        key=row.name,
-        name=None if row.noted_name is None else readable(row.noted_name),
-        holder=row.described,
-        acquired_at=row.acquired_at,
-        waiters=None if row.status is None else len(waiting),
-        waiting=tuple(waiter.described for waiter in waiting[:MOST_WAITING]),
-        details={key: value for key, value in details.items() if value},
-    )
 
 
 def blocking(alias: str, rows: Iterable[Sequence[Any]]) -> list[LockInfo]:

@@ -90,14 +90,10 @@ class MySQLSession(Session):
         self.mariadb = "mariadb" in self.conn.get_server_info().lower()
         # kept, because mysqlclient does not return them while another thread runs a statement
         self._fd = int(self.conn.fileno())
-        self._server_id = int(self.conn.thread_id())
+        self.server_id = int(self.conn.thread_id())
         # a program started without close_fds would keep the session and its locks alive after our death
         os.set_inheritable(self._fd, False)
         keep_alive(self._fd)
-
-    @property
-    def server_id(self) -> int:
-        return self._server_id
 
     # statements
 

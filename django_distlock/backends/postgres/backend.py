@@ -10,11 +10,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError, connections
+from django.db import connections
 
 from django_distlock.backends.sessions.backend import SessionLockBackend
-from django_distlock.backends.sessions.session import ServerError, SessionDead, unavailable
-from django_distlock.exceptions import BackendUnavailable, UnsupportedOperation
+from django_distlock.exceptions import UnsupportedOperation
 
 from . import doctor, introspection
 
@@ -39,6 +38,11 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
     """OPTIONS: ``database`` (the alias whose transaction counts), ``session_database`` (the alias whose parameters the
     dedicated sessions use; a direct one behind a pooler), ``wait_sessions`` (default 8)."""
 
+    vendor, products = "postgresql", "PostgreSQL"
+    not_allowed = frozenset({introspection.INSUFFICIENT_PRIVILEGE})
+    needs_to_break = (
+        "Grant it pg_signal_backend, or membership in the other role; a superuser's session only a superuser may end."
+    )
     supports_shared = True
     supports_transaction_scope = True
 
@@ -46,16 +50,8 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
         super().__init__(alias, options)
         self._transactions = TransactionLocks(alias, self._busy)
 
-    def open_session(self, waits: bool) -> PostgresSession:
-        vendor = connections[self.session_database].vendor
-        if vendor != "postgresql":
-            raise ImproperlyConfigured(
-                f"DISTLOCK[{self.alias!r}]: the database {self.session_database!r} is {vendor}, not PostgreSQL."
-            )
-        try:
-            return open_session(self.alias, self.session_database, waits)
-        except (DatabaseError, SessionDead, ServerError) as error:
-            raise unavailable(self.alias, error) from (error.__cause__ or error)
+    def _connect(self, waits: bool) -> PostgresSession:
+        return open_session(self.alias, self.session_database, waits)
 
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         if claim.scope == "transaction":
@@ -111,12 +107,7 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
                 f"The lock {info.key} of alias {self.alias!r} belongs to a prepared transaction "
                 "(pg_prepared_xacts), which has no session to be ended. COMMIT PREPARED or ROLLBACK PREPARED ends it."
             )
-        try:
-            return self._ask_beside(partial(introspection.end, info))
-        except BackendUnavailable as error:
-            if getattr(error.__cause__, "sqlstate", None) != introspection.INSUFFICIENT_PRIVILEGE:
-                raise
-            raise UnsupportedOperation(
-                f"The role of alias {self.alias!r} may not end this session: it belongs to another role. Grant it "
-                "pg_signal_backend, or membership in that role; a superuser's session only a superuser may end."
-            ) from error
+        return super().break_lock(info)
+
+    def _end(self, info: LockInfo, connection: BaseDatabaseWrapper) -> bool:
+        return introspection.end(info, connection)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import DatabaseError
 
-from django_distlock.backends.text import NAMES_TABLE, other_names, readable
-from django_distlock.records import MOST_WAITING, LockInfo
+from django_distlock.backends.sessions.introspection import Row, infos, moment
+from django_distlock.backends.text import NAMES_TABLE, readable
+from django_distlock.records import LockInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 NUMBER = "((classid::bigint << 32) | objid::bigint)"
@@ -106,18 +104,6 @@ class Server(NamedTuple):
         return None if (self.application or "").startswith("distlock") else self.entered
 
 
-class Row(NamedTuple):
-    """One row of NAMED."""
-
-    key: str
-    granted: bool
-    shared: bool
-    server: Server
-    name: str | None
-    since: int | None
-    told: str | None
-
-
 def listed(alias: str, connection: BaseDatabaseWrapper) -> list[LockInfo]:
     """All held locks with a key, and those on tables and rows that keep a session waiting."""
     with connection.cursor() as cursor:
@@ -125,45 +111,22 @@ def listed(alias: str, connection: BaseDatabaseWrapper) -> list[LockInfo]:
             cursor.execute(WITH_NOTES)
         except DatabaseError:  # the names' table is not there, or not to be read
             cursor.execute(WITHOUT_NOTES)
-        found = named(alias, cursor.fetchall())
+        found = infos(alias, [_row(*row) for row in cursor.fetchall()])
         cursor.execute(BLOCKING)
         return found + [blocking(alias, *row) for row in cursor.fetchall()]
 
 
-def named(alias: str, rows: Iterable[Sequence[Any]]) -> list[LockInfo]:
-    """The locks with a key, each with its waiters and what else its session holds."""
-    held: list[Row] = []
-    waiting: dict[str, list[Server]] = {}
-    beside: dict[int | None, list[tuple[str, str]]] = {}
-    for row in (Row._make((*each[:3], Server._make(each[3:10]), *each[10:])) for each in rows):
-        if row.granted:
-            held.append(row)
-            if row.server.pid:
-                beside.setdefault(row.server.pid, []).append((row.key, readable(row.name or row.key)))
-        else:
-            waiting.setdefault(row.key, []).append(row.server)
-    return [_info(alias, row, waiting.get(row.key, ()), beside.get(row.server.pid, ())) for row in held]
-
-
-def _info(alias: str, row: Row, waiting: Sequence[Server], beside: Sequence[tuple[str, str]]) -> LockInfo:
-    server = row.server
-    more = {
+def _row(key: str, granted: bool, shared: bool, *more: Any) -> Row:
+    """From a row of NAMED."""
+    server, (name, since, told) = Server._make(more[:7]), more[7:]
+    details = {
+        "pid": str(server.pid) if server.pid else None,
+        "application_name": server.application,
         "last_statement": server.last_statement,
         "backend_start": server.began,
-        "also_holds": other_names(beside, row.key),
     }
-    details = {"pid": str(server.pid), "application_name": server.application or ""} if server.pid else {}
-    return LockInfo(
-        backend=alias,
-        key=row.key,
-        name=None if row.name is None else readable(row.name),
-        shared=row.shared,
-        holder=server.described(row.told),
-        acquired_at=_moment(server.earliest if row.since is None else row.since),
-        waiters=len(waiting),
-        waiting=tuple(waiter.described() for waiter in waiting[:MOST_WAITING]),
-        details=details | {key: value for key, value in more.items() if value},
-    )
+    who, since = server.described(told if granted else None), server.earliest if since is None else since
+    return Row(key, granted, server.pid, who, name, since, details, shared)
 
 
 def blocking(alias: str, kind: str, table: str, mode: str, blocks: str, *session: Any) -> LockInfo:
@@ -174,14 +137,10 @@ def blocking(alias: str, kind: str, table: str, mode: str, blocks: str, *session
         key=f"{kind} {table} {server.pid}",
         name=table,
         holder=server.described(),
-        acquired_at=_moment(server.entered),
+        acquired_at=moment(server.entered),
         waiters=blocks.count(",") + 1,
         details={"kind": kind, "pid": str(server.pid), "mode": mode, "blocks": blocks},
     )
-
-
-def _moment(microseconds: int | None) -> datetime | None:
-    return None if microseconds is None else datetime.fromtimestamp(microseconds / 1_000_000, UTC)
 
 
 def end(info: LockInfo, connection: BaseDatabaseWrapper) -> bool:

@@ -205,20 +205,16 @@ class PostgresSession(Session):
         raw: Any = connection.wrapper.connection
         self.conn = raw.pgconn
         self.conn.nonblocking = 0
-        self._server_id = int(self.conn.backend_pid)
+        self.server_id = int(self.conn.backend_pid)
         self.pooled = False
         self._prepared: set[bytes] = set()
         # lock_timeout in milliseconds, and what the wait that runs sets
         self._timeout = self._setting = 0
 
-    @property
-    def server_id(self) -> int:
-        return self._server_id
-
     def note_process_id(self, pid: int) -> None:
         """``pid`` is what pg_backend_pid() returned. Another number in the greeting is a pooler's."""
-        self.pooled = pid != self._server_id
-        self._server_id = pid
+        self.pooled = pid != self.server_id
+        self.server_id = pid
 
     # statements
 

@@ -90,7 +90,7 @@ class TransactionLocks:
         try:
             self._make_ready(connection)
             isolation = None
-            if wait <= 0 or not (self._busy.until and self._busy.lately(claim.key.digest, asked)):
+            if wait <= 0 or not (self._busy and self._busy.lately(claim.key.digest, asked)):
                 until = max(claim.answer_by, clock.now() + STATEMENT_LIMIT)
                 level, granted = self._ask(connection, TRY % (shared, number), until)
                 if granted == b"t":

@@ -13,6 +13,7 @@ import math
 import re
 import threading
 from abc import abstractmethod
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from django.core.checks import CheckMessage, Warning
@@ -20,13 +21,13 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections
 
 from django_distlock.backends.base import TICK, Backend
-from django_distlock.backends.side_connection import ask
+from django_distlock.backends.side_connection import ask, code_of
 from django_distlock.concurrency import clock, leftovers
 from django_distlock.concurrency.background import CallTimeout, NotStarted
 from django_distlock.concurrency.deadline import SILENCE
 from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.places import TURN, Place, Places
-from django_distlock.exceptions import BackendUnavailable, DeadlockDetected
+from django_distlock.exceptions import BackendUnavailable, DeadlockDetected, UnsupportedOperation
 from django_distlock.records import grant_of
 from django_distlock.validation import count
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
     from django_distlock.keys import LockKey
-    from django_distlock.records import Claim, Finding, Grant
+    from django_distlock.records import Claim, Finding, Grant, LockInfo
 
 S = TypeVar("S", bound=Session)
 T = TypeVar("T")
@@ -62,25 +63,18 @@ class TurnOver(Exception):
     """The wait has had its turn, and others of this process want to wait."""
 
 
-class BusyKeys:
-    """The keys that were busy during the last BUSY seconds. Such a key is waited for without trying first: under
-    contention a hand-over then costs two statements, like the bare driver's."""
-
-    def __init__(self) -> None:
-        self.until: dict[bytes, float] = {}
+class BusyKeys(dict[bytes, float]):
+    """Until when the keys count as busy that were. Such a key is waited for without trying first: under contention a
+    hand-over then costs two statements, like the bare driver's."""
 
     def add(self, digest: bytes, now: float) -> None:
-        if len(self.until) >= MOST_BUSY:
-            self.until.clear()
-        self.until[digest] = now + BUSY
+        if len(self) >= MOST_BUSY:
+            self.clear()
+        self[digest] = now + BUSY
 
     def lately(self, digest: bytes, now: float) -> bool:
         """Was the key busy during the last BUSY seconds?"""
-        until = self.until.get(digest)
-        if until is None or until >= now:
-            return until is not None
-        self.until.pop(digest, None)
-        return False
+        return self.get(digest, -math.inf) >= now
 
 
 class SessionLockBackend(Backend, Generic[S]):
@@ -88,6 +82,12 @@ class SessionLockBackend(Backend, Generic[S]):
 
     waits_natively = True
     supports_break = True
+    #: The vendor of its databases, and their names.
+    vendor: ClassVar[str]
+    products: ClassVar[str]
+    #: The errors of an account that may not end the session of another one, and what it needs.
+    not_allowed: ClassVar[frozenset[object]]
+    needs_to_break: ClassVar[str]
     patience = None  # the watchdog ends what hangs
     keeps_notes = True
     option_names: ClassVar[frozenset[str]] = frozenset({"database", "session_database", "wait_sessions"})
@@ -107,10 +107,21 @@ class SessionLockBackend(Backend, Generic[S]):
         # guards the end of a turn, which must not hit a wait that has just been granted
         self._turns = threading.Lock()
 
-    @abstractmethod
     def open_session(self, waits: bool) -> S:
         """Connect, blocking this thread. BackendUnavailable; UnsupportedOperation for a server whose locks exclude
         nobody (R22b)."""
+        vendor = connections[self.session_database].vendor
+        if vendor != self.vendor:
+            raise ImproperlyConfigured(
+                f"DISTLOCK[{self.alias!r}]: the database {self.session_database!r} is {vendor}, not {self.products}."
+            )
+        try:
+            return self._connect(waits)
+        except (DatabaseError, SessionDead, ServerError, TypeError) as error:  # TypeError: an unknown option
+            raise unavailable(self.alias, error) from (error.__cause__ or error)
+
+    @abstractmethod
+    def _connect(self, waits: bool) -> S: ...
 
     def tick(self, now: float) -> float | None:
         due = self.sessions.tick(now)
@@ -125,7 +136,7 @@ class SessionLockBackend(Backend, Generic[S]):
     def after_fork(self) -> None:
         super().after_fork()
         self.sessions.abandon()
-        self._busy.until = {}
+        self._busy.clear()
         self._places = Places(self._places.size)
         self._turns = threading.Lock()
 
@@ -141,7 +152,7 @@ class SessionLockBackend(Backend, Generic[S]):
         now, busy = clock.now(), self._busy
         until = max(claim.answer_by or now + wait, now + SILENCE)
         try:
-            if wait <= 0 or not (busy.until and busy.lately(claim.key.digest, now)):
+            if wait <= 0 or not (busy and busy.lately(claim.key.digest, now)):
                 grant = await self._try(claim, until)
                 if grant is not None or wait <= 0:
                     return grant
@@ -402,6 +413,21 @@ class SessionLockBackend(Backend, Generic[S]):
             raise unavailable(self.alias, error) from error
         finally:
             self.sessions.give_back(session)
+
+    @abstractmethod
+    def _end(self, info: LockInfo, connection: BaseDatabaseWrapper) -> bool:
+        """End the session that ``info`` shows, if it still holds the lock."""
+
+    def break_lock(self, info: LockInfo) -> bool:
+        try:
+            return self._ask_beside(partial(self._end, info))
+        except BackendUnavailable as error:
+            if error.__cause__ is None or code_of(error.__cause__) not in self.not_allowed:
+                raise
+            raise UnsupportedOperation(
+                f"The account of alias {self.alias!r} may not end this session: it belongs to another one. "
+                f"{self.needs_to_break}"
+            ) from error
 
     def _ask_beside(self, question: Callable[[BaseDatabaseWrapper], T]) -> T:
         """The result of an operator's question, on a connection that is opened for it: no lock session is begun, and

@@ -41,7 +41,6 @@ class Sessions(Generic[S]):
         self._all: list[S] = []
         # rises when all are closed: what was being opened then is closed, too
         self._closings = 0
-        self._idle: list[S] = []
 
     async def shared(self, until: float) -> S:
         """The shared session, opened if need be. CallTimeout at the monotonic time ``until``, NotStarted."""
@@ -51,7 +50,7 @@ class Sessions(Generic[S]):
     async def lend(self, until: float) -> S:
         """A session to wait on, for the caller alone. CallTimeout, NotStarted."""
         while (session := self._take_idle()) is None:
-            await self._background.call(until, self._open_waiting)  # another caller may take it first
+            await self._background.call(until, self._opened, True)  # another caller may take it first
         return session
 
     def _open_shared(self) -> S:
@@ -59,9 +58,6 @@ class Sessions(Generic[S]):
         if session is None or session.dead is not None:
             session = self.open_shared = self._opened(False)
         return session
-
-    def _open_waiting(self) -> None:
-        self.give_back(self._opened(True))
 
     def _opened(self, waits: bool) -> S:
         closings = self._closings
@@ -75,16 +71,10 @@ class Sessions(Generic[S]):
 
     def _take_idle(self) -> S | None:
         with self._guard:
-            found = self._usable()
-            if found is not None:
-                found.used_at = clock.now()
-                self._idle.remove(found)
-            return found
-
-    def _usable(self) -> S | None:
-        for session in reversed(self._idle):
-            if session.dead is None and not session.unread:
-                return session
+            for session in reversed(self._all):
+                if session.waits and not session.lent and session.dead is None and not session.unread:
+                    session.used_at, session.lent = clock.now(), True
+                    return session
         return None
 
     def give_back(self, session: S) -> None:
@@ -92,10 +82,7 @@ class Sessions(Generic[S]):
         session.used_at = clock.now()
         if session.dead is not None:
             self.drop(session)
-            return
-        with self._guard:
-            if session not in self._idle:
-                self._idle.append(session)
+        session.lent = False
 
     def drop(self, session: S) -> None:
         """End a session and lose what it holds; it is closed once no statement runs on it."""
@@ -107,8 +94,6 @@ class Sessions(Generic[S]):
         with self._guard:
             if session is self.open_shared:
                 self.open_shared = None
-            if session in self._idle:
-                self._idle.remove(session)
             if session in self._all:
                 self._all.remove(session)
 

@@ -70,9 +70,12 @@ class Session(ABC):
 
     def __init__(self, connection: SideConnection, waits: bool) -> None:
         self.connection = connection
+        #: The server's number for this session.
+        self.server_id = 0
         connection.duplicate()
         self.mutex = threading.Lock()
-        self.waits = waits
+        #: Is it one to wait on, and does a caller have it?
+        self.waits, self.lent = waits, False
         self.claims: dict[int, Claim] = {}
         self.dead: str | None = None
         self.used_at = self.heard_at = clock.now()
@@ -84,11 +87,6 @@ class Session(ABC):
         self.turn_ends = math.inf
 
     # what an engine must do
-
-    @property
-    @abstractmethod
-    def server_id(self) -> int:
-        """The server's number for this session."""
 
     @abstractmethod
     def try_lock(self, claim: Claim) -> Any:
