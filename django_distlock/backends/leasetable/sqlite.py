@@ -15,7 +15,7 @@ import sqlite3
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from django.db import connections
@@ -32,16 +32,17 @@ if TYPE_CHECKING:
 
     from django_distlock.records import Claim
 
-VERSION = 1
+VERSION = 2
+# The tables that `migrate` makes on servers, as far as SQLite needs them.
 SCHEMA = f"""
 BEGIN IMMEDIATE;
-CREATE TABLE IF NOT EXISTS lease (
-    digest BLOB PRIMARY KEY, alias TEXT NOT NULL, name TEXT NOT NULL, token TEXT NOT NULL, fence INTEGER NOT NULL,
+CREATE TABLE IF NOT EXISTS django_distlock_lease (
+    digest TEXT PRIMARY KEY, alias TEXT NOT NULL, name TEXT NOT NULL, token TEXT NOT NULL, fence INTEGER NOT NULL,
     acquired_at INTEGER NOT NULL, expires_at INTEGER NOT NULL, holder TEXT NOT NULL
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS ticket (
-    digest BLOB NOT NULL, place INTEGER NOT NULL, token TEXT NOT NULL, seen INTEGER NOT NULL, holder TEXT NOT NULL,
-    PRIMARY KEY (digest, place)
+CREATE TABLE IF NOT EXISTS django_distlock_ticket (
+    digest TEXT NOT NULL, arrived INTEGER NOT NULL, token TEXT NOT NULL, seen INTEGER NOT NULL, holder TEXT NOT NULL,
+    PRIMARY KEY (digest, arrived)
 ) WITHOUT ROWID;
 PRAGMA user_version = {VERSION};
 COMMIT;
@@ -52,37 +53,29 @@ SHORTEST, LONGEST = 0.00005, 0.001
 # The fence is the clock, which is nearly always above the last fence, so that it need not be read back. RETURNING would
 # cost more than the write itself, and SQLite has it only since 3.35. Reading the table that is written costs as much.
 TAKE = """
-INSERT INTO lease {columns} SELECT :digest, :alias, :name, :token, :fence, :now, :now + :ttl, :holder
+INSERT INTO django_distlock_lease {columns} SELECT :digest, :alias, :name, :token, :fence, :now, :now + :ttl, :holder
 WHERE NOT EXISTS (SELECT 1 {ahead})
 ON CONFLICT (digest) DO UPDATE SET
     token = excluded.token, fence = excluded.fence, acquired_at = excluded.acquired_at,
     expires_at = excluded.expires_at, holder = excluded.holder, alias = excluded.alias
 WHERE (token = '-' OR token = excluded.token OR expires_at <= :now) AND fence < excluded.fence
 """
-LAST = "SELECT fence, token FROM lease WHERE digest = :digest AND (token IN ('-', :token) OR expires_at <= :now)"
+LAST = """
+SELECT fence, token FROM django_distlock_lease
+WHERE digest = :digest AND (token IN ('-', :token) OR expires_at <= :now)
+"""
+# A waiter is behind those that have come before, also if the clock was set back meanwhile.
+JOIN = """
+INSERT INTO django_distlock_ticket (token, digest, arrived, seen, holder)
+SELECT :token, :digest, coalesce(max(arrived), 0) + 1, :now, :holder
+FROM django_distlock_ticket WHERE digest = :digest
+"""
 
 
 class SqliteStatements(Statements):
     """SQL of SQLite. While another process writes, a statement raises sqlite3.OperationalError."""
 
-    placeholder, literal = "?", "x'KEY'"
-    parts: ClassVar[dict[str, str]] = {
-        "lease": "lease",
-        "ticket": "ticket",
-        "arrived": "place",
-        "hex": "lower(hex(l.digest))",
-    }
-    ahead = "FROM ticket t WHERE t.digest = :digest AND t.place < :place AND t.seen > :now - {grace}"
-    join_text = """
-    INSERT INTO ticket (token, digest, place, seen, holder)
-    SELECT :token, :digest, coalesce(max(place), 0) + 1, :now, :holder FROM ticket WHERE digest = :digest
-    """
-
-    def digest(self, claim: Claim) -> bytes:
-        return claim.key.digest
-
-    def packed(self, digits: str) -> bytes:
-        return bytes.fromhex(digits)
+    placeholder, join_text = "?", JOIN
 
     def now(self) -> int:
         return time.time_ns() // 1000

@@ -11,7 +11,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import IntegrityError
 
@@ -41,7 +41,7 @@ UNKNOWN = "unknown"
 
 # The live waiters ahead of a place. Tickets of one microsecond are ordered by their tokens.
 AHEAD = """FROM {ticket} t WHERE t.digest = :digest AND t.seen > {now} - {grace}
-    AND t.{arrived} <= :place AND (t.{arrived} < :place OR t.token < :token)"""
+    AND t.arrived <= :place AND (t.arrived < :place OR t.token < :token)"""
 # The lease is ours already: the statement is repeated because its reply was lost.
 OURS = """EXISTS (
     SELECT 1 FROM {lease} o WHERE o.digest = :digest AND o.token = :token AND o.expires_at > {now})"""
@@ -60,24 +60,24 @@ JOIN = "INSERT INTO {ticket} (token, digest, arrived, seen, holder) VALUES (:tok
 REFRESH = "UPDATE {ticket} SET seen = {now} WHERE digest = :digest AND token = :token"
 LEAVE = "DELETE FROM {ticket} WHERE digest = :digest AND (token = :token OR seen < {now} - {dead})"
 PLACE = """
-SELECT p.{arrived},
+SELECT p.arrived,
     (SELECT COUNT(*) FROM {ticket} t WHERE t.digest = p.digest AND t.seen > {now} - {grace}
-     AND t.{arrived} <= p.{arrived} AND (t.{arrived} < p.{arrived} OR t.token < p.token))
+     AND t.arrived <= p.arrived AND (t.arrived < p.arrived OR t.token < p.token))
 FROM {ticket} p WHERE p.digest = :digest AND p.token = :token
 """
 LOOK = """
 SELECT l.token, l.fence, (SELECT COUNT(*) {ahead}),
-    (SELECT p.{arrived} FROM {ticket} p WHERE p.digest = :digest AND p.{arrived} = :place AND p.token = :token)
+    (SELECT p.arrived FROM {ticket} p WHERE p.digest = :digest AND p.arrived = :place AND p.token = :token)
 FROM (SELECT 1 AS one) q LEFT JOIN {lease} l
     ON l.digest = :digest AND l.expires_at > {now} AND l.token <> '-'
 """
 ROWS = """
-SELECT {hex}, l.name, l.token, l.fence, l.acquired_at, l.expires_at, l.holder, t.token, t.holder
+SELECT l.digest, l.name, l.token, l.fence, l.acquired_at, l.expires_at, l.holder, t.token, t.holder
 FROM {lease} l LEFT JOIN {ticket} t ON t.digest = l.digest AND t.seen > {now} - {grace}
 WHERE l.alias = :alias AND l.expires_at > {now} AND l.token <> '-'
-ORDER BY l.acquired_at, l.digest, t.{arrived}, t.token
+ORDER BY l.acquired_at, l.digest, t.arrived, t.token
 """
-HELD = "SELECT {hex} FROM {lease} l WHERE l.digest IN (KEYS) AND l.expires_at > {now} AND l.token <> '-'"
+HELD = "SELECT l.digest FROM {lease} l WHERE l.digest IN (KEYS) AND l.expires_at > {now} AND l.token <> '-'"
 PRUNE_TICKETS = "DELETE FROM {ticket} WHERE seen < {now} - {dead}"
 LAST_OF_BATCH = """
 SELECT MAX(digest) FROM (SELECT digest FROM {lease} WHERE digest > :after ORDER BY digest LIMIT {batch}) q
@@ -120,28 +120,12 @@ class Statements:
     """
 
     clock: str | None = None
-    placeholder, literal = "%s", "'KEY'"
-    ahead, join_text = AHEAD, JOIN
-    # what differs in the tables
-    parts: ClassVar[dict[str, str]] = {
-        "lease": "django_distlock_lease",
-        "ticket": "django_distlock_ticket",
-        "arrived": "arrived",
-        "hex": "l.digest",
-    }
+    placeholder, join_text = "%s", JOIN
 
     def __init__(self, alias: str) -> None:
         self._backend, self._alias = alias, short(alias)
         # the text of each statement, and what makes the row of its parameters
         self._texts: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {}
-
-    def digest(self, claim: Claim) -> Any:
-        """The key of a claim, as the tables have it."""
-        return claim.key.path
-
-    def packed(self, digits: str) -> Any:
-        """A key in hexadecimal digits, as the tables have it."""
-        return digits
 
     def now(self) -> int:
         """The time, where it is a parameter."""
@@ -149,7 +133,8 @@ class Statements:
 
     def _prepared(self, statement: str) -> tuple[str, Callable[[dict[str, Any]], Any]]:
         parts = {
-            **self.parts,
+            "lease": "django_distlock_lease",
+            "ticket": "django_distlock_ticket",
             "now": self.clock or ":now",
             "grace": microseconds(GRACE),
             "dead": microseconds(DEAD),
@@ -157,7 +142,7 @@ class Statements:
             "batch": BATCH,
             "columns": COLUMNS,
         }
-        inner = {"ahead": self.ahead.format(**parts), "ours": OURS.format(**parts), "mine": MINE.format(**parts)}
+        inner = {"ahead": AHEAD.format(**parts), "ours": OURS.format(**parts), "mine": MINE.format(**parts)}
         text = statement.format(**parts, **inner)
         names = PARAMETER.findall(text)
         row = itemgetter(*names) if len(names) > 1 else lambda values: [values[name] for name in names]
@@ -183,12 +168,12 @@ class Statements:
 
     def hold(self, claim: Claim) -> dict[str, Any]:
         """The parameters of a statement about a claim's own lease or ticket."""
-        return {"digest": self.digest(claim), "token": claim.token}
+        return {"digest": claim.key.path, "token": claim.token}
 
     def take_values(self, claim: Claim, holder: str, place: int) -> dict[str, Any]:
         """The parameters of a statement that takes a lease."""
         return {
-            "digest": self.digest(claim),
+            "digest": claim.key.path,
             "token": claim.token,
             "alias": self._alias,
             "name": printable(claim.key.full_name),
@@ -247,12 +232,12 @@ class Statements:
 
     def break_lease(self, session: Any, digest: str, fence: int) -> bool:
         """Free the lease that was granted with ``fence``; False if it has ended."""
-        return self.change(session, BREAK, {"digest": self.packed(digest), "fence": fence}) > 0
+        return self.change(session, BREAK, {"digest": digest, "fence": fence}) > 0
 
     def prune(self, session: Any, after: Any) -> tuple[int, Any]:
         """Delete leases that ended a day ago, among the BATCH ones with digests above ``after``; how many, and the last
         digest. It is None at the end of the table, when dead waiters are deleted."""
-        after = after or self.packed("")
+        after = after or ""
         last = self.ask(session, LAST_OF_BATCH, {"after": after})[0][0]
         if last is None:
             self.change(session, PRUNE_TICKETS, {})
@@ -261,7 +246,7 @@ class Statements:
 
     def held(self, session: Any, keys: Iterable[str]) -> list[str]:
         """Those of ``keys``, in hexadecimal digits, whose leases are live."""
-        statement = HELD.replace("KEYS", ", ".join(self.literal.replace("KEY", key) for key in keys))
+        statement = HELD.replace("KEYS", ", ".join(f"'{key}'" for key in keys))
         try:
             return [key for (key,) in self.ask(session, statement, {})]
         finally:

@@ -73,24 +73,22 @@ class Stores:
 
     def kept(self) -> int:
         """How many leases of this alias are in the table, ended ones too."""
-        if self.store in SQLITE:
-            return self._in_file("SELECT count(*) FROM lease")
-        sql = "SELECT count(*) FROM django_distlock_lease WHERE alias = %s"
-        return int(ask(self.database, sql, self.alias)[0][0])
+        return self._count("django_distlock_lease WHERE alias = {}", self.alias)
 
     def tickets(self, name: str = "name") -> int:
         """How many tickets there are for one name."""
-        key = self.claim(name).key
-        if self.store in SQLITE:
-            return self._in_file("SELECT count(*) FROM ticket WHERE digest = ?", key.digest)
-        return int(ask(self.database, "SELECT count(*) FROM django_distlock_ticket WHERE digest = %s", key.path)[0][0])
+        return self._count("django_distlock_ticket WHERE digest = {}", self.claim(name).key.path)
 
-    def _in_file(self, sql: str, *parameters: object) -> int:
-        def ask(file: sqlite.LeaseFile) -> int:
+    def _count(self, rows: str, parameter: str) -> int:
+        sql = f"SELECT count(*) FROM {rows}"
+        if self.store not in SQLITE:
+            return int(ask(self.database, sql.format("%s"), parameter)[0][0])
+
+        def in_file(file: sqlite.LeaseFile) -> int:
             assert file.cursor is not None
-            return int(file.cursor.execute(sql, parameters).fetchone()[0])
+            return int(file.cursor.execute(sql.format("?"), (parameter,)).fetchone()[0])
 
-        return int(self._clients[0].store.run(0.0, ask))
+        return int(self._clients[0].store.run(0.0, in_file))
 
     def close(self) -> None:
         self._pool.shutdown()

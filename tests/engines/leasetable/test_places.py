@@ -146,9 +146,9 @@ def path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_r6_files_that_cannot_be_used(path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = advisory_lock(name, using="leasetable")
     with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA user_version = 2")
+        connection.execute("PRAGMA user_version = 3")
     connection.close()
-    with pytest.raises(BackendUnavailable, match=r"made by a newer version .*format 2, known: 1"):
+    with pytest.raises(BackendUnavailable, match=r"made by a newer version .*format 3, known: 2"):
         lock.acquire()
     registry.close()
     path.write_bytes(b"x" * 5000)
