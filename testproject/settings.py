@@ -49,11 +49,10 @@ INSTALLED_APPS = [
     "django_distlock",
     *ARTICLES,
     *BROWSER,
-    "testproject.inventory",
     *ORDERS,
     "testproject.registration",
-    "testproject.scheduler",
-    "testproject.wallet",
+    "testproject.replay",
+    "testproject.scenes",
     "django.contrib.admin",
     "django.contrib.auth",
     "django.contrib.contenttypes",
@@ -73,6 +72,15 @@ MIDDLEWARE = [
     *(["django_distlock.idempotency.IdempotencyMiddleware"] if ORDERS else []),
 ]
 ROOT_URLCONF = "testproject.urls"
+# What `manage.py replay` acts out.
+SCENES = [
+    "testproject.registration.scene.Registration",
+    "testproject.scenes.wallet.Wallet",
+    "testproject.scenes.deliveries.Deliveries",
+    "testproject.scenes.inventory.Inventory",
+    "testproject.scenes.scheduler.Scheduler",
+    *(["testproject.orders.scene.Orders"] if ORDERS else []),
+]
 if ORDERS:
     CSRF_FAILURE_VIEW = "django_distlock.idempotency.csrf.csrf_failure"
 if ARTICLES:
@@ -87,7 +95,6 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
-                "testproject.replay.commands.how_to_run",
             ],
         },
     },

@@ -11,9 +11,7 @@ from testproject.people import become
 urlpatterns = [
     path("admin/", admin.site.urls),
     path("be/<slug:slug>/", become, name="be"),
-    path("wallet/", include("testproject.wallet.urls")),
-    path("scheduler/", include("testproject.scheduler.urls")),
-    path("inventory/", include("testproject.inventory.urls")),
+    path("", include("testproject.scenes.urls")),
     path("", include("testproject.registration.urls")),
 ]
 if apps.is_installed("testproject.orders"):

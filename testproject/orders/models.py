@@ -1,4 +1,4 @@
-"""Orders, and what the replays of the double submission measured."""
+"""Orders that somebody has paid for."""
 
 from __future__ import annotations
 
@@ -32,17 +32,3 @@ class Order(models.Model):
     def twins(self) -> models.QuerySet[Order]:
         """The orders of the same form with the same data, this one among them."""
         return Order.objects.filter(**{name: getattr(self, name) for name in self.SAME}).order_by("pk")
-
-
-class OrderRun(models.Model):
-    """One replay; `result` is testproject.orders.records.Replay as JSON."""
-
-    created = models.DateTimeField(auto_now_add=True)
-    engine = models.CharField(max_length=20)
-    result = models.JSONField()
-
-    class Meta:
-        ordering = ("-pk",)
-
-    def __str__(self) -> str:
-        return f"{self.engine}, {self.created:%Y-%m-%d %H:%M}"

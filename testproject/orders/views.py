@@ -17,12 +17,12 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 
 from django_distlock.idempotency import idempotency_exempt, idempotent
 from testproject.registration.answers import as_json
+from testproject.replay.views import page
 
 from .forms import OrderForm
-from .models import Order, OrderRun
+from .models import Order
 from .payments import pay
-from .plots import plots
-from .ways import ATOMIC, IDEMPOTENT, NONE, WAYS, Way
+from .scene import ATOMIC, IDEMPOTENT, NONE, WAYS, Way
 
 if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
@@ -119,14 +119,7 @@ def order(request: HttpRequest, pk: int) -> HttpResponse:
 
 @require_GET
 def home(request: HttpRequest) -> HttpResponse:
-    run = OrderRun.objects.first()
     titles = {way.slug: way.title for way in WAYS}
     sheets = Order.objects.values(*Order.SAME).annotate(made=Count("pk"), last=Max("pk")).order_by("-last")
-    context = {
-        "ways": WAYS,
-        "run": run,
-        "plots": plots(run.result) if run else (),
-        "sheets": [{**sheet, "title": titles.get(sheet["way"], sheet["way"])} for sheet in sheets[:LATEST]],
-        "seconds": settings.PAYMENT_SECONDS,
-    }
-    return render(request, "orders/home.html", context)
+    shown = [{**sheet, "title": titles.get(sheet["way"], sheet["way"])} for sheet in sheets[:LATEST]]
+    return page(request, "orders", "orders/home.html", sheets=shown, seconds=settings.PAYMENT_SECONDS)

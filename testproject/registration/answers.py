@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from django import forms
 
     from .models import Account
-    from .ways import Way
+    from .scene import Way
 
 
 def wants_json(request: HttpRequest) -> bool:

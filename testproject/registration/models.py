@@ -1,4 +1,4 @@
-"""Accounts, and what the replays of the race measured."""
+"""Accounts, and the row that registrations lock."""
 
 from __future__ import annotations
 
@@ -33,18 +33,3 @@ class Door(models.Model):
 
     def __str__(self) -> str:
         return self.name
-
-
-class ReplayRun(models.Model):
-    """One replay of the registration race; `result` is testproject.replay.records.Replay as JSON."""
-
-    created = models.DateTimeField(auto_now_add=True)
-    engine = models.CharField(max_length=20)
-    atomic_requests = models.BooleanField()
-    result = models.JSONField()
-
-    class Meta:
-        ordering = ("-pk",)
-
-    def __str__(self) -> str:
-        return f"{self.engine}, {self.created:%Y-%m-%d %H:%M}"

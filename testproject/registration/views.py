@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING
 from django.contrib import messages
 from django.db.transaction import non_atomic_requests
 from django.shortcuts import redirect, render
-from django.views.decorators.http import require_GET, require_http_methods
+from django.views.decorators.http import require_http_methods
 
 from django_distlock import advisory_lock, row_lock, table_lock
-from testproject.replay.verdict import race_is_possible
+from testproject.replay.views import page
 
 from .accounts import authenticate, register
 from .answers import as_json, form_page, registered, wants_json
 from .forms import LogInForm, SignUp, SignUpForm
-from .models import Account, Door, ReplayRun
-from .plots import plots
-from .ways import ADVISORY, NONE, PER_EMAIL, ROW, TABLE, WAYS, Way
+from .models import Account, Door
+from .scene import ADVISORY, NONE, PER_EMAIL, ROW, TABLE, Way
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,13 +92,5 @@ def log_in(request: HttpRequest) -> HttpResponse:
     return render(request, "registration/log_in.html", {"form": form}, status=status)
 
 
-@require_GET
 def home(request: HttpRequest) -> HttpResponse:
-    run = ReplayRun.objects.first()
-    context = {
-        "ways": WAYS,
-        "run": run,
-        "plots": plots(run.result) if run else (),
-        "race_possible": not run or race_is_possible(run.engine, run.atomic_requests),
-    }
-    return render(request, "registration/home.html", context)
+    return page(request, "registration", "registration/home.html")

@@ -1,46 +1,89 @@
-"""Client processes that send sign-ups at one barrier while another one logs in again and again.
+"""Client processes that send requests at one barrier, while another one sends one of its own again and again.
 
-Runs in spawned processes that never load Django: what they do is HTTP and a clock.
+They never load Django: what they do is HTTP and a clock.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
+import math
 import multiprocessing
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from html.parser import HTMLParser
 from http.cookies import SimpleCookie
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlencode
 
-from .records import Answer
+from . import ReplayError
+from .processes import Team
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from multiprocessing.connection import Connection
-    from multiprocessing.synchronize import Barrier, Event
+    from multiprocessing.synchronize import Barrier
 
 HTTP_SECONDS = 60
 BARRIER_SECONDS = 30
-PHASE_SECONDS = 180
-# Between two log-ins: without it a third of all requests would be those that only look on.
-VIGIL_PAUSE = 0.05
-
-Form = dict[str, str]
+# Between two requests of the one that looks on: without it a third of all requests would be its own.
+WATCH_PAUSE = 0.05
 
 
-class CrowdError(Exception):
-    """A client process died or did not finish in time."""
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One HTTP exchange, sent at `started` (monotonic clock) and answered `seconds` later by a server process.
+
+    `status` 0 means that no answer came, and `error` says why.
+    """
+
+    status: int
+    started: float
+    seconds: float
+    process: int | None = None
+    location: str = ""
+    replayed: bool = False
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """A request that can be sent any number of times, each on a connection of its own, so that any server process may
+    accept it."""
+
+    port: int
+    path: str
+    body: str
+    headers: Mapping[str, str]
+
+    def send(self) -> Answer:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HTTP_SECONDS)
+        started = time.monotonic()
+        try:
+            connection.request("POST", self.path, self.body, dict(self.headers))
+            response = connection.getresponse()
+            body = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            return Answer(0, started, time.monotonic() - started, error=repr(error))
+        finally:
+            connection.close()
+        seconds, process = time.monotonic() - started, None
+        with suppress(ValueError, AttributeError):  # a page, or the JSON of something else
+            process = json.loads(body).get("process")
+        location, replayed = response.headers.get("Location", ""), response.headers.get("Idempotency-Replayed")
+        return Answer(response.status, started, seconds, process, location, replayed == "true")
 
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """A client with a CSRF cookie, as a browser or scanner has that fetched the form first."""
+    """A client that has opened the form at `path`: its CSRF cookie, and the hidden fields of the form."""
 
     port: int
+    path: str
     csrf: str
+    hidden: dict[str, str]
 
     @classmethod
     def arrive(cls, port: int, path: str) -> Self:
@@ -48,143 +91,107 @@ class Visitor:
         try:
             connection.request("GET", path)
             response = connection.getresponse()
-            cookie = SimpleCookie(response.headers.get("Set-Cookie", "")).get("csrftoken")
-            if response.status != 200 or cookie is None:
-                raise CrowdError(f"GET {path} answered {response.status} without a csrftoken cookie.")
-            return cls(port, cookie.value)
+            page = response.read().decode()
         finally:
             connection.close()
+        cookie = SimpleCookie(response.headers.get("Set-Cookie", "")).get("csrftoken")
+        if response.status != 200 or cookie is None:
+            raise ReplayError(f"GET {path} answered {response.status} without a csrftoken cookie.")
+        return cls(port, path, cookie.value, HiddenFields.of(page))
 
-    def post(self, path: str, form: Form) -> Answer:
-        """One POST on a connection of its own, so that any server process may accept it."""
+    def post(self, form: Mapping[str, Any], accept: str = "application/json") -> Post:
         headers = {
-            "Accept": "application/json",
+            "Accept": accept,
             "Content-Type": "application/x-www-form-urlencoded",
             "Cookie": f"csrftoken={self.csrf}",
-            "X-CSRFToken": self.csrf,
         }
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HTTP_SECONDS)
-        started = time.monotonic()
-        try:
-            connection.request("POST", path, urlencode(form), headers)
-            response = connection.getresponse()
-            body = response.read()
-        except (OSError, http.client.HTTPException) as error:
-            return Answer(0, started, time.monotonic() - started, error=repr(error))
-        finally:
-            connection.close()
-        seconds = time.monotonic() - started
-        try:
-            return Answer(response.status, started, seconds, json.loads(body).get("process"))
-        except (ValueError, AttributeError):
-            return Answer(response.status, started, seconds, error="not the JSON of this app")
+        return Post(self.port, self.path, urlencode(self.hidden | dict(form)), headers)
 
 
-@dataclass(frozen=True, slots=True)
-class Burst:
-    """What one client process does at the barrier: each of `queues` is sent by a thread, one after the other."""
+class HiddenFields(HTMLParser):
+    """The hidden fields of the only form of a page."""
 
-    port: int
-    path: str
-    queues: list[list[Form]]
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, str] = {}
 
-    def send(self, barrier: Barrier) -> list[Answer]:
-        visitor = Visitor.arrive(self.port, self.path)
+    @classmethod
+    def of(cls, page: str) -> dict[str, str]:
+        parser = cls()
+        parser.feed(page)
+        return parser.found
 
-        def send_queue(queue: list[Form]) -> list[Answer]:
-            barrier.wait(BARRIER_SECONDS)
-            return [visitor.post(self.path, form) for form in queue]
-
-        with ThreadPoolExecutor(len(self.queues)) as pool:
-            return [answer for answers in pool.map(send_queue, self.queues) for answer in answers]
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag == "input" and given.get("type") == "hidden" and (name := given.get("name")):
+            self.found[name] = given.get("value") or ""
 
 
-@dataclass(frozen=True, slots=True)
-class Vigil:
-    """Log in again and again, from the barrier until the sign-ups are over, and at least once."""
-
-    port: int
-    path: str
-    form: Form
-
-    def keep(self, barrier: Barrier, over: Event) -> list[Answer]:
-        visitor = Visitor.arrive(self.port, self.path)
+def client(pipe: Connection, barrier: Barrier, job: Post | list[list[Post]]) -> list[Answer]:
+    """What one process does from the barrier on: each of many queues is sent by a thread, one request after the other;
+    a single request is sent until the replay says that the others are done, and at least once."""
+    if isinstance(job, Post):
         barrier.wait(BARRIER_SECONDS)
-        answers = [visitor.post(self.path, self.form)]
-        replay = multiprocessing.parent_process()
-        # a replay that was killed never says that it is over
-        while not over.wait(VIGIL_PAUSE) and (replay is None or replay.is_alive()):
-            answers.append(visitor.post(self.path, self.form))
+        answers = [job.send()]
+        while not pipe.poll(WATCH_PAUSE):
+            answers.append(job.send())
+        pipe.recv()
         return answers
 
+    def send(queue: list[Post]) -> list[Answer]:
+        barrier.wait(BARRIER_SECONDS)
+        return [post.send() for post in queue]
 
-def client(pipe: Connection, barrier: Barrier, over: Event) -> None:
-    """A client process: does one Burst or Vigil after the other until it is handed None."""
-    while (job := pipe.recv()) is not None:
-        try:
-            pipe.send(job.send(barrier) if isinstance(job, Burst) else job.keep(barrier, over))
-        except Exception as error:
-            barrier.abort()
-            pipe.send(repr(error))
+    with ThreadPoolExecutor(len(job)) as pool:
+        return [answer for answers in pool.map(send, job) for answer in answers]
 
 
 class Crowd:
-    """`processes` client processes with `threads` threads each, and one process more that logs in."""
+    """`processes` client processes with `threads` threads each, and one process more if somebody looks on."""
 
-    def __init__(self, *, processes: int = 4, threads: int = 8) -> None:
+    def __init__(self, *, processes: int = 4, threads: int = 8, watched: bool = True) -> None:
         self.processes, self.threads = processes, threads
-        # Spawned, not forked: a child must not inherit this process's database connections.
-        context = multiprocessing.get_context("spawn")
-        self._over = context.Event()
-        self._barrier = context.Barrier(processes * threads + 1)
-        self._members = []
-        for _ in range(processes + 1):
-            ours, theirs = context.Pipe()
-            member = context.Process(target=client, args=(theirs, self._barrier, self._over), daemon=True)
-            member.start()
-            theirs.close()
-            self._members.append((member, ours))
+        barrier = multiprocessing.get_context("spawn").Barrier(processes * threads + watched)
+        function = f"{__name__}:client"
+        self._senders = Team(function, processes, barrier, loads_django=False)
+        self._watcher = Team(function, int(watched), barrier, loads_django=False)
 
     def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.enter_context(self._senders)
+            stack.enter_context(self._watcher)
+            self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, exc_type: object, *exc_info: object) -> None:
-        for member, pipe in self._members:
-            if exc_type is None and member.is_alive():
-                pipe.send(None)
-            else:
-                member.kill()
-            member.join()
-            pipe.close()
+    def __exit__(self, *exc_info: Any) -> None:
+        self._stack.__exit__(*exc_info)
 
-    def queues(self, forms: Sequence[Form]) -> list[list[list[Form]]]:
-        """Which process, which of its threads, sends which forms: neighbours are sent by different processes at once.
-        The answers come in this order."""
-        shares = [forms[number :: self.processes] for number in range(self.processes)]
-        return [[list(share[thread :: self.threads]) for thread in range(self.threads)] for share in shares]
-
-    def fire(self, port: int, path: str, forms: Sequence[Form], log_in: Vigil) -> tuple[list[Answer], list[Answer]]:
-        """All sign-ups at one barrier; the answers to them, and those to the log-ins meanwhile."""
-        self._over.clear()
-        *senders, (_, watcher) = self._members
-        watcher.send(log_in)
-        for (_, pipe), queues in zip(senders, self.queues(forms), strict=True):
-            pipe.send(Burst(port, path, queues))
-        deadline = time.monotonic() + PHASE_SECONDS
+    def fire(self, posts: Sequence[Post], watch: Post | None = None) -> tuple[list[Answer], list[Answer]]:
+        """All requests at one barrier, neighbours by different processes; the answers to them, and those to `watch`."""
+        if watch is not None:
+            self._watcher.send(0, watch)
+        for number in range(self.processes):
+            share = posts[number :: self.processes]
+            self._senders.send(number, [list(share[thread :: self.threads]) for thread in range(self.threads)])
         try:
-            sign_ups = [answer for _, pipe in senders for answer in receive(pipe, deadline)]
+            answers = [answer for number in range(self.processes) for answer in self._senders.receive(number)]
         finally:
-            self._over.set()
-        return sign_ups, receive(watcher, deadline)
+            if watch is not None:
+                self._watcher.send(0)
+        return answers, [] if watch is None else self._watcher.receive(0)
 
 
-def receive(pipe: Connection, deadline: float) -> list[Answer]:
-    try:
-        if not pipe.poll(max(0, deadline - time.monotonic())):
-            raise CrowdError(f"A client process did not finish within {PHASE_SECONDS} s.")
-        answers = pipe.recv()
-    except EOFError:
-        raise CrowdError("A client process died.") from None
-    if isinstance(answers, str):
-        raise CrowdError(f"A client process failed: {answers}")
-    return answers
+def span(answers: Sequence[Answer]) -> float:
+    """Seconds from the first request to the last answer; the monotonic clock is one for all processes of a machine."""
+    return max(answer.started + answer.seconds for answer in answers) - min(answer.started for answer in answers)
+
+
+def times(seconds: Sequence[float]) -> dict[str, float | None]:
+    """Their median and 99th percentile, in milliseconds."""
+    ordered = sorted(1000 * each for each in seconds)
+    return {"p50": nearest_rank(ordered, 0.50), "p99": nearest_rank(ordered, 0.99)}
+
+
+def nearest_rank(ordered: Sequence[float], share: float) -> float | None:
+    """The smallest value that at least `share` of the values do not exceed."""
+    return round(ordered[math.ceil(share * len(ordered)) - 1], 1) if ordered else None

@@ -14,20 +14,18 @@ import time
 from pathlib import Path
 from typing import IO, Self
 
+from . import ReplayError
+
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 60
 STOP_SECONDS = 10
-
-
-class ServerError(Exception):
-    """The server could not be started, or died; the message ends with the last lines of its log."""
 
 
 class Server:
     """gunicorn with `workers` processes of `threads` threads each, ready to serve inside the with-block.
 
     The application gets this process's environment and so the same database. `port` 0 takes a free one; with
-    `or_any_port` a taken port is replaced by a free one, else it is a ServerError. The server ends with the
+    `or_any_port` a taken port is replaced by a free one, else it is a ReplayError. The server ends with the
     with-block, and also when this process dies without leaving it. What it logs is kept for `log_tail`, or goes to
     this process's own output with `show_log`.
     """
@@ -36,7 +34,7 @@ class Server:
         self, *, workers: int = 4, threads: int = 40, port: int = 0, or_any_port: bool = False, show_log: bool = False
     ) -> None:
         if importlib.util.find_spec("gunicorn") is None:
-            raise ServerError("gunicorn is not installed: `pip install --group demo`, or use `make demo`.")
+            raise ReplayError("gunicorn is not installed: `pip install --group demo`, or use `make demo`.")
         self.workers, self.threads, self.port, self.or_any_port = workers, threads, port, or_any_port
         self.show_log = show_log
         self.pids: frozenset[int] = frozenset()
@@ -88,7 +86,7 @@ class Server:
                 listener.bind(("127.0.0.1", self.port))
             except OSError as error:
                 if not self.or_any_port:
-                    raise ServerError(f"Port {self.port}: {error.strerror}; choose another one.") from error
+                    raise ReplayError(f"Port {self.port}: {error.strerror}; choose another one.") from error
                 listener.bind(("127.0.0.1", 0))
             listener.listen(256)
         except BaseException:
@@ -125,7 +123,7 @@ class Server:
             chunk = os.read(ready, 4096) if readable else b""
             if not chunk:
                 reason = "ended" if readable else f"was not ready after {START_SECONDS} s"
-                raise ServerError(f"The server {reason}. Its log:\n{self.log_tail()}")
+                raise ReplayError(f"The server {reason}. Its log:\n{self.log_tail()}")
             received += chunk
         return frozenset(int(line) for line in received.split())
 

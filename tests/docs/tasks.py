@@ -14,7 +14,7 @@ import pytest
 from django.db import connection, models
 from django.utils import timezone
 
-from testproject.wallet.models import Receipt
+from testproject.scenes.models import Receipt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,25 +16,24 @@ from django_distlock.browser.store import break_lease, held
 from testproject.articles.models import Article
 from testproject.board.models import Move, Piece, pieces
 from testproject.cart.models import Entry, Line
-from testproject.inventory.models import InventoryRun
-from testproject.orders.clicks import HiddenFields
 from testproject.orders.models import Order
-from testproject.orders.ways import WAYS as ORDERS
+from testproject.orders.scene import WAYS as ORDERS
 from testproject.people import PEOPLE, person
 from testproject.registration.models import Account as Registered
-from testproject.registration.ways import WAYS
-from testproject.scheduler.models import SchedulerRun
-from testproject.wallet.models import Account
-from testproject.wallet.ways import WAYS as MOVES
+from testproject.registration.scene import WAYS
+from testproject.replay.crowd import HiddenFields
+from testproject.replay.models import Run
+from testproject.scenes import wallet
+from testproject.scenes.models import Account
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from testproject.orders.ways import Way
+    from testproject.orders.scene import Way
 
 JSON = {"accept": "application/json"}
 FORM = {"email": "ann@example.org", "password": "correct horse"}
-ROWS = (Move, Piece, Entry, Line, Article, Order, Registered, Account, InventoryRun, SchedulerRun)
+ROWS = (Move, Piece, Entry, Line, Article, Order, Registered, Account, Run)
 
 
 @pytest.fixture(autouse=True)
@@ -94,20 +93,13 @@ def test_the_lock_of_a_sign_up(client: Client, settings: Any, way: Any) -> None:
     assert not Registered.objects.exists()
 
 
-@pytest.mark.parametrize("way", [way.slug for way in MOVES])
-def test_money_is_paid_while_there_is_enough(client: Client, way: str) -> None:
+@pytest.mark.parametrize("way", wallet.HOLDS)
+def test_money_is_paid_while_there_is_enough(way: str) -> None:
     ann, bob = (Account.objects.create(owner=owner, balance=1000).pk for owner in ("ann", "bob"))
-
-    def post(path: str, headers: Any = JSON, **form: Any) -> Any:
-        return client.post(f"/wallet/{path}/", form, headers=headers)
-
-    answers = [post(f"withdraw/{way}", account=ann, amount=600).status_code for _ in range(2)]
-    answers += [post(f"transfer/{way}", account=bob, target=ann, amount=600).status_code for _ in range(2)]
-    assert answers == [200, 409, 200, 409]
-    assert post("balance", account=ann).json()["balance"] == 1000
-    assert "not enough money" in post(f"withdraw/{way}", None, account=bob, amount=600).text
-    wrong = [{"account": "x", "amount": 1}, {"account": ann, "amount": -1}, {"account": 10**9, "amount": 1}]
-    assert [post(f"withdraw/{way}", **form).status_code for form in wrong] == [400, 400, 404]
+    assert [wallet.withdraw(way, ann, 600) for _ in range(2)] == [True, False]
+    assert [wallet.transfer(way, bob, ann, 600) for _ in range(2)] == [True, False]
+    with pytest.raises(Account.DoesNotExist, match="no account 1000000000"):
+        wallet.transfer(way, ann, 10**9, 1)
     assert list(Account.objects.values_list("balance", flat=True)) == [1000, 400]
 
 
@@ -194,9 +186,9 @@ def test_pages_show_the_latest_replay(client: Client) -> None:
     known = {"engine_name": "SQLite", "engine_version": "3.40", "workers": 4, "using": "leasetable", "copies": 3}
     known |= {"problems": ["none: <broken>"], "ttl": 1.0}
     sale = {"slug": "none", "title": "No lock", "oversold": 2, "stock": 20, "sold": 22, "left": -2, "late": 0}
-    InventoryRun.objects.create(engine="sqlite", result={**known, "ways": [{**sale, "per_second": 3.2}]})
     slots = {"slug": "leader", "title": "Leader", "slots": 13, "jobs": 17, "twice": 4, "missed": 0, "late": 0}
-    SchedulerRun.objects.create(engine="sqlite", result={**known, "ways": [{**slots, "takeover": 0.84}]})
+    for scene, way in (("inventory", sale | {"per_second": 3.2}), ("scheduler", slots | {"takeover": 0.84})):
+        Run.objects.create(scene=scene, engine="sqlite", result={**known, "ways": [way]})
     for page, alarm in (("/inventory/", "2"), ("/scheduler/", "4")):
         text = client.get(page).text
         assert f'<strong class="alarm">{alarm}</strong>' in text

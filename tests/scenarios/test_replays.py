@@ -21,10 +21,10 @@ pytestmark = [pytest.mark.timeout(240), pytest.mark.tier2]
 Ways = dict[str, dict[str, Any]]
 
 
-def replayed(command: str, engine: str, folder: Path, *options: str, **environment: str) -> tuple[dict[str, Any], Ways]:
+def replayed(scene: str, engine: str, folder: Path, *options: str, **environment: str) -> tuple[dict[str, Any], Ways]:
     """The figures of a replay that went as promised, and its ways by name."""
     with demo_database(engine, folder) as found:
-        done = manage(command, *options, "--json", environment=found | environment)
+        done = manage("replay", scene, *options, "--json", environment=found | environment)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result.get("problems", []) == []
@@ -38,7 +38,7 @@ def test_200_identical_sign_ups_over_four_server_processes_make_one_account(
     """R12: the lock comes before the request's transaction and goes after its commit. With a connection for each
     request, as Django has it, or kept for later ones, as many sites do."""
     environment = {"DISTLOCK_ATOMIC_REQUESTS": str(int(atomic)), "DISTLOCK_CONN_MAX_AGE": "60" if atomic else "0"}
-    _, ways = replayed("replay", engine, tmp_path, "--identical=200", "--distinct=0", **environment)
+    _, ways = replayed("registration", engine, tmp_path, "--identical=200", "--distinct=0", **environment)
     assert list(ways) == ["none", "table", "row", "advisory", "advisory-per-email"]
     assert [way["identical"]["processes"] for way in ways.values()] == [4] * 5
     none = ways.pop("none")["identical"]
@@ -54,7 +54,7 @@ def test_200_identical_sign_ups_over_four_server_processes_make_one_account(
 
 @pytest.mark.parametrize("engine", ["sqlite", "postgres", "mariadb"])
 def test_the_wallet_pays_once_and_keeps_the_money_together(engine: str, tmp_path: Path) -> None:
-    _, ways = replayed("replay_wallet", engine, tmp_path, "--pairs=32", "--transfers=64")
+    _, ways = replayed("wallet", engine, tmp_path, "--pairs=32", "--transfers=64")
     none = ways.pop("none")
     assert none["pairs"]["both"] > 0 or none["transfers"]["drift"] != 0
     for way in ways.values():
@@ -63,7 +63,7 @@ def test_the_wallet_pays_once_and_keeps_the_money_together(engine: str, tmp_path
 
 
 def test_an_order_that_is_sent_twenty_times_is_one(tmp_path: Path) -> None:
-    _, ways = replayed("replay_orders", "sqlite", tmp_path, "--clicks=20", DISTLOCK_DEMO_PAYMENT_SECONDS="0.3")
+    _, ways = replayed("orders", "sqlite", tmp_path, "--clicks=20", DISTLOCK_DEMO_PAYMENT_SECONDS="0.3")
     assert [(phase["orders"], phase["payments"]) for phase in ways.pop("none")["phases"]] == [(20, 20)] * 2
     for way in ways.values():
         for phase in way["phases"]:
@@ -73,7 +73,7 @@ def test_an_order_that_is_sent_twenty_times_is_one(tmp_path: Path) -> None:
 
 def test_the_last_items_are_sold_once(tmp_path: Path) -> None:
     """One of the workers sleeps for longer than its lease lives."""
-    _, ways = replayed("replay_inventory", "sqlite", tmp_path, "--stock=20", "--workers=4", "--using=default")
+    _, ways = replayed("inventory", "sqlite", tmp_path, "--stock=20", "--workers=4", "--using=default")
     assert ways["none"]["left"] < 0
     assert ways["lease"]["oversold"] > 0
     for slug in ("advisory", "row", "fenced", "saved", "trigger"):
@@ -83,7 +83,7 @@ def test_the_last_items_are_sold_once(tmp_path: Path) -> None:
 
 def test_a_message_that_is_delivered_twice_acts_once(tmp_path: Path) -> None:
     """Also that of a consumer that was killed."""
-    _, ways = replayed("replay_consumer", "sqlite", tmp_path, "--messages=10", "--consumers=2")
+    _, ways = replayed("consumer", "sqlite", tmp_path, "--messages=10", "--consumers=2")
     each, once = ways.values()
     assert (each["twice"], each["drift"]) == (10, 0)
     assert (once["acts"], once["twice"], once["never"], once["drift"]) == (10, 0, 0, 0)
@@ -94,7 +94,7 @@ def test_a_message_that_is_delivered_twice_acts_once(tmp_path: Path) -> None:
 def test_a_scheduler_runs_each_slot_once(using: str, tmp_path: Path) -> None:
     """The leader is killed, the next one sleeps for longer than its lease lives."""
     ways = ["--ways=leader,fenced"] if using == "postgres" else []
-    _, found = replayed("replay_scheduler", "sqlite", tmp_path, f"--using={using}", "--ttl=0.8", *ways)
+    _, found = replayed("scheduler", "sqlite", tmp_path, f"--using={using}", "--ttl=0.8", *ways)
     assert all(way["missed"] == 0 for way in found.values())
     if using == "postgres":  # no fencing tokens, and a session whose end is noticed
         assert (found["leader"]["twice"], found["leader"]["slept"]) == (0, False)
@@ -149,7 +149,7 @@ def get(address: str, path: str) -> str:
     [
         ({"DB": "oracle"}, ["check"], "use sqlite, postgres or mariadb"),
         ({"DB": "postgres", "DISTLOCK_SERVICES": "/nonexistent/state.json"}, ["check"], "make services"),
-        ({}, ["replay"], "testproject/manage.py migrate`"),
+        ({}, ["replay", "wallet"], "testproject/manage.py migrate`"),
     ],
 )
 def test_bad_input_names_the_cure(

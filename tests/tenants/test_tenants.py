@@ -20,7 +20,7 @@ from django_distlock.editing import edit_lock, editors, store
 from django_distlock.editing.listing import edit_leases
 from django_distlock.editing.resources import resource_of
 from django_distlock.idempotency import idempotent
-from testproject.wallet.models import Account
+from testproject.scenes.models import Account
 from tests.support.processes import Child
 
 if TYPE_CHECKING:

@@ -25,16 +25,4 @@ class Migration(migrations.Migration):
                 "ordering": ("-pk",),
             },
         ),
-        migrations.CreateModel(
-            name="OrderRun",
-            fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
-                ("created", models.DateTimeField(auto_now_add=True)),
-                ("engine", models.CharField(max_length=20)),
-                ("result", models.JSONField()),
-            ],
-            options={
-                "ordering": ("-pk",),
-            },
-        ),
     ]

@@ -1,0 +1,11 @@
+from __future__ import annotations
+
+from django.contrib import admin
+
+from .models import Account
+
+
+@admin.register(Account)
+class AccountAdmin(admin.ModelAdmin):
+    list_display = ("pk", "owner", "balance")
+    search_fields = ("owner",)
