@@ -1,16 +1,14 @@
-"""Where threads and tasks wait side by side: one sleeper (Parker) and one first-come mutex (FairLock).
+"""Where threads and tasks wait side by side: one sleeper (Parker), and a first-come lock of some places (FairLock).
 
-``threading`` and ``asyncio`` each have their own locks, and neither queues the waiters of the other. A lock session is
-used by both, and so is the queue in front of an engine.
+``threading`` and ``asyncio`` each have their own locks, and neither queues the waiters of the other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-import weakref
-from collections import deque
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from . import clock, leftovers
 from .flow import in_task
@@ -92,45 +90,48 @@ def _settle(future: asyncio.Future[None]) -> None:
 
 
 class FairLock:
-    """A mutex that serves threads and tasks in order of arrival, each within its own time.
+    """At most ``size`` holders at once, threads and tasks, served in order of arrival, each within its own time.
 
-    It is used by :class:`Turn`. The lock refers to the turn of its holder weakly: a turn that an interrupt
-    (KeyboardInterrupt) has lost is gone, and the next caller finds the lock free.
+    It refers to its holders weakly: a :class:`Turn` that an interrupt (KeyboardInterrupt) has lost is gone, and what it
+    held is free.
     """
 
-    __slots__ = ("_guard", "_holder", "_queue")
+    __slots__ = ("_guard", "_holders", "_queue", "size")
 
-    def __init__(self) -> None:
+    def __init__(self, size: int = 1) -> None:
         self._guard = threading.Lock()
-        self._holder: weakref.ref[Turn] | None = None
-        self._queue: deque[Turn] = deque()
+        self._holders: WeakSet[Turn] = WeakSet()
+        self._queue: list[Turn] = []
+        self.size = size
 
     def turn(self) -> Turn:
         """A caller's turn at this lock, for ``try``/``finally``."""
         return Turn(self)
 
-    def try_turn(self) -> Turn | None:
-        """A turn that holds the lock; None if the lock is not free."""
-        turn = Turn(self)
-        return turn if turn.try_acquire() else None
+    def wanted(self) -> bool:
+        """Does anybody wait?"""
+        return bool(self._queue)
 
-    def _take(self, turn: Turn) -> bool:
-        if (self._holder is None or self._holder() is None) and not (self._queue and self._serve()):
-            self._holder = turn._reference
-            return True
-        return False
+    def _arrive(self, turn: Turn, first: bool) -> None:
+        if turn not in self._holders and turn not in self._queue:
+            self._queue.insert(0 if first else len(self._queue), turn)
+        self._serve()
 
-    def _serve(self) -> bool:
-        """Hand it to the first waiter that still waits; False if there is none. It may be repeated."""
-        while self._queue:
-            first = self._queue[0]
-            if woken := first.parker.wake():
-                self._holder = first._reference
-            self._queue.popleft()
-            if woken:
-                return True
-        self._holder = None
-        return False
+    def _leave(self, turn: Turn) -> None:
+        if turn in self._queue:
+            self._queue.remove(turn)
+        self._holders.discard(turn)
+        self._serve()
+
+    def _serve(self) -> None:
+        """Let in those that have waited longest. It may be repeated at any time."""
+        while self._queue and (self._queue[0] in self._holders or len(self._holders) < self.size):
+            head = self._queue[0]
+            self._holders.add(head)
+            parker = head.parker  # once: its caller puts None there when it has waited
+            if parker is not None and not parker.wake():  # its time is over, or its event loop is closed
+                self._holders.discard(head)
+            self._queue.pop(0)
 
 
 class Turn:
@@ -147,49 +148,35 @@ class Turn:
             turn.release()
     """
 
-    __slots__ = ("__weakref__", "_lock", "_reference", "parker")
-
-    parker: Parker
+    __slots__ = ("__weakref__", "_lock", "parker")
 
     def __init__(self, lock: FairLock) -> None:
         self._lock = lock
-        self._reference = weakref.ref(self)
+        self.parker: Parker | None = None
 
-    def try_acquire(self) -> bool:
-        """Take the lock if it is free."""
-        lock = self._lock
-        with lock._guard:
-            if lock._holder is None and not lock._queue:  # the usual case, without a call
-                lock._holder = self._reference
-                return True
-            return lock._take(self)
+    def arrive(self, *, first: bool = False) -> bool:
+        """Take the lock, or queue for it, before all others if ``first``. True if it holds the lock now."""
+        with self._lock._guard:
+            self._lock._arrive(self, first)
+            return self in self._lock._holders
 
     async def acquire(self, timeout: float) -> bool:
-        """Wait for at most ``timeout`` seconds. True if it holds the lock now."""
-        lock = self._lock
-        with lock._guard:
-            if lock._take(self):
-                return True
-            self.parker = Parker()
-            lock._queue.append(self)
-        await self.parker.park(timeout)
-        with lock._guard:
-            if self in lock._queue:
-                lock._queue.remove(self)
-            return lock._holder is self._reference or lock._take(self)
+        """Wait for at most ``timeout`` seconds. True if it holds the lock now; else it stays in the queue until
+        :meth:`release`."""
+        self.parker = Parker()
+        if not self.arrive():
+            await self.parker.park(timeout)
+        self.parker = None
+        return self.arrive(first=True)  # the wait may have ended at the moment of its turn
 
     def release(self) -> None:
         """Give the lock back, or leave its queue; nothing if neither is to be done, so it may be repeated."""
-        leftovers.now_or_later(self._release)
+        try:
+            leftovers.now_or_later(self._release)
+        except BaseException:  # of a signal: the second call does the rest
+            self._release()
+            raise
 
     def _release(self) -> None:
-        lock = self._lock
-        with lock._guard:
-            if not lock._queue:  # each statement comes here
-                if lock._holder is self._reference:
-                    lock._holder = None
-                return
-            if self in lock._queue:
-                lock._queue.remove(self)
-            if lock._holder is self._reference:
-                lock._serve()
+        with self._lock._guard:
+            self._lock._leave(self)

@@ -22,11 +22,11 @@ from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections
 
 from django_distlock.backends.base import TICK, Backend
 from django_distlock.backends.side_connection import ask, code_of
-from django_distlock.concurrency import clock, leftovers
+from django_distlock.concurrency import clock
 from django_distlock.concurrency.background import CallTimeout, NotStarted
 from django_distlock.concurrency.deadline import SILENCE
 from django_distlock.concurrency.flow import run
-from django_distlock.concurrency.places import TURN, Place, Places
+from django_distlock.concurrency.parking import FairLock
 from django_distlock.exceptions import BackendUnavailable, DeadlockDetected, UnsupportedOperation
 from django_distlock.records import grant_of
 from django_distlock.validation import count
@@ -51,6 +51,9 @@ WAIT_SESSIONS = 8
 # How long a key counts as busy, in seconds, and how many are kept.
 BUSY = 1.0
 MOST_BUSY = 1000
+# How long a waiter keeps its place at the server while others want one; seconds. A waiter without a place is in no
+# queue of the server. Doubled each time, so that it gets in at last even where many wait for its lock.
+TURN = 1.0
 # A waiter without a place asks at this interval whether the lock is free; seconds.
 ASK_EVERY = 0.25
 # The default ports of poolers: pgbouncer, Odyssey and PgCat, Supabase in transaction mode; ProxySQL.
@@ -102,7 +105,7 @@ class SessionLockBackend(Backend, Generic[S]):
         except (TypeError, ValueError) as error:
             raise ImproperlyConfigured(f"DISTLOCK[{alias!r}]: {error}") from error
         self.sessions: Sessions[S] = Sessions(alias, self.open_session, lambda: self.wake_at(clock.now() + TICK))
-        self._places = Places(self.wait_sessions)
+        self._places = FairLock(self.wait_sessions)
         self._busy = BusyKeys()
         # guards the end of a turn, which must not hit a wait that has just been granted
         self._turns = threading.Lock()
@@ -137,7 +140,7 @@ class SessionLockBackend(Backend, Generic[S]):
         super().after_fork()
         self.sessions.abandon()
         self._busy.clear()
-        self._places = Places(self._places.size)
+        self._places = FairLock(self._places.size)
         self._turns = threading.Lock()
 
     # acquiring
@@ -207,12 +210,12 @@ class SessionLockBackend(Backend, Generic[S]):
 
     async def _queue(self, claim: Claim, until: float, answer_by: float) -> Grant | None:
         """Wait in the engine's queue; before that, in this process for a place to do so. None at the deadline."""
-        place, seconds = Place(), TURN
+        place, seconds = self._places.turn(), TURN
         try:
-            grant, taken = None, self._places.take(place)
+            grant, taken = None, place.arrive()
             while grant is None and (taken or clock.now() < until):
                 if not taken:
-                    taken = await self._places.enter(place, min(until - clock.now(), ASK_EVERY))
+                    taken = await place.acquire(min(until - clock.now(), ASK_EVERY))
                     grant = await self._try(claim, answer_by)
                     if not taken and grant is None:
                         self._end_turn(clock.now())
@@ -221,13 +224,11 @@ class SessionLockBackend(Backend, Generic[S]):
                         grant = await self._wait(claim, until, clock.now() + seconds)
                         break
                     except TurnOver:
-                        self._places.leave(place)
+                        place.release()
                         taken, seconds = False, 2 * seconds
-            self._places.leave(place)
-        except BaseException:
-            leftovers.now_or_later(self._places.leave, place)
-            raise
-        return grant
+            return grant
+        finally:
+            place.release()
 
     async def _wait(self, claim: Claim, until: float, turn_ends: float) -> Grant | None:
         """Wait on a session that is lent for it; None at the deadline. TurnOver: others want the place."""
