@@ -320,7 +320,7 @@ class Leader:
             entry = registry.entry(self.using)
             if self._lock.ttl is UNSET and entry.backend.supports_ttl:
                 self._refuse_margin(entry.config.ttl)
-            while True:
+            while not self._stopping:
                 failures = 0 if await self._campaign() else failures + 1
                 if failures:
                     await asyncio.sleep(backoff(failures, first=FIRST_PAUSE, longest=LONGEST_PAUSE))

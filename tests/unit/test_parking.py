@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from django_distlock.concurrency import parking
 from django_distlock.concurrency.flow import run
-from django_distlock.concurrency.parking import FairLock, Parker
+from django_distlock.concurrency.parking import FairLock, Parker, Turn
 from tests.conftest import PATIENCE, eventually
+from tests.support.interrupts import interrupted_everywhere
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -179,6 +181,36 @@ def test_r7_a_turn_that_is_gone_without_its_release_leaves_the_lock_free(crowd: 
     assert future.result(PATIENCE)
     late.release()
     assert free(crowd.lock)
+
+
+class StopsWaiting(Turn):
+    """Its wait ends while another thread looks at it."""
+
+    looked_at = False
+
+    def __getattribute__(self, name: str) -> Any:
+        if name != "parker" or type(self).looked_at:
+            return super().__getattribute__(name)
+        type(self).looked_at = True
+        return Parker()
+
+
+def test_r7_a_waiter_that_stops_waiting_as_it_is_served_has_the_turn() -> None:
+    lock = FairLock()
+    holder, waiter = lock.turn(), StopsWaiting(lock)
+    assert holder.arrive()
+    assert not waiter.arrive()
+    holder.release()
+    assert waiter.arrive()
+
+
+def test_r7_an_interrupt_anywhere_leaves_the_lock_free() -> None:
+    lock = FairLock()
+
+    def is_free() -> None:
+        assert free(lock)
+
+    assert interrupted_everywhere(lambda: run(enter(lock, 0)), is_free, parking) > 10
 
 
 def test_r1_a_repeated_release_does_not_take_the_lock_from_the_next_holder() -> None:
