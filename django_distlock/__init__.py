@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from django_distlock.data.tables.lock import table_lock
     from django_distlock.locks.leader import Leader, Term
     from django_distlock.locks.lease import Lease, LeaseSet
-    from django_distlock.locks.lock import Lock, advisory_lock
-    from django_distlock.locks.locked import alocked, locked
+    from django_distlock.locks.lock import Lock, advisory_lock, alocked, locked
     from django_distlock.locks.lockset import lock_all, semaphore
     from django_distlock.manager.introspection import break_lock, held_locks
     from django_distlock.manager.isolation import StaleSnapshotWarning
@@ -72,11 +71,11 @@ _HOMES = {
     "StaleSnapshotWarning": "manager.isolation",
     "Term": "locks.leader",
     "advisory_lock": "locks.lock",
-    "alocked": "locks.locked",
+    "alocked": "locks.lock",
     "break_lock": "manager.introspection",
     "held_locks": "manager.introspection",
     "lock_all": "locks.lockset",
-    "locked": "locks.locked",
+    "locked": "locks.lock",
     "retrying": "data.retrying",
     "row_lock": "data.rows.lock",
     "semaphore": "locks.lockset",

@@ -35,6 +35,12 @@ CHECKS = (
     ("checks.servers.check_sessions", Tags.database, False),
     ("checks.servers.check_fences", Tags.database, False),
 )
+# Folders that may be deleted, each with its check, and with the name of what `distlock prune` deletes and its pruner.
+FEATURES = (
+    ("idempotency", "checks.check_idempotency", "idempotency", "storage.pruner"),
+    ("editing", "checks.check_editing", "edits", "listing.pruner"),
+    ("browser", "checks.check_browser", "browser", "listing.pruner"),
+)
 DOCS = "See docs: reference/checks.md."
 
 
@@ -47,15 +53,10 @@ class DistlockConfig(AppConfig):
 
     def ready(self) -> None:
         checks = [*CHECKS]
-        if find_spec(f"{self.name}.idempotency") is not None:  # a folder that may be deleted
-            checks.append(("idempotency.checks.check_idempotency", "distlock", False))
-            self.pruners = {**self.pruners, "idempotency": f"{self.name}.idempotency.storage.pruner"}
-        if find_spec(f"{self.name}.editing") is not None:
-            checks.append(("editing.checks.check_editing", "distlock", False))
-            self.pruners = {**self.pruners, "edits": f"{self.name}.editing.listing.pruner"}
-        if find_spec(f"{self.name}.browser") is not None:
-            checks.append(("browser.checks.check_browser", "distlock", False))
-            self.pruners = {**self.pruners, "browser": f"{self.name}.browser.listing.pruner"}
+        for folder, check, rows, pruner in FEATURES:
+            if find_spec(f"{self.name}.{folder}") is not None:
+                checks.append((f"{folder}.{check}", "distlock", False))
+                self.pruners = {**self.pruners, rows: f"{self.name}.{folder}.{pruner}"}
         for path, tag, deploy in checks:
             register(partial(_check, f"{self.name}.{path}"), tag, deploy=deploy)
         post_migrate.connect(_reconcile_triggers, sender=self)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from asgiref.sync import iscoroutinefunction, markcoroutinefunction
-from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.template.loader import render_to_string
+from django.utils.deprecation import MiddlewareMixin
 from django.utils.translation import get_language_info, pgettext
 from django.utils.translation import gettext as _
 
 from .exceptions import LockNotAcquired
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
 
 
 def text_language() -> str:
@@ -33,7 +30,7 @@ def language_of_texts() -> dict[str, Any]:
     return facts
 
 
-class LockBusyMiddleware:
+class LockBusyMiddleware(MiddlewareMixin):
     """Answers a request whose view raises :class:`~django_distlock.LockNotAcquired` by ``503 Service Unavailable``.
 
     With ``Retry-After`` (seconds), a small page for browsers (template ``django_distlock/busy.html``) and
@@ -41,18 +38,8 @@ class LockBusyMiddleware:
     that of a backend that is down.
     """
 
-    sync_capable = True
-    async_capable = True
     # Seconds after which a client may try again.
     retry_after = 2.0
-
-    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]) -> None:
-        self.get_response = get_response
-        if iscoroutinefunction(get_response):
-            markcoroutinefunction(self)
-
-    def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
-        return self.get_response(request)
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
         """The response for a busy lock; None for other exceptions."""

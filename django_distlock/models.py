@@ -46,6 +46,9 @@ class KeptModel(models.Model):
         abstract = True
         base_manager_name = "objects"  # used by `dumpdata --all`
 
+    def __str__(self) -> str:
+        return str(self.pk)
+
 
 class SiteKey(KeptModel):
     """One row: the key with which the lock names of this site are hashed. It is never shown."""
@@ -57,9 +60,6 @@ class SiteKey(KeptModel):
         managed = False
         db_table = "django_distlock_sitekey"
         default_permissions = ()
-
-    def __str__(self) -> str:
-        return "site key"
 
 
 class LeaseRow(KeptModel):
@@ -98,9 +98,6 @@ class LeaseTicket(KeptModel):
         db_table = "django_distlock_ticket"
         default_permissions = ()
         indexes = (models.Index(fields=["digest", "arrived"], name="distlock_ticket_queue"),)
-
-    def __str__(self) -> str:
-        return str(self.digest)
 
 
 class LockName(KeptModel):
@@ -168,9 +165,6 @@ class HeldLock(KeptModel):
         verbose_name_plural = _("held locks")
         default_permissions = ("view",)
         permissions = (("break_lock", _("Can break held locks")),)
-
-    def __str__(self) -> str:
-        return str(self.key)
 
 
 class IdempotencyRecord(KeptModel):
@@ -266,6 +260,3 @@ class BrowserTicket(KeptModel):
             models.Index(fields=["digest", "arrived"], name="distlock_browserticket_queue"),
             models.Index(fields=["principal"], name="distlock_browserticket_whose"),
         )
-
-    def __str__(self) -> str:
-        return str(self.lease)

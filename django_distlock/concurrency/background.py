@@ -1,16 +1,7 @@
 """Calls that their caller may abandon: each runs in a daemon thread, and the caller waits for it until a deadline.
 
-No driver keeps a deadline while it looks up a name or connects. A call to one of them is made like this::
-
-    self._connecting = Background(f"distlock-{alias}-connect")  # one per server
-    ...
-    try:
-        link = await self._connecting.call(until, connect, host, port, dispose=Link.close)
-    except CallTimeout: ...   # the call still runs in its thread; its result will be closed
-    except NotStarted as error: ...   # too many abandoned calls, or no thread: str(error) says which
-    except OSError: ...   # raised by connect()
-
-To make several calls at the same time, :meth:`Background.start` each, then take the :meth:`Background.result` of each.
+No driver keeps a deadline while it looks up a name or connects. To make several calls at the same time,
+:meth:`Background.start` each, then take the :meth:`Background.result` of each.
 """
 
 from __future__ import annotations

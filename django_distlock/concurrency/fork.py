@@ -1,12 +1,9 @@
 """What is done before and after a fork of the process: one list, in one order.
 
 ``os.register_at_fork`` calls functions in the order in which their modules were imported. Here the order is explicit:
-that of :class:`Order`, and within one value that of registration. In the child::
-
-    at_fork(Order.SESSIONS, child=registry.after_fork)
-
-``before`` is called in the opposite order, as locks are taken that ``parent`` and ``child`` release. A function that
-fails does not keep the others from being called; Python prints the error.
+that of :class:`Order`, and within one value that of registration. ``before`` is called in the opposite order, as locks
+are taken that ``parent`` and ``child`` release. A function that fails does not keep the others from being called;
+Python prints the error.
 """
 
 from __future__ import annotations

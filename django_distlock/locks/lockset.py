@@ -134,7 +134,6 @@ class semaphore(BaseLock[Lease]):
             start,
             ttl=self.ttl,
             limit=self.limit,
-            reenter=False,
             template=self.template,
         )
         if registry.entry(self.using).backend.supports_semaphore:

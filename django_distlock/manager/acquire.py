@@ -61,11 +61,10 @@ class LockRequest(NamedTuple):
     max_hold: Timeout = UNSET
     #: How many may hold the key at once; 0: it is a lock.
     limit: int = 0
-    #: May a context that holds it have it again?
-    reenter: bool = True
     #: The name as a decorator spells it.
     template: str | None = None
-    #: When the wait began, for an attempt that is one of several; those do not announce by themselves that it is busy.
+    #: When the wait began, for an attempt at one slot of a semaphore: a context that holds the slot does not get it
+    #: again, and that it is busy is not announced.
     since: float | None = None
 
 
@@ -89,7 +88,7 @@ async def acquire(request: LockRequest, lease_of: Callable[[Hold], H]) -> H | No
         while True:
             new = hold = Hold(entry.backend, key, owner, request.shared, request.limit, request.template)
             lease = lease_of(hold)
-            hold = lock_table.arrive(hold, request.timeout != 0, request.reenter, entry.config.max_held)
+            hold = lock_table.arrive(hold, request.timeout != 0, request.since is None, entry.config.max_held)
             keepalive.used = True
             if keepalive.thread is None:
                 keepalive.ensure()
