@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from typing import TYPE_CHECKING
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 from . import clock, leftovers
 from .flow import in_task
@@ -117,11 +118,14 @@ class FairLock:
             self._queue.insert(0 if first else len(self._queue), turn)
         self._serve()
 
-    def _leave(self, turn: Turn) -> None:
-        if turn in self._queue:
-            self._queue.remove(turn)
-        self._holders.discard(turn)
-        self._serve()
+    def leave(self, turn: Turn | None) -> None:
+        """A turn is over. None: it is gone, and so what it held is free."""
+        with self._guard:
+            if turn is not None:
+                if turn in self._queue:
+                    self._queue.remove(turn)
+                self._holders.discard(turn)
+            self._serve()
 
     def _serve(self) -> None:
         """Let in those that have waited longest. It may be repeated at any time."""
@@ -135,18 +139,7 @@ class FairLock:
 
 
 class Turn:
-    """One caller's turn at a :class:`FairLock`: made before it is asked for, given back whatever happens.
-
-    ::
-
-        turn = lock.turn()
-        try:
-            if not await turn.acquire(seconds):
-                raise StatementTimeout
-            ...
-        finally:
-            turn.release()
-    """
+    """One caller's turn at a :class:`FairLock`: made before it is asked for, and released in a ``finally`` block."""
 
     __slots__ = ("__weakref__", "_lock", "parker")
 
@@ -171,12 +164,13 @@ class Turn:
 
     def release(self) -> None:
         """Give the lock back, or leave its queue; nothing if neither is to be done, so it may be repeated."""
+        lock = self._lock
+        if isinstance(sys.exc_info()[1], GeneratorExit):  # see concurrency/leftovers.py; it may take long to be done
+            me = ref(self)
+            leftovers.leave(lambda: lock.leave(me()))
+            return
         try:
-            leftovers.now_or_later(self._release)
+            lock.leave(self)
         except BaseException:  # of a signal: the second call does the rest
-            self._release()
+            lock.leave(self)
             raise
-
-    def _release(self) -> None:
-        with self._lock._guard:
-            self._lock._leave(self)
