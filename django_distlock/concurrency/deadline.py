@@ -24,17 +24,12 @@ class Deadline:
     start, which must be enough to connect.
     """
 
-    __slots__ = ("_waits", "answer_by", "at")
+    __slots__ = ("answer_by", "at")
 
     def __init__(self, timeout: float | None, start: float | None = None) -> None:
         start = clock.now() if start is None else start
-        self._waits = timeout != 0
         self.at = math.inf if timeout is None else start + timeout
         self.answer_by = max(self.at, start + SILENCE)
-
-    def over(self) -> bool:
-        """Is the time of a waiting caller up? Always False for a caller that does not wait."""
-        return self._waits and clock.now() >= self.at
 
     def left(self) -> float:
         """Seconds left, never below zero; ``math.inf`` if there is no end."""

@@ -208,8 +208,7 @@ class Leader:
         """Become a candidate in a background thread. Raises RuntimeError if it is one already."""
         self._enter()
         try:
-            # on a new event loop, where a wait in the queue can be cancelled at any time
-            candidacy = Background("distlock-leader").start(self._in_thread, lambda: asyncio.run(self._stand()))
+            candidacy = Background("distlock-leader").start(self._in_thread, self._stand_here)
         except BaseException:  # no thread could be started: start() may be called again
             self._state = "over"
             raise
@@ -296,6 +295,15 @@ class Leader:
         if task is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed, and the candidacy has ended with it
                 task.get_loop().call_soon_threadsafe(task.cancel)
+
+    def _stand_here(self) -> None:
+        """:meth:`_stand` on a new event loop, where a wait in the queue can be cancelled at any time."""
+        stand = self._stand()
+        try:
+            asyncio.run(stand)
+        finally:  # also if there was no event loop to be had
+            stand.close()
+            self._state = "over"
 
     async def _stand(self) -> None:
         """Be a candidate until :meth:`stop`. If this task is cancelled, step down first."""

@@ -140,7 +140,7 @@ async def _claim(request: LockRequest, entry: Entry, hold: Hold, lease: Any) -> 
     """Wait in the line of this process, and ask the engine. False: busy."""
     deadline = Deadline(request.timeout, request.start)
     if hold.parker is not None:
-        if not await hold.parker.park(deadline.left()) or deadline.over():
+        if not await hold.parker.park(deadline.left()) or not deadline.left():
             lock_table.end(hold)
             return False
         hold.state = State.CLAIMING

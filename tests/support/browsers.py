@@ -29,7 +29,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.client_config import ClientConfig
 from selenium.webdriver.remote.remote_connection import RemoteConnection
 
-from tests.support.services.process import wait_stopped
+from tests.support.services.process import free_port, wait_stopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,7 +45,11 @@ MINIBROWSER = "/usr/lib/*/webkit*gtk-[46].[01]/MiniBrowser"
 
 
 class Profile:
-    """One browser with cookies and storage of its own. Subclasses know how to speak to it."""
+    """One browser with cookies and storage of its own.
+
+    Subclasses know how to speak to it: they have ``new_tab``, ``switch``, ``get``, ``run``, ``element``, ``back``,
+    ``close``, ``png`` and ``execute_async_script`` (of a script that calls its last argument with its answer) as well.
+    """
 
     #: The process whose end takes the whole browser along.
     process: psutil.Process
@@ -56,30 +60,6 @@ class Profile:
         if url:
             tab.open(url)
         return tab
-
-    def new_tab(self) -> str:
-        raise NotImplementedError
-
-    def switch(self, handle: str) -> None:
-        raise NotImplementedError
-
-    def get(self, url: str) -> None:
-        raise NotImplementedError
-
-    def run(self, script: str, *arguments: Any) -> Any:
-        raise NotImplementedError
-
-    def element(self, selector: str) -> Any:
-        raise NotImplementedError
-
-    def back(self) -> None:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        raise NotImplementedError
-
-    def png(self) -> bytes:
-        raise NotImplementedError
 
     def offline(self, tab: Tab, on: bool) -> None:
         """The network of a page ends, or comes back."""
@@ -96,10 +76,6 @@ class Profile:
     def execute_script(self, script: str, *arguments: Any) -> Any:
         """For :mod:`tests.support.axe`."""
         return self.run(script, *arguments)
-
-    def execute_async_script(self, script: str, *arguments: Any) -> Any:
-        """A script that calls its last argument with its answer."""
-        raise NotImplementedError
 
     def processes(self) -> list[psutil.Process]:
         return [self.process, *self.process.children(recursive=True)]
@@ -414,7 +390,7 @@ def _firefox() -> Iterator[Profile]:
         warnings.simplefilter("ignore", DeprecationWarning)
         from marionette_driver.marionette import Marionette
 
-    port = _free_port()
+    port = free_port()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         Path(directory, "user.js").write_text(
             f'user_pref("marionette.port", {port});\n'
@@ -424,18 +400,8 @@ def _firefox() -> Iterator[Profile]:
             'user_pref("network.disable-localhost-when-offline", true);\n'
             f'user_pref("network.dns.localDomains", "{OTHER_NAME}");\n'
         )
-        command = [
-            "firefox-esr",
-            "--headless",
-            "--no-remote",
-            "--marionette",
-            "-remote-allow-system-access",
-            "--width",
-            "1280",
-            "--height",
-            "900",
-        ]
-        with _started([*command, "--profile", directory], port) as process:
+        command = "firefox-esr --headless --no-remote --marionette -remote-allow-system-access --width 1280"
+        with _started([*command.split(), "--height", "900", "--profile", directory], port) as process:
             client = Marionette(host="127.0.0.1", port=port, startup_timeout=STARTING)
             client.start_session()
             client.timeout.script = PATIENCE
@@ -444,7 +410,7 @@ def _firefox() -> Iterator[Profile]:
 
 @contextmanager
 def _webkit() -> Iterator[Profile]:
-    port = _free_port()
+    port = free_port()
     [binary, *_] = sorted(Path("/").glob(MINIBROWSER.lstrip("/")))
     command = ["xvfb-run", "-a", "-s", "-screen 0 1280x900x24", "dbus-run-session", "--", "WebKitWebDriver"]
     options = webdriver.WebKitGTKOptions()
@@ -499,9 +465,3 @@ def _ended(process: psutil.Process) -> Iterator[None]:
 def _quietly(call: Callable[[], Any]) -> None:
     with suppress(Exception):
         call()
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
