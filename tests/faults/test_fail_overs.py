@@ -10,7 +10,6 @@ from django.conf import settings
 from tests.conftest import eventually
 from tests.engines.own_servers import EnsembleServer, ensemble, needs_programs
 from tests.engines.redis.cluster import Cluster, move, of_each_node
-from tests.engines.redis.sentinel import fails_over, watched
 from tests.engines.redis.server import Own, fail_over
 from tests.faults.proxy import Proxy
 from tests.faults.under_load import PATIENCE, under_load
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+# No release is lost in a fail-over that is in order: a lock would stay held until its TTL of 30 s. Seconds.
+LONGEST = 15.0
 pytestmark = [pytest.mark.tier2, pytest.mark.timeout(300), pytest.mark.usefixtures("databases")]
 
 
@@ -37,7 +38,7 @@ def test_the_leader_of_zookeeper_is_killed(name: str, tmp_path: Path) -> None:
     with ensemble() as servers:
         hosts = ",".join(f"127.0.0.1:{server.server['port']}" for server in servers)
         alias = changed("zookeeper", hosts=hosts, session_timeout=6)
-        with under_load(name, "zookeeper", tmp_path, DISTLOCK=alias) as goes_on:
+        with under_load(name, "zookeeper", tmp_path, PATIENCE, DISTLOCK=alias) as goes_on:
             for _ in range(2):
                 leader = leader_of(servers)
                 assert leader is not None
@@ -55,23 +56,11 @@ def test_a_primary_of_redis_hands_over_to_its_replica(name: str, tmp_path: Path)
         one.client.config_set("repl-diskless-sync-delay", 0)
         two.client.config_set("repl-diskless-sync-delay", 0)
         alias = changed("redis", url=f"redis://127.0.0.1:{address.port}/0")
-        with under_load(name, "redis", tmp_path, DISTLOCK=alias) as goes_on:
+        with under_load(name, "redis", tmp_path, LONGEST, DISTLOCK=alias) as goes_on:
             for old, new in ((one, two), (two, one)):
                 fail_over(old.client, new.client)
                 address.target = ("127.0.0.1", new.port)
                 goes_on()
-
-
-def test_sentinel_promotes_a_replica_of_redis(name: str, tmp_path: Path) -> None:
-    with Own(tmp_path / "one") as one, Own(tmp_path / "two") as two:
-        two.follow(one)
-        with watched(one, tmp_path) as (sentinel, changes):
-            alias = changed("redis", cache="watched")
-            with under_load(name, "redis", tmp_path, DISTLOCK=alias, **changes) as goes_on:
-                for new in (two, one):
-                    eventually(lambda: fails_over(sentinel), "Sentinel promotes no replica", PATIENCE)
-                    eventually(lambda new=new: new.client.info("replication")["role"] == "master", "no fail-over")
-                    goes_on()
 
 
 def test_a_node_of_a_cluster_fails_over_and_slots_move(name: str, tmp_path: Path) -> None:
@@ -79,7 +68,7 @@ def test_a_node_of_a_cluster_fails_over_and_slots_move(name: str, tmp_path: Path
         cluster.joined_by(replica, 0)
         name = of_each_node(cluster, name)[0]
         alias = changed("redis", url=cluster.url(1))
-        with under_load(name, "redis", tmp_path, DISTLOCK=alias) as goes_on:
+        with under_load(name, "redis", tmp_path, LONGEST, DISTLOCK=alias) as goes_on:
             for source, target in ((0, 1), (1, 2), (2, 0)):
                 move(cluster, name, source, target)
                 goes_on()

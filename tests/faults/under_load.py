@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,9 +40,10 @@ def work(link: Any, name: str, using: str, changes: dict[str, Any], ledger: str,
 
 
 @contextmanager
-def under_load(name: str, using: str, folder: Path, **changes: Any) -> Iterator[Callable[[], None]]:
+def under_load(name: str, using: str, folder: Path, longest: float, **changes: Any) -> Iterator[Callable[[], None]]:
     """Gives a function that waits until the lock was had HOLDS times more. At the end of the block nobody was in beside
-    another one, the fence rose from holder to holder, and everybody had a turn."""
+    another one, the fence rose from holder to holder, nobody waited for more than ``longest`` seconds, and everybody
+    had a turn."""
     ledger, over = folder / "ledger", folder / "over"
     ledger.touch()
 
@@ -63,4 +65,5 @@ def under_load(name: str, using: str, folder: Path, **changes: Any) -> Iterator[
         assert [worker.hear() for worker in workers] == ["done"] * WORKERS
     history = History.read(ledger)
     assert history.check() == []
+    assert max(after.acquired - before.acquired for before, after in pairwise(history.holds)) < longest
     assert {hold.pid for hold in history.holds} == {worker.pid for worker in workers}

@@ -9,7 +9,7 @@ from weakref import WeakSet
 from django_distlock.backends.base import IDLE
 from django_distlock.concurrency import clock, leftovers
 from django_distlock.concurrency.background import Background, CallTimeout, NotStarted
-from django_distlock.concurrency.deadline import SILENCE
+from django_distlock.concurrency.deadline import PATIENCE, SILENCE, pause
 from django_distlock.concurrency.parking import FairLock, Parker
 
 from .connection import Connection, ConnectionFailed, ErrorReply
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 # Connections of one process to one server at most, and how many are opened at the same time. Further callers wait for
 # one, in order of arrival.
 MAX_CONNECTIONS, MAX_OPENING = 16, 4
+# What nodes of a Redis Cluster answer while a slot moves or a replica takes over, as a primary that was demoted answers
+# READONLY. It has changed a moment later; the request is repeated this often (seconds).
+NOT_NOW, REFUSED_AGAIN = ("TRYAGAIN", "ASK", "CLUSTERDOWN"), 0.05
 # A call is repeated on another connection if one is lost: idle ones may be dead.
 TRIES = 3
 
@@ -156,7 +159,7 @@ class Server:
         the reply: a server that hangs executes both when it wakes. A request without one does no harm when it comes
         late, and is repeated on another connection.
         """
-        again, tries = False, 0
+        again, tries, refused_at = False, 0, 0.0
         while True:
             connection = (None if self._change else self.take()) or await self._free_connection(until)
             tries += 1
@@ -179,11 +182,21 @@ class Server:
                 if type(reply) is not ErrorReply:
                     self.give(connection)
                     return reply, again
-                if tries == TRIES or "READONLY" not in str(reply):  # not always the first word, before Redis 7
-                    self.give(connection)
-                    raise Moved(reply) if reply.code == "MOVED" else Refused(reply)
-                self._discard(connection)  # another server is the primary now
-                self._close_idle()
+                refused_at, tries = refused_at or clock.now(), 0
+                await self._refused(connection, reply, min(max(until, refused_at + SILENCE), refused_at + PATIENCE))
+
+    async def _refused(self, connection: Connection, reply: ErrorReply, until: float) -> None:
+        """Wait a moment if another server is about to have the keys, but not beyond the monotonic time ``until``; else
+        raise what this one says."""
+        demoted = "READONLY" in str(reply)  # not always the first word, before Redis 7
+        if demoted:
+            self._discard(connection)
+            self._close_idle()
+        else:
+            self.give(connection)
+        if not (demoted or reply.code in NOT_NOW) or clock.now() >= until:
+            raise Moved(reply) if reply.code == "MOVED" else Refused(reply)
+        await pause(REFUSED_AGAIN)
 
     async def _free_connection(self, until: float) -> Connection:
         """To connect takes its time, which does not count against a short timeout."""

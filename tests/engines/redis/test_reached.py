@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.core.cache import caches
+from redis import Redis
+from redis.exceptions import RedisError
 
 from django_distlock import advisory_lock
 from django_distlock.backends.redis import attempt
 from django_distlock.backends.redis.backend import RedisBackend
 from django_distlock.manager.registry import registry
 from tests.conftest import eventually
-from tests.engines.redis.sentinel import fails_over, watched
 from tests.engines.redis.server import Own, claim_of, lock_keys, waiters
 from tests.engines.zookeeper.test_secure import CERTIFICATE
 from tests.support.services.process import free_port
@@ -61,28 +62,56 @@ def test_a_fail_over_by_sentinel(
     """In order: a holder keeps its lock, a waiter gets it at the new primary."""
     monkeypatch.setattr(attempt, "LOOK_EVERY", 0.5)
     another.follow(own)
-    with watched(own, tmp_path) as (sentinel, changes):
-        for setting, value in changes.items():
-            setattr(settings, setting, value)
+    port = free_port()
+    (tmp_path / "sentinel.conf").write_text(
+        f"port {port}\ndir {tmp_path}\nsentinel monitor primary 127.0.0.1 {own.port} 1\n"
+    )
+    command = ["redis-server", str(tmp_path / "sentinel.conf"), "--sentinel"]
+    with (tmp_path / "sentinel.log").open("ab") as log, subprocess.Popen(command, stdout=log) as sentinel:
+        settings.DJANGO_REDIS_CONNECTION_FACTORY = "django_redis.pool.SentinelConnectionFactory"
+        options = {"CLIENT_CLASS": "django_redis.client.SentinelClient", "SENTINELS": [("127.0.0.1", port)]}
+        cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://primary/0", "OPTIONS": options}
+        settings.CACHES = {**settings.CACHES, "watched": cache}
         alias(USING, cache="watched")
-        lease = advisory_lock(name, using=USING).acquire(timeout=20)
-        other = RedisBackend(USING, {"cache": "watched"})
-        kept = lock_keys(name)[:2]  # who holds it, the queue
-        with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(other.try_acquire, claim_of(name), 60)
-            eventually(lambda: waiters(USING, name) == 1, "it does not wait")
-            # Sentinel promotes what there is: what the replica has not got would be lost
-            eventually(lambda: another.client.exists(*kept) == len(kept), "it is not replicated")
-            eventually(lambda: fails_over(sentinel), "Sentinel promotes no replica")
-            eventually(lambda: another.client.info("replication")["role"] == "master", "no fail-over")
-            eventually(lambda: own.client.info("replication")["role"] == "slave", "the old one is not demoted")
-            lease.extend(30)
-            lease.release()
-            grant = waiting.result(30)
-        assert grant is not None
-        assert grant.fence > lease.fence
-        assert other.release(grant)
-        assert another.keys() == ["fence"]
-        other.close()
-        registry.close()
-        caches.close_all()
+        told = Redis(port=port)
+        try:
+            eventually(lambda: _replicas(told) == 1, "Sentinel knows no replica")
+            lease = advisory_lock(name, using=USING).acquire(timeout=20)
+            other = RedisBackend(USING, {"cache": "watched"})
+            kept = lock_keys(name)[:2]  # who holds it, the queue
+            with ThreadPoolExecutor(1) as pool:
+                waiting = pool.submit(other.try_acquire, claim_of(name), 60)
+                eventually(lambda: waiters(USING, name) == 1, "it does not wait")
+                # Sentinel promotes what there is: what the replica has not got would be lost
+                eventually(lambda: another.client.exists(*kept) == len(kept), "it is not replicated")
+                eventually(lambda: _fails_over(told), "Sentinel promotes no replica")
+                eventually(lambda: another.client.info("replication")["role"] == "master", "no fail-over")
+                eventually(lambda: own.client.info("replication")["role"] == "slave", "the old one is not demoted")
+                lease.extend(30)
+                lease.release()
+                grant = waiting.result(30)
+            assert grant is not None
+            assert grant.fence > lease.fence
+            assert other.release(grant)
+            assert another.keys() == ["fence"]
+            other.close()
+            registry.close()
+            caches.close_all()
+            told.close()
+        finally:
+            sentinel.terminate()
+
+
+def _replicas(sentinel: Any) -> int:
+    try:
+        return int(sentinel.sentinel_master("primary")["num-slaves"])
+    except RedisError:  # it does not answer yet
+        return 0
+
+
+def _fails_over(sentinel: Any) -> bool:
+    try:
+        sentinel.execute_command("SENTINEL", "FAILOVER", "primary")
+    except RedisError:  # NOGOODSLAVE: it has not asked the replica yet how it is
+        return False
+    return True
