@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 from asgiref.sync import iscoroutinefunction
 from django.conf import settings
@@ -21,40 +21,6 @@ OnCrash = Literal["retry", "hold"] | Callable[..., Any]
 OnStoreError = Literal["closed", "open"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What holds for a request: the setting of the site, with the options of its view in place of some values.
-
-    Times in seconds, sizes in bytes.
-    """
-
-    storage: str = "database"
-    database: str = "default"
-    cache: str = "default"
-    purge_every: float | None = 300.0
-    form_wait: float = 2.0
-    max_body: int = 256 * 1024
-    max_keys: int | None = None
-    credentials: bool = True
-    max_upload: int = 100 * 1024 * 1024
-    encrypt: bool = False
-    # a view may have its own
-    ttl: float = 86400.0
-    claim_ttl: float = 30.0
-    wait: float = 0.0
-    on_crash: OnCrash = "hold"
-    on_store_error: OnStoreError = "closed"
-    replay_to_credentials: bool = False
-    scope: Callable[[Any], str] | None = None
-    # of a view alone
-    required: bool = False
-    atomic: bool | str = False
-    fingerprint_exclude: Collection[str] = ()
-    key: Callable[[Any], str | None] | None = None
-    anonymous: bool = False
-    fingerprint: Callable[[Any], str | bytes] | None = None
-
-
 def _must_be(wanted: str, is_right: Callable[[Any], bool], error: type[Exception] = TypeError) -> Any:
     def check(name: str, value: Any) -> Any:
         if not is_right(value):
@@ -68,39 +34,62 @@ def _must_be(wanted: str, is_right: Callable[[Any], bool], error: type[Exception
 
 _text = _must_be("a str", lambda value: isinstance(value, str))
 _of_request = _must_be("a callable that takes the request", callable)
-CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "storage": partial(choice, known=("database", "cache")),
-    "database": _text,
-    "cache": _text,
-    "purge_every": partial(seconds, none=True, positive=True),
-    "form_wait": seconds,
-    "max_body": count,
-    "max_keys": lambda name, value: None if value is None else count(name, value),
-    "credentials": flag,
-    "max_upload": count,
-    "encrypt": flag,
-    "ttl": partial(seconds, positive=True),
-    "claim_ttl": partial(seconds, positive=True),
-    "wait": seconds,
-    "on_crash": _must_be(
-        '"retry", "hold" or a callable', lambda value: callable(value) or value in ("retry", "hold"), ValueError
-    ),
-    "on_store_error": partial(choice, known=("closed", "open")),
-    "replay_to_credentials": flag,
-    "scope": lambda name, value: None if value is None else _of_request(name, function(name, value)),
-    "required": flag,
-    "atomic": _must_be("a bool or an alias in DATABASES", lambda value: isinstance(value, (bool, str)) and value != ""),
-    "fingerprint_exclude": _must_be(
-        "a list of names of fields",
-        lambda value: not isinstance(value, str) and all(isinstance(each, str) for each in value),
-    ),
-    "key": _of_request,
-    "anonymous": flag,
-    "fingerprint": _of_request,
-}
-_NAMES = tuple(CHECKS)
-OF_SITE = _NAMES[: _NAMES.index("required")]
-OF_VIEW = _NAMES[_NAMES.index("ttl") :]
+_policy = _must_be(
+    '"retry", "hold" or a callable', lambda value: callable(value) or value in ("retry", "hold"), ValueError
+)
+_atomic = _must_be("a bool or an alias in DATABASES", lambda value: isinstance(value, (bool, str)) and value != "")
+_names = _must_be(
+    "a list of names of fields",
+    lambda value: not isinstance(value, str) and all(isinstance(each, str) for each in value),
+)
+_lifetime = partial(seconds, positive=True)
+
+
+def _maybe(name: str, value: Any) -> Any:
+    return None if value is None else count(name, value)
+
+
+def _tenant(name: str, value: Any) -> Any:
+    return None if value is None else _of_request(name, function(name, value))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What holds for a request: the setting of the site, with the options of its view in place of some values.
+
+    Times in seconds, sizes in bytes. Beside each type is the check of a given value.
+    """
+
+    storage: Annotated[str, partial(choice, known=("database", "cache"))] = "database"
+    database: Annotated[str, _text] = "default"
+    cache: Annotated[str, _text] = "default"
+    purge_every: Annotated[float | None, partial(seconds, none=True, positive=True)] = 300.0
+    form_wait: Annotated[float, seconds] = 2.0
+    max_body: Annotated[int, count] = 256 * 1024
+    max_keys: Annotated[int | None, _maybe] = None
+    credentials: Annotated[bool, flag] = True
+    max_upload: Annotated[int, count] = 100 * 1024 * 1024
+    encrypt: Annotated[bool, flag] = False
+    # a view may have its own
+    ttl: Annotated[float, _lifetime] = 86400.0
+    claim_ttl: Annotated[float, _lifetime] = 30.0
+    wait: Annotated[float, seconds] = 0.0
+    on_crash: Annotated[OnCrash, _policy] = "hold"
+    on_store_error: Annotated[OnStoreError, partial(choice, known=("closed", "open"))] = "closed"
+    replay_to_credentials: Annotated[bool, flag] = False
+    scope: Annotated[Callable[[Any], str] | None, _tenant] = None
+    # of a view alone
+    required: Annotated[bool, flag] = False
+    atomic: Annotated[bool | str, _atomic] = False
+    fingerprint_exclude: Annotated[Collection[str], _names] = ()
+    key: Annotated[Callable[[Any], str | None] | None, _of_request] = None
+    anonymous: Annotated[bool, flag] = False
+    fingerprint: Annotated[Callable[[Any], str | bytes] | None, _of_request] = None
+
+
+CHECKS = {name: kind.__metadata__[0] for name, kind in get_type_hints(Options, include_extras=True).items()}
+OF_SITE = tuple(CHECKS)[: tuple(CHECKS).index("required")]
+OF_VIEW = tuple(CHECKS)[tuple(CHECKS).index("ttl") :]
 
 
 @cache

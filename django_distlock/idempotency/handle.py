@@ -49,8 +49,7 @@ class KeyedRequest:
     running: bool = False
     broken: bool = False  # the storage failed in the caller's transaction
     kept: bool = False  # the view has called keep()
-    raised: bool = False  # by the view
-    outcome_unknown: bool = False  # another middleware has failed, and the view may have acted
+    outcome_unknown: bool | None = None  # another middleware has failed, and the view may have acted; False: the view
     phases: dict[str, Any] = field(default_factory=dict)
 
 
@@ -65,7 +64,6 @@ class Idempotency:
     served: bool = False  # the middleware has taken the view for one without a decorator
     has_middleware: bool = False
     late: bool = False  # the middleware stores the answer of a decorated view
-    without_key: bool = False  # the middleware has looked, and has nothing to do for the view
 
     def __bool__(self) -> bool:
         return self.key is not None

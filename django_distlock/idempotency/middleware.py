@@ -16,7 +16,7 @@ from django.http import StreamingHttpResponse
 from django_distlock.concurrency.flow import run
 
 from .decisions import SAFE_METHODS, BadKey
-from .execution import begin, claim, end, finish, in_thread, refuse_transaction
+from .execution import begin, claim, end, finish, in_thread, refuse_transaction, state_of
 from .handle import Idempotency, KeyedRequest
 from .http import responses
 from .http.disconnect import finish_despite_disconnect
@@ -54,10 +54,9 @@ class IdempotencyMiddleware:
         answering = self._answer(request)
         if not self.is_async:
             return run(answering)
-        # a task of its own costs time, and most requests need none
-        is_keyed = request.method not in SAFE_METHODS and may_have_key(request)
-        state: Idempotency = request.idempotency  # type: ignore[attr-defined]
-        return finish_despite_disconnect(answering, lambda: _has_a_key(state)) if is_keyed else answering
+        if request.method in SAFE_METHODS or not may_have_key(request):
+            return answering  # a task of its own costs time, and most requests need none
+        return finish_despite_disconnect(answering, lambda: state_of(request).attempt is not None)
 
     async def _answer(self, request: HttpRequest) -> HttpResponseBase:
         try:
@@ -65,12 +64,14 @@ class IdempotencyMiddleware:
             response = await response if self.is_async else response
         except BaseException as error:
             if (attempt := _attempt_of(request)) is not None:
-                if isinstance(error, CancelledError) and request.idempotency.late:  # type: ignore[attr-defined]
+                if isinstance(error, CancelledError) and state_of(request).late:
                     await in_thread(finish, attempt, StreamingHttpResponse())  # the view has acted, and nobody waits
                 end(attempt)  # no answer comes
             raise
         await self._finish(request, response)
-        return _private(request, response)
+        if getattr(request, "idempotency_key_issued", False):
+            responses.mark_as_private(response)
+        return response  # type: ignore[no-any-return]
 
     def process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponse | None:
         """The stored answer, or an error; None: run the view."""
@@ -78,19 +79,15 @@ class IdempotencyMiddleware:
 
     async def aprocess_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponse | None:
         """:meth:`process_view` for a task."""
-        state: Idempotency = request.idempotency  # type: ignore[attr-defined]
         if not _has_to_do(request, view):
-            state.without_key = True
             return None
         attempt = await in_thread(begin, request, {})
         if not isinstance(attempt, KeyedRequest):
-            state.without_key = True
             return attempt
         refuse_transaction(attempt)
-        if (answer := await claim(attempt)) is not None:
-            return await in_thread(answer)
-        state.attempt = attempt
-        return None
+        state_of(request).attempt = attempt
+        answer = await claim(attempt)
+        return None if answer is None else await in_thread(answer)
 
     def process_template_response(self, request: HttpRequest, response: Any) -> Any:
         """Store the answer before it is rendered: the view has acted, and rendering may fail."""
@@ -104,19 +101,14 @@ class IdempotencyMiddleware:
     def process_exception(self, request: HttpRequest, error: Exception) -> None:
         """Note that the view has raised, and not another middleware."""
         if (attempt := _attempt_of(request)) is not None:
-            attempt.raised = True
-
-
-def _has_a_key(state: Idempotency) -> bool:
-    """May there be an answer to be stored? A decorator may have one that is rendered later."""
-    return not state.without_key or state.attempt is not None
+            attempt.outcome_unknown = False
 
 
 def _has_to_do(request: HttpRequest, view: Any) -> bool:
     """Is the view served here, and may the request have a key? Not most requests."""
     if request.method in SAFE_METHODS:
         return False
-    state: Idempotency = request.idempotency  # type: ignore[attr-defined]
+    state = state_of(request)
     state.served = is_served_by_middleware(view, request.method or "")
     if not state.served:
         with suppress(BadKey):  # the client has gone: told when the key is claimed
@@ -124,15 +116,9 @@ def _has_to_do(request: HttpRequest, view: Any) -> bool:
     return state.served and may_have_key(request)
 
 
-def _private(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
-    if getattr(request, "idempotency_key_issued", False):
-        responses.mark_as_private(response)
-    return response
-
-
 def _attempt_of(request: HttpRequest) -> KeyedRequest | None:
     """The attempt that the middleware has to finish."""
-    state: Idempotency = request.idempotency  # type: ignore[attr-defined]
+    state = state_of(request)
     attempt = state.attempt
     return attempt if (state.served or state.late) and attempt is not None and attempt.running else None
 
@@ -142,9 +128,9 @@ def _note_failure(*, request: HttpRequest | None = None, **facts: Any) -> None:
     acted. What has raised in a ``process_view`` did so before the view."""
     if request is None or not hasattr(request, "idempotency") or (attempt := _attempt_of(request)) is None:
         return
-    frames = traceback.walk_tb(sys.exc_info()[2])
-    before = any(frame.f_code.co_name == "process_view" for frame, _line in frames)
-    attempt.outcome_unknown = not (attempt.raised or before)
+    if attempt.outcome_unknown is None:
+        frames = traceback.walk_tb(sys.exc_info()[2])
+        attempt.outcome_unknown = all(frame.f_code.co_name != "process_view" for frame, _line in frames)
 
 
 got_request_exception.connect(_note_failure, dispatch_uid="django_distlock.idempotency")
