@@ -1,4 +1,4 @@
-"""Claims and answers in a Django cache, as JSON.
+"""Claims and answers in a Django cache.
 
 Each key of a request has one entry, its record. A second entry, named by the owner of the claim, exists for as long as
 the claim lasts: a renewal extends it, and writes nothing else. The claim has expired once that entry is gone, and a
@@ -13,7 +13,6 @@ database does not.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from dataclasses import replace
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PREFIX = "django_distlock:idempotency:"
+FIELDS = ("scope", "state", "owner", "fingerprint", "answer", "phases")
 # Attempts to add or to read: a cache that hides its errors never succeeds in either.
 ATTEMPTS = 20
 # Seconds that a request has to take over an expired claim, which is three operations.
@@ -43,8 +43,7 @@ class CacheStorage(Storage):
     """Two entries for each key. Claims expire by the clock of the cache."""
 
     def claim(self, claim: KeyClaim, *, last: bool = True) -> Record | None:
-        fresh = {"scope": claim.scope, "state": CLAIMED, "owner": claim.owner, "fingerprint": claim.fingerprint}
-        entry = _joined({**fresh, "phases": "{}"})
+        entry = dict(zip(FIELDS, (claim.scope, CLAIMED, claim.owner, claim.fingerprint, None, "{}"), strict=True))
         self._call("set", _alive(claim.owner), claim.owner, _whole(claim.claim_ttl))
         for _ in range(ATTEMPTS):
             if self._call("add", _key(claim.scope), entry, _whole(claim.ttl)):
@@ -127,22 +126,22 @@ class CacheStorage(Storage):
         found = self._entry(held, states)
         if found is None:
             return False
-        self._call("set", _key(held.scope), _joined({**found, **stored(held.scope, values)}), _whole(ttl))
+        self._call("set", _key(held.scope), {**found, **stored(held.scope, values)}, _whole(ttl))
         return True
 
     def _entry(self, held: KeyClaim | Record, states: Sequence[str]) -> dict[str, Any] | None:
         """What is stored for a claim, unless it has another owner by now or is in none of ``states``."""
-        found = _split(self._call("get", _key(held.scope)))
-        return found if found and found["owner"] == held.owner and found["state"] in states else None
+        found: Any = self._call("get", _key(held.scope))
+        return found if _is_whole(found) and found["owner"] == held.owner and found["state"] in states else None
 
     def _record(self, scope: str) -> Record | None:
         entry = self._call("get", _key(scope))
         if entry is None:
             return None
-        if (found := _split(entry)) is None:  # it may belong to a request that was carried out
+        if not _is_whole(entry):  # it may belong to a request that was carried out
             return Record(scope=scope, state=UNKNOWN, owner="", fingerprint="")
-        texts = [found[name] for name in ("scope", "state", "owner", "fingerprint")]
-        return record_of([*texts, False, found["answer"], found["phases"]])
+        *texts, answer, phases = (entry[name] for name in FIELDS)
+        return record_of([*texts, False, answer, phases])
 
     def _call(self, method: str, *args: Any) -> Any:
         """Call a method of the cache. BackendUnavailable for any error: each cache raises the errors of its driver."""
@@ -150,6 +149,10 @@ class CacheStorage(Storage):
             return getattr(caches[self.alias], method)(*args)
         except Exception as error:
             raise BackendUnavailable("The cache of idempotency keys cannot be used.") from error
+
+
+def _is_whole(entry: Any) -> bool:
+    return isinstance(entry, dict) and entry.keys() >= {*FIELDS}
 
 
 def _key(scope: str) -> str:
@@ -164,21 +167,3 @@ def _alive(owner: str) -> str:
 def _whole(seconds: float) -> int:
     """Whole seconds, and one more: some caches ignore fractions, and end an entry up to a second early."""
     return math.ceil(seconds) + 1
-
-
-def _joined(entry: dict[str, Any]) -> bytes:
-    """A record as it is stored: a line of JSON, and the stored form of the answer if there is one."""
-    answer = entry.pop("answer", None)
-    line = json.dumps(entry).encode()
-    return line if answer is None else line + b"\n" + bytes(answer)
-
-
-def _split(entry: Any) -> dict[str, Any] | None:
-    """What :func:`_joined` has joined; None for anything else."""
-    try:
-        line, newline, answer = entry.partition(b"\n")
-        found = json.loads(line)
-        texts = {name: str(found[name]) for name in ("scope", "state", "owner", "fingerprint", "phases")}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
-    return {**texts, "answer": answer if newline else None}
