@@ -17,14 +17,13 @@ from django.views.decorators.csrf import csrf_protect
 
 from django_distlock import BackendUnavailable
 from django_distlock.http.bodies import BadRequest, body_of, json_object, private, private_json, refuse_too_long
+from django_distlock.http.grants import GrantError
 from django_distlock.http.transactions import outside_transactions
-from django_distlock.http.visitors import stored
-from django_distlock.leases.records import Full, LeaseLost, Quota, Row, Waiting
-from django_distlock.storage.values import ID
+from django_distlock.leases import queue, rows, upkeep
+from django_distlock.leases.records import Full, Lost, Quota, Row, Waiting, named
+from django_distlock.storage.values import ID, exact
 
-from . import store
 from .conf import config
-from .grants import LockGrantError
 from .requests import Sender, members
 
 if TYPE_CHECKING:
@@ -85,24 +84,24 @@ def leases_view(request: HttpRequest) -> HttpResponse:
         return _acquire(sender, _json(request))
     leases = [
         {"id": row.lease, "name": row.name, "fence": row.fence, "age": row.age, "expires_in": row.expires_in}
-        for row in store.held_by(sender.settings.database, sender.principal)
+        for row in upkeep.held(sender.settings.database, of_objects=False, principal=sender.principal)
     ]
     return private_json({"leases": leases})
 
 
 def _acquire(sender: Sender, body: dict[str, Any]) -> HttpResponse:
-    text, lease, ttl, queue, hidden, again = members(body, "grant", "id", "ttl", "queue", "hidden", "again")
+    text, lease, ttl, waits, hidden, again = members(body, "grant", "id", "ttl", "queue", "hidden", "again")
     settings = sender.settings
     try:
         grant = sender.grant(text)
-    except LockGrantError as error:
+    except GrantError as error:
         if error.signer.startswith("user:") and not sender.visitor.logged_in:
             return refused(401, "logged_out")
         return refused(403, "grant", detail=error.reason)
     if not sender.is_permitted(grant.name):
-        store.release(settings.database, lease, principal=sender.principal, name=grant.name)
+        queue.release(settings.database, lease, principal=sender.principal, name=grant.name)
         return refused(403, "permission")
-    found = store.acquire(
+    found = queue.acquire(
         settings.database,
         grant.name,
         lease=lease,
@@ -110,7 +109,7 @@ def _acquire(sender: Sender, body: dict[str, Any]) -> HttpResponse:
         label=sender.visitor.label,
         ttl=sender.ttl(grant, ttl),
         max_hold=grant.max_hold if grant.max_hold is not None else settings.max_hold,
-        queue=queue,
+        queue=waits,
         interval=functools.partial(interval_of, hidden=hidden),
         quota=Quota(leases=settings.max_held, places=settings.max_waiting),
         again=again,  # it has waited before: to look first saves a statement
@@ -158,16 +157,17 @@ def _renew(sender: Sender, text: str, lease: str, ttl: float | None, fence: int)
     alias, principal, name = sender.settings.database, sender.principal, None
     try:
         grant = sender.grant(text)
-    except LockGrantError as error:
+    except GrantError as error:
         reason = "grant"
         if error.signer not in ("", sender.visitor.signer):  # the user that had it is logged out
-            reason, principal = "logged_out", stored(error.signer)
+            reason, principal = "logged_out", exact(error.signer)
     else:
         if sender.is_permitted(grant.name):
-            answer = store.renew(alias, grant.name, lease, fence, principal=principal, ttl=sender.ttl(grant, ttl))
-            return {"lost": answer.reason} if isinstance(answer, LeaseLost) else {"expires_in": answer.expires_in}
+            resource, seconds = named(alias, grant.name), sender.ttl(grant, ttl)
+            answer = rows.renew(resource, lease, seconds, principal=principal, fence=fence)
+            return {"lost": answer.reason} if isinstance(answer, Lost) else {"expires_in": answer.expires_in}
         reason, name = "permission", grant.name
-    store.release(alias, lease, principal=principal, name=name)
+    queue.release(alias, lease, principal=principal, name=name)
     return {"lost": reason}
 
 
@@ -177,7 +177,7 @@ def release_view(request: HttpRequest, lease: str) -> HttpResponse:
     try:
         sender = Sender.of(request)
         if ID.fullmatch(lease):
-            store.release(sender.settings.database, lease, principal=sender.principal)
+            queue.release(sender.settings.database, lease, principal=sender.principal)
     except (Error, BackendUnavailable):
         unavailable()  # the lease will expire
     return private(HttpResponse(status=204))

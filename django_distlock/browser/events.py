@@ -22,10 +22,11 @@ from django_distlock import BackendUnavailable
 from django_distlock.concurrency import clock
 from django_distlock.http.bodies import private
 from django_distlock.http.transactions import outside_transactions
+from django_distlock.leases import queue
 from django_distlock.leases.records import Head, holder_of
 from django_distlock.storage.values import ID
 
-from . import store
+from .conf import config
 from .endpoints import bad_request, method_not_allowed, refused, unavailable
 from .requests import Sender
 
@@ -78,7 +79,7 @@ def _opened(request: HttpRequest, ids: list[str]) -> Stream | HttpResponse:
         if watcher.count(principal) >= MOST_STREAMS:
             return refused(429, "quota")
         most = (settings.max_held or 1000) + (settings.max_waiting or 1000)
-        return Stream(settings.database, principal, store.names_of(settings.database, principal, ids[:most]))
+        return Stream(principal, queue.names_of(settings.database, principal, ids[:most]))
     except (Error, BackendUnavailable):
         return unavailable()
     finally:
@@ -91,9 +92,8 @@ def _opened(request: HttpRequest, ids: list[str]) -> Stream | HttpResponse:
 class Stream:
     """What one browser watches. The thread puts heads of queues into it; the event loop makes events of them."""
 
-    def __init__(self, alias: str, principal: str, found: dict[str, tuple[str, bool]]) -> None:
-        """Watch leases and places of one principal: ``found`` is what :func:`store.names_of` has returned."""
-        self.alias = alias
+    def __init__(self, principal: str, found: dict[str, tuple[str, bool]]) -> None:
+        """Watch leases and places of one principal: ``found`` is what :func:`queue.names_of` has returned."""
         self.principal = principal
         self.names = {lease: name for lease, (name, _) in found.items()}
         self._held = {lease for lease, (_, is_held) in found.items() if is_held}
@@ -119,7 +119,7 @@ class Stream:
 
     def show(self, heads: dict[str, Head]) -> None:
         """Hand on what the database says of the names, if it is news; called by the thread."""
-        news = {name: heads[name] for name in self.names.values() if heads[name] != self._seen.get(name)}
+        news = {name: head for name, head in heads.items() if head != self._seen.get(name)}
         if news:
             self._seen |= news
             try:
@@ -191,12 +191,10 @@ class Watcher:
 
     @staticmethod
     def _look(streams: list[Stream]) -> None:
-        for alias in {stream.alias for stream in streams}:
-            mine = [stream for stream in streams if stream.alias == alias]
-            names = sorted({name for stream in mine for name in stream.names.values()})
-            heads = store.heads(alias, names) if names else {}
-            for stream in mine:
-                stream.show(heads)
+        names = sorted({name for stream in streams for name in stream.names.values()})
+        heads = queue.heads(config().database, names)
+        for stream in streams:
+            stream.show({name: heads[name] for name in stream.names.values()})
 
 
 watcher = Watcher()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from datetime import timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from django.core import signing
-
+from django_distlock.http import grants
 from django_distlock.http.visitors import visitor_of
 from django_distlock.leases.records import check_name
 from django_distlock.validation import seconds
@@ -21,25 +19,11 @@ if TYPE_CHECKING:
 SALT = "django_distlock.browser"
 
 
-class LockGrantError(Exception):
-    """The text is no grant for this visitor.
-
-    ``reason`` is "forged", "expired", "foreign" (of another visitor, ``signer``, or for another host) or "audience":
-    the request comes from another origin than the grant is for.
-    """
-
-    def __init__(self, reason: Literal["forged", "expired", "foreign", "audience"], signer: str = "") -> None:
-        self.reason = reason
-        self.signer = signer
-        super().__init__(f"The grant is {reason}.")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockGrant:
     """What a visitor may have; times in seconds. None: as in the setting."""
 
     name: str
-    signer: str
     ttl: float | None = None
     max_hold: float | None = None
     audience: str | None = None
@@ -63,32 +47,23 @@ def lock_grant(
     """
     grant = LockGrant(
         name=check_name(name),
-        signer=visitor_of(request, config().label_of).signer,
         ttl=seconds("ttl", ttl, none=True, positive=True),
         max_hold=seconds("max_hold", max_hold, none=True, positive=True),
         audience=None if audience is None else _origin(audience),
     )
     # cache_page and the cache middleware must not store this page: it is for one visitor
     request._cache_update_cache = False  # type: ignore[attr-defined]
-    return sign(grant)
-
-
-def sign(grant: LockGrant) -> str:
-    """The grant as a text for the client."""
-    return signing.dumps({key: value for key, value in asdict(grant).items() if value is not None}, salt=SALT)
+    facts = {key: value for key, value in asdict(grant).items() if value is not None}
+    return grants.sign(SALT, visitor_of(request, config().label_of).signer, facts)
 
 
 def read_grant(text: str, signer: str) -> LockGrant:
-    """The grant in ``text``. LockGrantError if it is forged, out of date, or that of another visitor."""
+    """The grant in ``text``. GrantError if it is forged, out of date, or that of another visitor."""
+    facts = grants.read(SALT, text, signer, config().grant_ttl)
     try:
-        grant = LockGrant(**signing.loads(text, salt=SALT, max_age=timedelta(seconds=config().grant_ttl)))
-    except signing.SignatureExpired as error:
-        raise LockGrantError("expired") from error
-    except (signing.BadSignature, TypeError, ValueError) as error:
-        raise LockGrantError("forged") from error
-    if grant.signer != signer:
-        raise LockGrantError("foreign", grant.signer)
-    return grant
+        return LockGrant(**facts)
+    except TypeError as error:
+        raise grants.GrantError("forged") from error
 
 
 def _origin(audience: str) -> str:

@@ -19,14 +19,14 @@ from django_distlock.concurrency.flow import finished, uninterrupted
 from django_distlock.concurrency.origin import request_of_rest
 from django_distlock.http.answers import page, problem
 from django_distlock.http.visitors import visitor_of
-from django_distlock.leases.records import check_name, digest_of
+from django_distlock.leases import rows
+from django_distlock.leases.records import check_name, digest_of, named
 from django_distlock.locks import decorators
 from django_distlock.locks.lazy_results import refuse_unfinished
 from django_distlock.locks.name_templates import NoValue, Template
 from django_distlock.storage.dialect import contended
 from django_distlock.storage.transactions import begin, in_transaction
 
-from . import store
 from .conf import config
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def _enter(stack: ExitStack, request: Any, names: Callable[[], list[str]]) -> Re
 
 def _lock(alias: str, name: str, sent: list[tuple[str, int]], principal: str) -> Row | None:
     for lease, fence in sent:
-        if (found := store.lock_for_update(alias, name, lease, fence, principal)) is not None:
+        if (found := rows.lock_current(named(alias, name), lease, fence, principal)) is not None:
             return found
     return None
 

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 from django.db import connections
 
 from django_distlock.concurrency.text import one_line
+from django_distlock.leases import rows, upkeep
 from django_distlock.leases.checks import has_table
+from django_distlock.leases.records import named
 from django_distlock.operations.commands.leases import LeaseCommand
 from django_distlock.operations.leases import Held, Leases
 from django_distlock.schema import Pruner
 
-from . import store
 from .conf import config
 
 if TYPE_CHECKING:
@@ -40,12 +41,15 @@ class BrowserLeases(Leases):
         return [alias] if alias in connections.settings and has_table(alias) else []
 
     def held(self, database: str, names: Sequence[str] = (), limit: int | None = None) -> list[Held]:
-        rows = store.read(database, names).values() if names else store.held(database, limit)
-        return [Held(database, row) for row in rows if row.held]
+        if names:
+            found = list(rows.read(named(database, name) for name in names).values())
+        else:
+            found = upkeep.held(database, of_objects=False, limit=limit)
+        return [Held(named(database, row.name), row) for row in found if row.held]
 
     def end(self, held: Held, reason: str) -> bool:
         row = held.row
-        ended = store.break_lease(held.database, row.name, row.fence)
+        ended = upkeep.break_lease(held.resource, row.fence)
         if ended is not None:
             message = "The browser lock %r of %s was broken: %s"
             logger.warning(message, row.name, one_line(row.label), one_line(reason or "-"))
@@ -58,7 +62,9 @@ class BrowserLeases(Leases):
 
 browser_leases = BrowserLeases()
 # A row is of use for nothing but its fence, and a new one begins with a higher fence: a day is for those who look.
-pruner = Pruner(browser_leases.databases, lambda database, days: store.sweep(database, min(days, 1.0) * DAY))
+pruner = Pruner(
+    browser_leases.databases, lambda database, days: upkeep.sweep(database, min(days, 1.0) * DAY, of_objects=False)
+)
 
 
 class BrowserLocks(LeaseCommand):

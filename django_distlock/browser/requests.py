@@ -11,11 +11,12 @@ from django.http import Http404
 
 from django_distlock.http.bodies import BadRequest
 from django_distlock.http.csrf import is_sent_by_this_site
+from django_distlock.http.grants import GrantError
 from django_distlock.http.visitors import leave_session_alone, visitor_of
 from django_distlock.storage.values import ID
 
 from .conf import config
-from .grants import LockGrant, LockGrantError, read_grant
+from .grants import LockGrant, read_grant
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -48,14 +49,14 @@ class Sender:
         return self.visitor.holder
 
     def grant(self, text: str) -> LockGrant:
-        """The grant in ``text``. LockGrantError also if the request comes from another origin than it is for."""
+        """The grant in ``text``. GrantError also if the request comes from another origin than it is for."""
         grant = read_grant(text, self.visitor.signer)
         origin = self.request.headers.get("Origin")
         if origin is None:  # no script in a browser: those send it with every POST
             return grant
         own = is_sent_by_this_site(self.request) if grant.audience is None else origin.lower() == grant.audience
         if not own:
-            raise LockGrantError("audience", grant.signer)
+            raise GrantError("audience", self.visitor.signer)
         return grant
 
     def is_permitted(self, name: str) -> bool:
@@ -73,32 +74,28 @@ class Sender:
         return granted if wanted is None else min(granted, max(wanted, SHORTEST_TTL))
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_id(value: Any) -> bool:
-    return isinstance(value, str) and ID.fullmatch(value) is not None
-
-
-def _is_fence(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**53
-
-
-def _is_time(value: Any) -> bool:
-    return value is None or (type(value) in (int, float) and value > 0)
-
-
 def _is_flag(value: Any) -> bool:
     return isinstance(value, bool)
 
 
 # The members of a body: what stands for one that is left out, and what each has to be.
 MEMBERS: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
-    "grant": (None, _is_text, "the text that the server has signed"),
-    "id": (None, _is_id, "8 to 64 letters, digits, hyphens or underscores"),
-    "fence": (None, _is_fence, "the whole number that came with the lease"),
-    "ttl": (None, _is_time, "a number of seconds above zero"),
+    "grant": (None, lambda value: isinstance(value, str), "the text that the server has signed"),
+    "id": (
+        None,
+        lambda value: isinstance(value, str) and ID.fullmatch(value) is not None,
+        "8 to 64 letters, digits, hyphens or underscores",
+    ),
+    "fence": (
+        None,
+        lambda value: type(value) is int and 0 <= value < 2**53,
+        "the whole number that came with the lease",
+    ),
+    "ttl": (
+        None,
+        lambda value: value is None or (type(value) in (int, float) and value > 0),
+        "a number of seconds above zero",
+    ),
     "queue": (True, _is_flag, "true or false"),
     "hidden": (False, _is_flag, "true or false"),
     "again": (False, _is_flag, "true or false"),

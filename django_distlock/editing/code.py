@@ -18,13 +18,14 @@ from django_distlock import BackendUnavailable, LockLost
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.flow import finished, uninterrupted
 from django_distlock.concurrency.text import one_line
+from django_distlock.leases import rows
+from django_distlock.leases.records import Lost, Resource, Row
 from django_distlock.schema import Tenant, schema_of
 from django_distlock.storage.transactions import in_transaction
 from django_distlock.validation import seconds
 
-from . import store
 from .conf import config
-from .records import EditConflict, EditLease, Lost, Owner, Resource
+from .records import EditConflict, Owner, editor_of
 from .resources import resource_of
 from .signals import edit_overridden
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from django.db import models
 
-    from .records import Busy
+    from django_distlock.leases.records import Busy
 
 logger = logging.getLogger("django_distlock.editing")
 # A lease is renewed when a third of its TTL is over: two more attempts fit before it ends.
@@ -72,7 +73,7 @@ class edit_lock:
         self._reason = reason
         self._write = write
         self._used = False
-        self._lease: EditLease | None = None  # None as well where the mode lets the block go on without the lock
+        self._lease: Row | None = None  # None as well where the mode lets the block go on without the lock
         self._until = 0.0  # by clock.now(): the lease is held at least until then
         self._lost: Lost | None = None
         self._stop = threading.Event()
@@ -140,27 +141,26 @@ class edit_lock:
         # in the transaction of a TestCase: another connection, and so the thread that renews, does not see the lease
         self._is_test = connections[alias].in_atomic_block
         self._until = clock.now() + self._ttl
-        found = store.claim(self._resource, self._owner, secrets.token_hex(16), self._ttl)
-        if not isinstance(found, EditLease) and self._override and not found.saving:
+        found = rows.take("claim", self._resource, self._owner, secrets.token_hex(16), self._ttl)
+        if not isinstance(found, Row) and self._override and not found.saving:
             found = self._take_over(found)
-        if isinstance(found, EditLease):
+        if isinstance(found, Row):
             self._lease = found
             return
-        holder = found.holder.editor if found.holder is not None else None
+        holder = editor_of(found.holder) if found.holder is not None else None
         conflict = EditConflict("saving" if found.saving else "held", holder=holder, resource=self._resource)
         if self._options.mode != "warn":
             raise conflict
         logger.warning("%s goes on, although: %s", one_line(self._owner.label), one_line(str(conflict)))
 
-    def _take_over(self, busy: Busy) -> EditLease | Busy:
-        reason = self._reason or self._owner.label
-        found = store.takeover(self._resource, self._owner, secrets.token_hex(16), self._ttl, reason)
-        if isinstance(found, EditLease):
-            before = busy.holder.owner.label if busy.holder is not None and busy.holder.owner else "another user"
+    def _take_over(self, busy: Busy) -> Row | Busy:
+        found = rows.take("takeover", self._resource, self._owner, secrets.token_hex(16), self._ttl)
+        if isinstance(found, Row):
+            before = busy.holder.label if busy.holder is not None else "another user"
             by = one_line(self._owner.label)
             logger.warning("%s took %s over from %s.", by, self._what, one_line(before))
             told = {"owner": self._owner, "before": busy.holder, "lease": found, "reason": self._reason}
-            edit_overridden.send_robust(sender=EditLease, resource=self._resource, **told)
+            edit_overridden.send_robust(sender=Row, resource=self._resource, **told)
         return found
 
     def _keep(self) -> None:
@@ -168,14 +168,14 @@ class edit_lock:
         if self._lease is not None and not self._is_test:
             threading.Thread(target=self._renew, args=[self._lease], name="distlock-edit-renewal", daemon=True).start()
 
-    def _renew(self, lease: EditLease) -> None:
+    def _renew(self, lease: Row) -> None:
         alias = self._resource.database
         try:
             self._tenant.enter()
             while not self._stop.wait(self._ttl / RENEWALS_PER_TTL):
                 began = clock.now()
                 try:
-                    found = store.renew(self._resource, lease.lease, self._ttl, principal=self._owner.principal)
+                    found = rows.renew(self._resource, lease.lease, self._ttl, principal=self._owner.principal)
                 except BackendUnavailable:
                     logger.warning("The edit lock of %s could not be renewed; the next attempt follows.", self._what)
                 else:
@@ -195,14 +195,14 @@ class edit_lock:
         if self._process != os.getpid():  # after a fork it is the parent's
             return
         lease, principal, label = self._lease, self._owner.principal, self._owner.label
-        if lease is not None and store.release(
+        if lease is not None and rows.release(
             self._resource, lease.lease, principal=principal, wrote_by=label if wrote else None
         ):
             return
         if wrote:
-            store.count_write(self._resource, label)
+            rows.count_write(self._resource, label)
         if lease is not None:
-            found = store.renew(self._resource, lease.lease, self._ttl, principal=principal)
+            found = rows.renew(self._resource, lease.lease, self._ttl, principal=principal)
             if isinstance(found, Lost):
                 self._lost = found
                 raise LockLost(self._why())

@@ -12,25 +12,26 @@ from rest_framework.response import Response
 
 from django_distlock.http.transactions import outside_transactions, transactions_of_request
 from django_distlock.http.visitors import visitor_of
+from django_distlock.leases import rows
 from django_distlock.storage.transactions import in_transaction
 from django_distlock.storage.values import ID
 from django_distlock.validation import refuse_order
 
-from . import store
 from .conf import EditingConfig, config, require_own
 from .grants import EditGrant
-from .http.forms import bring_up_to_date, owner_of
+from .http.forms import bring_up_to_date
 from .http.refusals import Refusal
 from .records import EditConflict
 from .resources import resource_of, rows_of
-from .saving import databases_of, run_save
+from .saving import run_save
 from .versions import version_field_of, version_of
 from .views import problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from .records import EditLease, Resource
+    from django_distlock.leases.records import Row
+
     from .saving import Save
 
 PRECONDITION_REQUIRED = 428
@@ -56,7 +57,7 @@ class EditLockViewSetMixin:
     request: Any
     _edit_save: Save | None = None
     _edit_object: Any = None
-    _edit_row: EditLease | None = None
+    _edit_row: Row | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -99,7 +100,7 @@ class EditLockViewSetMixin:
             return self._edit_object
         obj = super().get_object()  # type: ignore[misc]
         if self.get_edit_config().mode != "off":
-            row = _row_of(resource_of(obj))
+            row = rows.read_one(resource_of(obj))
             if row is not None and row.changed_at is not None:
                 # the first copy, with what it has prefetched, may be older than the last save that the row counts
                 obj = super().get_object()  # type: ignore[misc]
@@ -143,10 +144,10 @@ class EditLockViewSetMixin:
         lease = request.headers.get(LEASE_HEADER, "")
         work = functools.partial(self._work, functools.partial(handler, request, *args, **kwargs), request, obj)
         try:
-            with transactions_of_request(but=databases_of(grant)):
+            with transactions_of_request(but=[grant.database]):
                 return run_save(
                     grant,
-                    owner_of(visitor),
+                    visitor,
                     lease if ID.fullmatch(lease) else "",
                     work,
                     attempts=1 if request.FILES else 2,  # the first one may have moved an uploaded file to its place
@@ -159,7 +160,7 @@ class EditLockViewSetMixin:
         header = request.headers.get("If-Match", "")
         if not self._matches(header, save.object, row):
             by = "" if f'.{row.writes}"' in header else row.changed_by  # else it was code that knows no edit locks
-            raise EditConflict("changed", changed_by=by, resource=row.resource)
+            raise EditConflict("changed", changed_by=by, resource=save.grant.resource)
         bring_up_to_date(obj, save.object)
         self._edit_save = save
         try:
@@ -174,22 +175,22 @@ class EditLockViewSetMixin:
         if response.status_code >= 400:
             raise _Answered(response)
         # what was saved and what the database has may be spelled differently
-        self._edit_object = rows_of(row.resource).first()
+        self._edit_object = rows_of(save.grant.resource).first()
         if request.method == "DELETE" and self._edit_object is None:
             save.deleted()
         else:
             save.wrote()
             save.keep()  # a client of an API stays where it is
-            self._edit_row = _row_of(row.resource)
+            self._edit_row = rows.read_one(save.grant.resource)
         return response
 
-    def _matches(self, header: str, obj: Any, row: EditLease) -> bool:
+    def _matches(self, header: str, obj: Any, row: Row) -> bool:
         """Does If-Match name the version of the object? A weak tag never does (RFC 9110)."""
         if not header or header.strip() == "*":
             return True
         return ("", self._version(obj, row)) in _TAG.findall(header)
 
-    def _version(self, obj: Any, row: EditLease | None) -> str:
+    def _version(self, obj: Any, row: Row | None) -> str:
         """The version, and the counter of the saves that change no column (many-to-many)."""
         own = version_field_of(type(obj))
         version = version_of(obj, (own,) if own is not None else self.edit_lock_fields)
@@ -202,7 +203,3 @@ class _Answered(Exception):
     def __init__(self, response: Any) -> None:
         self.response = response
         super().__init__()
-
-
-def _row_of(resource: Resource) -> EditLease | None:
-    return store.read([resource]).get(resource.digest)

@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import astuple, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
-from django.core import signing
 from django.core.exceptions import FieldDoesNotExist
 from django.db import connections
 
-from . import store
+from django_distlock.http import grants
+from django_distlock.http.grants import GrantError
+from django_distlock.leases import rows
+from django_distlock.leases.records import Resource
+
 from .conf import EditingConfig, config
-from .records import Resource
 from .resources import objects_of
 from .versions import Inline, version_field_of, version_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from django.db import models
-
-    from .records import EditLease
+    from django_distlock.leases.records import Row
 
 SALT = "django_distlock.editing"
-
-
-class GrantError(Exception):
-    """The text is no grant for this user. ``reason`` is "forged", "expired" or "foreign"."""
-
-    def __init__(self, reason: Literal["forged", "expired", "foreign"]) -> None:
-        self.reason = reason
-        super().__init__(f"The edit grant is {reason}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +31,7 @@ class EditGrant:
     """What a form may edit.
 
     The version is that of the first of ``resources``, its ``fields`` and ``inlines``; None checks no version.
-    ``writes`` has the counters of all resources (None where there was no row); () checks none. ``until`` is seconds
-    since 1970.
+    ``writes`` has the counters of all resources (None where there was no row); () checks none.
     """
 
     resources: tuple[Resource, ...]
@@ -51,7 +41,6 @@ class EditGrant:
     inlines: tuple[Inline, ...] = ()
     version: str | None = None
     writes: tuple[int | None, ...] = ()
-    until: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.resources or len({resource.database for resource in self.resources}) > 1:
@@ -70,12 +59,22 @@ class EditGrant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
-    """An object as a form is to show it: ``obj`` has the values that the version in ``grant`` is about."""
+class ReadyForm:
+    """The grant of a form that is about to be rendered, and its object, which has the values of the grant's version.
+
+    ``leases`` has the row of the object, by its digest. A form that is shown again, with errors, has the ``text`` of
+    the grant and the ``lease`` that were posted. ``refused``: it is, because its save was; with ``can_overwrite`` the
+    visitor may take over and save.
+    """
 
     grant: EditGrant
-    obj: models.Model
-    leases: dict[str, EditLease]
+    config: EditingConfig
+    obj: Any = None
+    leases: Mapping[str, Row] = field(default_factory=dict)
+    text: str = ""
+    lease: str = ""
+    refused: bool = False
+    can_overwrite: bool = False
 
 
 def open_grant(
@@ -85,8 +84,8 @@ def open_grant(
     fields: Sequence[str] | None = None,
     inlines: Sequence[Inline] = (),
     options: EditingConfig | None = None,
-    leases: dict[str, EditLease] | None = None,
-) -> Opened | None:
+    leases: dict[str, Row] | None = None,
+) -> ReadyForm | None:
     """Read an object and make the grant of its form; None if the object does not exist.
 
     The counters are read *before* the object and its many-to-many rows: a save in between then refuses this form,
@@ -94,7 +93,7 @@ def open_grant(
     rows of the counters first, and give them as ``leases``. Two SELECTs, and one for each inline.
     """
     options = options or config()
-    leases = store.read(resources) if leases is None else leases
+    leases = rows.read(resources) if leases is None else leases
     obj = objects_of(resources[:1]).get(resources[0])
     if obj is None:
         return None
@@ -103,53 +102,48 @@ def open_grant(
     named = tuple(fields) if fields is not None else None
     if own is not None:
         named = (own,)
-    rows = {inline: list(inline.rows(obj, database)) for inline in inlines}
+    children = {inline: list(inline.rows(obj, database)) for inline in inlines}
     grant = EditGrant(
         resources=tuple(resources),
         principal=principal,
         mode=options.mode,
         fields=named,
         inlines=tuple(inlines),
-        version=version_of(obj, named, rows),
-        writes=tuple(_writes(leases.get(resource.digest)) for resource in resources),
-        until=time.time() + options.form_ttl,
+        version=version_of(obj, named, children),
+        writes=tuple(row.writes if (row := leases.get(each.digest)) else None for each in resources),
     )
-    return Opened(grant=grant, obj=obj, leases=leases)
-
-
-def _writes(row: EditLease | None) -> int | None:
-    return None if row is None else row.writes
+    return ReadyForm(grant=grant, config=options, obj=obj, leases=leases)
 
 
 def sign(grant: EditGrant) -> str:
     """The grant as the value of a hidden field."""
-    packed: dict[str, Any] = {
-        "r": [astuple(resource) for resource in grant.resources],
-        "p": grant.principal,
-        "m": grant.mode,
-        "f": grant.fields,
-        "i": [[inline.model, inline.fk, inline.fields] for inline in grant.inlines],
-        "v": grant.version,
-        "w": grant.writes,
-        "u": grant.until,
-    }
-    return signing.dumps(packed, salt=SALT, compress=True)
+    resources, inlines = map(astuple, grant.resources), map(astuple, grant.inlines)
+    facts = [*resources], grant.mode, grant.fields, [*inlines], grant.version, grant.writes
+    return grants.sign(SALT, grant.principal, facts)
 
 
-def read_grant(text: str, principal: str | None) -> EditGrant:
-    """The grant in ``text``. GrantError if it is forged, out of date, or that of another principal.
-
-    None for ``principal`` accepts any: enough to give a lease back whose id is known.
-    """
+def read_grant(text: str, principal: str) -> EditGrant:
+    """The grant in ``text``. GrantError if it is forged, out of date, or that of another principal."""
     try:
-        grant = _unpacked(signing.loads(text, salt=SALT))
-    except (signing.BadSignature, KeyError, TypeError, ValueError) as error:
+        resources, mode, fields, inlines, version, writes = grants.read(SALT, text, principal, config().form_ttl)
+        grant = EditGrant(
+            resources=tuple(Resource(*parts) for parts in resources),
+            principal=principal,
+            mode=mode,
+            fields=_tuple(fields),
+            inlines=tuple(Inline(model=model, fk=fk, fields=_tuple(names)) for model, fk, names in inlines),
+            version=version,
+            writes=tuple(writes),
+        )
+    except (TypeError, ValueError) as error:
         raise GrantError("forged") from error
-    if principal is not None and grant.principal != principal:
-        raise GrantError("foreign")
-    if grant.until < time.time() or not _is_known(grant):
+    if not _is_known(grant):
         raise GrantError("expired")
     return grant
+
+
+def _tuple(found: list[str] | None) -> tuple[str, ...] | None:
+    return None if found is None else tuple(found)
 
 
 def _is_known(grant: EditGrant) -> bool:
@@ -160,19 +154,3 @@ def _is_known(grant: EditGrant) -> bool:
     except (LookupError, FieldDoesNotExist):
         return False
     return all(resource.database in connections.settings for resource in grant.resources)
-
-
-def _unpacked(packed: Any) -> EditGrant:
-    return EditGrant(
-        resources=tuple(Resource(*parts) for parts in packed["r"]),
-        principal=packed["p"],
-        mode=packed["m"],
-        fields=None if packed["f"] is None else tuple(packed["f"]),
-        inlines=tuple(
-            Inline(model=model, fk=fk, fields=None if fields is None else tuple(fields))
-            for model, fk, fields in packed["i"]
-        ),
-        version=packed["v"],
-        writes=tuple(packed["w"]),
-        until=packed["u"],
-    )

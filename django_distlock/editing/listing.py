@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, cast
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
 from django.contrib.admin.utils import quote
-from django.db import models, router
+from django.db import connections, models, router
 from django.db.models import QuerySet
 from django.urls import NoReverseMatch, reverse
 from django.utils.translation import gettext as _
 
 from django_distlock.concurrency.text import one_line
+from django_distlock.leases import rows, upkeep
 from django_distlock.leases.checks import has_table
+from django_distlock.leases.records import Resource, Row
 from django_distlock.operations.commands.leases import LeaseCommand
 from django_distlock.operations.leases import Held, Leases
-from django_distlock.schema import Pruner
+from django_distlock.schema import Pruner, schema_of
 
-from . import store
 from .conf import config
+from .records import editor_of
 from .resources import database_of, label_of, objects_of, pk_of, resource_of
+from .signals import edit_broken
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -28,9 +33,11 @@ if TYPE_CHECKING:
     from django.contrib.admin import AdminSite
     from django.http import HttpRequest
 
-    from .records import EditLease, Editor, Resource
+    from .records import Editor
 
 logger = logging.getLogger("django_distlock.editing")
+# Leases of one model that lists, filters and actions look through.
+MOST_HELD = 5_000
 
 
 def editors(objects: Iterable[models.Model], *, besides: str | None = None) -> dict[Any, Editor]:
@@ -42,13 +49,12 @@ def editors(objects: Iterable[models.Model], *, besides: str | None = None) -> d
     if isinstance(objects, QuerySet) and objects._result_cache is None and not _is_final(objects.query):
         return _of_queryset(objects, besides)
     resources = {resource_of(obj): obj.pk for obj in objects if not obj._state.adding}
-    rows = store.read(resources)
-    found: dict[Any, Editor] = {}
-    for resource, pk in resources.items():
-        row = rows.get(resource.digest)
-        if row is not None and row.editor is not None and row.principal != besides:
-            found[pk] = row.editor
-    return found
+    present = rows.read(resources)
+    return _editors({pk: row for each, pk in resources.items() if (row := present.get(each.digest))}, besides)
+
+
+def _editors(found: dict[Any, Row], besides: str | None) -> dict[Any, Editor]:
+    return {pk: editor for pk, row in found.items() if row.principal != besides and (editor := editor_of(row))}
 
 
 def _is_final(query: Any) -> bool:
@@ -59,10 +65,18 @@ def _is_final(query: Any) -> bool:
 def _of_queryset(objects: QuerySet[Any], besides: str | None) -> dict[Any, Editor]:
     if not isinstance(objects.model._meta.pk, models.IntegerField):  # keys that a collation may mix up, or no columns
         return editors(list(objects), besides=besides)
-    held = store.held(database_of(objects), label_of(objects.model))
-    keys = {pk_of(row.resource): row.editor for row in held if row.principal != besides}
-    chosen = set(objects.filter(pk__in=list(keys)).values_list("pk", flat=True)) if keys else ()
-    return {pk: editor for pk, editor in keys.items() if pk in chosen and editor is not None}
+    found = _editors(held_of(objects.model, database_of(objects)), besides)
+    chosen = set(objects.filter(pk__in=list(found)).values_list("pk", flat=True)) if found else ()
+    return {pk: editor for pk, editor in found.items() if pk in chosen}
+
+
+def held_of(model: type[models.Model], database: str) -> dict[Any, Row]:
+    """The leases of the objects of a model that are edited now, by primary key."""
+    found = {}
+    for held in edit_leases.held(database, [label_of(model)], MOST_HELD):
+        with suppress(ValueError):
+            found[pk_of(replace(held.resource, kind=model._meta.label_lower))] = held.row
+    return found
 
 
 def written_databases() -> list[str]:
@@ -83,14 +97,19 @@ class EditLeases(Leases):
 
     def held(self, database: str, names: Sequence[str] = (), limit: int | None = None) -> list[Held]:
         model, pk = (*names, None, None)[:2]
-        found = store.held(database, None if model is None else model.lower(), limit)
-        return [Held(database, row) for row in found if pk in (None, row.name)]
+        schemas = {schema_of(each) for each in connections}  # of the tenants that a connection of this thread works in
+        most = limit if pk is None and schemas == {""} else None
+        found = upkeep.held(database, of_objects=True, model=model and model.lower(), limit=most)
+        all_named = [(Resource(database, row.model, row.name, schema=each), row) for row in found for each in schemas]
+        ours = [Held(resource, row) for resource, row in all_named if resource.digest == row.digest]
+        return [each for each in ours if pk in (None, each.row.name)][:limit]
 
     def end(self, held: Held, reason: str) -> bool:
         """Its page learns of it at the next beat and keeps the text. Also sent as the signal ``edit_broken``."""
         row = held.row
-        ended = store.break_lease(_resource_of(held), reason, fence=row.fence)
+        ended = upkeep.break_lease(held.resource, row.fence)
         if ended is not None:
+            edit_broken.send_robust(sender=Row, resource=held.resource, before=ended, reason=reason)
             message = "The edit lock of %s, held by %s, was broken: %s"
             logger.warning(message, one_line(held.what), one_line(row.label), one_line(reason or "-"))
         return ended is not None
@@ -102,7 +121,7 @@ class EditLeases(Leases):
 
     def shown(self, found: Sequence[Held], request: HttpRequest, site: AdminSite) -> list[tuple[str, str | None]]:
         """The name of an object is for those who may see objects of its model."""
-        resources = [_resource_of(each) for each in found if _model(each) is not None]
+        resources = [each.resource for each in found if _model(each) is not None]
         try:
             objects = {resource.digest: obj for resource, obj in objects_of(resources).items()}
         except (ValueError, LookupError):  # rows of a model that has changed its primary key
@@ -129,11 +148,7 @@ class EditLeases(Leases):
 
         if _model(held) is not None:
             facts = {"who": held.row.label, "reason": reason or "-"}
-            log(request, _resource_of(held), _("Broke the edit lock of %(who)s. Reason: %(reason)s") % facts)
-
-
-def _resource_of(held: Held) -> Resource:
-    return cast("EditLease", held.row).resource
+            log(request, held.resource, _("Broke the edit lock of %(who)s. Reason: %(reason)s") % facts)
 
 
 def _model(held: Held) -> Any:
@@ -145,7 +160,9 @@ def _model(held: Held) -> Any:
 
 edit_leases = EditLeases()
 # its days do not count: a form may come back for as long as FORM_TTL says
-pruner = Pruner(edit_leases.databases, lambda database, days: store.sweep(database, config().form_ttl))
+pruner = Pruner(
+    edit_leases.databases, lambda database, days: upkeep.sweep(database, config().form_ttl, of_objects=True)
+)
 
 
 class Edits(LeaseCommand):

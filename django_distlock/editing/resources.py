@@ -9,9 +9,8 @@ from django.apps import apps
 from django.core.exceptions import ValidationError
 from django.db import models, router
 
+from django_distlock.leases.records import Resource
 from django_distlock.schema import schema_of
-
-from .records import Resource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from django.db import Error, connections
 from django.db.transaction import TransactionManagementError
 
+from django_distlock.leases import rows
+from django_distlock.leases.records import Claim, Row
 from django_distlock.storage.dialect import contended
 from django_distlock.storage.transactions import begin, in_transaction
 
-from . import store
 from .conf import config
-from .records import EditConflict, EditLease
+from .records import EditConflict, editor_of
 from .resources import among, matched, model_of
 from .signals import edit_refused
 from .versions import version_of
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
 
     from django.db import models
 
+    from django_distlock.leases.records import Holder, Resource
+
     from .grants import EditGrant
-    from .records import ConflictReason, Owner, Resource
+    from .records import ConflictReason
     from .versions import Inline
 
 T = TypeVar("T")
@@ -49,12 +52,11 @@ class Save:
     """
 
     grant: EditGrant
-    owner: Owner
+    owner: Holder
     lease: str
-    rows: dict[str, EditLease]
+    rows: dict[str, Row]
     objects: dict[Resource, models.Model]
     inlines: dict[Inline, list[models.Model]]
-    ttl: float
     warnings: list[EditConflict] = field(default_factory=list)
     written: bool = False
 
@@ -71,15 +73,16 @@ class Save:
         """
         resources = list(self.grant.resources)
         if deleted:
-            store.wrote(resources, self.owner.label, deleted=True)
+            rows.wrote(resources, self.owner.label, deleted=True)
         else:
             mine = [resource for resource in resources if self._keeps(resource)]
             others = [resource for resource in resources if resource not in mine]
             if mine:
-                ttl = self.ttl if reserve is None else reserve
-                store.wrote(mine, self.owner.label, owner=self.owner, lease=self.lease, ttl=ttl)
+                ttl = config().ttl if reserve is None else reserve
+                claim = Claim(self.owner.principal, self.owner.label, self.lease, ttl)
+                rows.wrote(mine, self.owner.label, claim=claim)
             if others:
-                store.wrote(others, self.owner.label)
+                rows.wrote(others, self.owner.label)
         self.written = True
 
     def deleted(self) -> None:
@@ -90,7 +93,7 @@ class Save:
         """Give the lease of this tab its whole TTL again after :meth:`wrote`: its page stays."""
         for resource in sorted(self.grant.resources, key=lambda resource: resource.digest):
             if self.lease and self.rows[resource.digest].is_of(self.owner.principal, self.lease):
-                store.renew(resource, self.lease, self.ttl, principal=self.owner.principal)
+                rows.renew(resource, self.lease, config().ttl, principal=self.owner.principal)
 
     def _keeps(self, resource: Resource) -> bool:
         """Is the lease of this tab the present one, or may it be again?"""
@@ -99,26 +102,25 @@ class Save:
 
 
 @contextmanager
-def saving(grant: EditGrant, owner: Owner, lease: str = "", *, ttl: float | None = None) -> Iterator[Save]:
+def saving(grant: EditGrant, owner: Holder, lease: str = "") -> Iterator[Save]:
     """Run the block in a transaction that has locked the objects of ``grant``; call ``wrote()`` in it.
 
     ``lease`` is the id that the form had, "" without one: then the version decides. EditConflict if another user holds
     the lock, or has written since the form was rendered; with the modes "warn" and "off" only if the object is deleted.
     "off" only locks: the caller judges. Inside another transaction the block is a savepoint of it.
     """
-    stack, save = _begin(grant, owner, lease, config().ttl if ttl is None else ttl)
+    stack, save = _begin(grant, owner, lease)
     with stack:
         yield save
 
 
 def run_save(
     grant: EditGrant,
-    owner: Owner,
+    owner: Holder,
     lease: str,
     work: Callable[[Save], T],
     *,
     attempts: int = 2,
-    ttl: float | None = None,
 ) -> T:
     """Call ``work`` in :func:`saving` and return its result; once more if the database gave up for other transactions.
 
@@ -128,7 +130,7 @@ def run_save(
     attempts = 1 if _inside_transaction(grant) else attempts
     for attempt in range(attempts):
         try:
-            with saving(grant, owner, lease, ttl=ttl) as save:
+            with saving(grant, owner, lease) as save:
                 return work(save)
         except Error as error:
             if not contended(error):
@@ -144,32 +146,24 @@ def _inside_transaction(grant: EditGrant) -> bool:
     The rows that a save locks are the present ones also there: PostgreSQL and SQLite refuse to lock what has changed
     since the snapshot of the transaction. MySQL locks it, and goes on reading the snapshot: TransactionManagementError.
     """
-    inside = [alias for alias in databases_of(grant) if in_transaction(alias)]
-    for alias in inside:
-        connection: Any = connections[alias]
-        if connection.vendor == "mysql" and connection.isolation_level != "read committed":
-            raise TransactionManagementError(
-                f"This save under an edit lock is inside a transaction on {alias!r} that other code has begun, by "
-                "atomic() or ATOMIC_REQUESTS, and at this isolation level what is read in it may be out of date. Begin "
-                'the transaction inside the save, or set OPTIONS["isolation_level"] to "read committed".'
-            )
-    return bool(inside)
+    inside, connection = in_transaction(grant.database), cast("Any", connections[grant.database])
+    if inside and connection.vendor == "mysql" and connection.isolation_level != "read committed":
+        raise TransactionManagementError(
+            f"This save under an edit lock is inside a transaction on {grant.database!r} that other code has begun, by "
+            "atomic() or ATOMIC_REQUESTS, and at this isolation level what is read in it may be out of date. Begin "
+            'the transaction inside the save, or set OPTIONS["isolation_level"] to "read committed".'
+        )
+    return inside
 
 
-def databases_of(grant: EditGrant) -> list[str]:
-    """The databases in which a save begins a transaction: that of the leases, and that of the objects."""
-    return list(dict.fromkeys((store.alias_for(grant.resource), grant.database)))
-
-
-def _begin(grant: EditGrant, owner: Owner, lease: str, ttl: float) -> tuple[ExitStack, Save]:
+def _begin(grant: EditGrant, owner: Holder, lease: str) -> tuple[ExitStack, Save]:
     """The open transaction and the save in it."""
     inside = _inside_transaction(grant)
     for attempt in range(ATTEMPTS):
         try:
             with ExitStack() as stack:
-                for alias in databases_of(grant):
-                    begin(stack, alias)
-                save = _locked(grant, owner, lease, ttl)
+                begin(stack, grant.database)
+                save = _locked(grant, owner, lease)
                 return stack.pop_all(), save
         except Error as error:
             if not contended(error):
@@ -179,17 +173,17 @@ def _begin(grant: EditGrant, owner: Owner, lease: str, ttl: float) -> tuple[Exit
     raise AssertionError("unreachable")
 
 
-def _locked(grant: EditGrant, owner: Owner, lease: str, ttl: float) -> Save:
-    rows = store.lock(grant.resources)
+def _locked(grant: EditGrant, owner: Holder, lease: str) -> Save:
+    locked = rows.lock(grant.resources)
     objects = _lock_objects(grant)
-    save = Save(grant=grant, owner=owner, lease=lease, rows=rows, objects=objects, inlines={}, ttl=ttl)
+    save = Save(grant=grant, owner=owner, lease=lease, rows=locked, objects=objects, inlines={})
     if grant.resource not in objects:
-        raise _refusal(grant, owner, "deleted", changed_by=rows[grant.resource.digest].changed_by)
+        raise _refusal(grant, owner, "deleted", changed_by=locked[grant.resource.digest].changed_by)
     for inline in grant.inlines:
         save.inlines[inline] = list(inline.rows(save.object, grant.database).select_for_update())
     if grant.mode != "off" and (conflict := _held(save) or _changed(save)) is not None:
         if grant.mode != "warn":
-            edit_refused.send_robust(sender=EditLease, resource=conflict.resource, conflict=conflict, owner=owner)
+            edit_refused.send_robust(sender=Row, resource=conflict.resource, conflict=conflict, owner=owner)
             raise conflict
         save.warnings.append(conflict)
     return save
@@ -202,8 +196,8 @@ def _lock_objects(grant: EditGrant) -> dict[Resource, models.Model]:
         kinds.setdefault(resource.kind or resource.model, []).append(resource)
     found: dict[Resource, models.Model] = {}
     for _kind, members in sorted(kinds.items()):
-        rows = model_of(members[0])._base_manager.using(grant.database).select_for_update()
-        found.update(matched(members, rows.filter(among(members)).order_by("pk")))
+        present = model_of(members[0])._base_manager.using(grant.database).select_for_update()
+        found.update(matched(members, present.filter(among(members)).order_by("pk")))
     return found
 
 
@@ -211,8 +205,8 @@ def _held(save: Save) -> EditConflict | None:
     """The conflict with another user who holds one of the objects now."""
     for resource in save.grant.resources:
         row = save.rows[resource.digest]
-        if row.held and row.owner is not None and row.owner.principal != save.owner.principal:
-            return EditConflict("held", holder=row.editor, obj=save.objects.get(resource), resource=resource)
+        if row.is_held_by_another(save.owner.principal):
+            return EditConflict("held", holder=editor_of(row), obj=save.objects.get(resource), resource=resource)
     return None
 
 
@@ -228,7 +222,7 @@ def _changed(save: Save) -> EditConflict | None:
     return None
 
 
-def _refusal(grant: EditGrant, owner: Owner, reason: ConflictReason, changed_by: str = "") -> EditConflict:
+def _refusal(grant: EditGrant, owner: Holder, reason: ConflictReason, changed_by: str = "") -> EditConflict:
     conflict = EditConflict(reason, changed_by=changed_by, resource=grant.resource)
-    edit_refused.send_robust(sender=EditLease, resource=grant.resource, conflict=conflict, owner=owner)
+    edit_refused.send_robust(sender=Row, resource=grant.resource, conflict=conflict, owner=owner)
     return conflict

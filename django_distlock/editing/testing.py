@@ -9,11 +9,12 @@ from html import unescape
 from typing import TYPE_CHECKING, Any
 
 from django_distlock.http.visitors import principal_of_user
+from django_distlock.leases import rows
+from django_distlock.leases.records import Busy
 
-from . import store
 from .conf import config
 from .http.forms import CHOICE_FIELD, FIELDS
-from .records import Busy, Owner
+from .records import Owner
 from .resources import resource_of
 
 if TYPE_CHECKING:
@@ -54,16 +55,16 @@ def being_edited(obj: Model, *, by: Any = "another user") -> Iterator[str]:
     principal = principal_of_user(by) if is_user else f"test:{by}"
     label = config().label_of(by) if is_user else str(by)
     resource, lease = resource_of(obj), secrets.token_hex(16)
-    found = store.claim(resource, Owner(principal=principal, label=label), lease, 3600)
+    found = rows.take("claim", resource, Owner(principal, label), lease, 3600)
     if isinstance(found, Busy):
         raise AssertionError(f"{resource.model} {resource.pk} is being edited already.")
     try:
         yield lease
     finally:
-        store.release(resource, lease)
+        rows.release(resource, lease)
 
 
 def is_being_edited(obj: Model) -> bool:
     """True if a user edits the object now."""
-    row = store.read([resource := resource_of(obj)]).get(resource.digest)
+    row = rows.read_one(resource_of(obj))
     return row is not None and row.held

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
@@ -61,8 +61,8 @@ def version_of(
     """
     parts: list[Any] = [_values(obj, fields)]
     for inline, rows in (inlines or {}).items():
-        parts.append([inline.model, inline.fk, [[_text(row.pk), _values(row, inline.fields)] for row in rows]])
-    packed = json.dumps(parts, separators=(",", ":"))
+        parts.append([inline.model, inline.fk, [[str(row.pk), _values(row, inline.fields)] for row in rows]])
+    packed = json.dumps(parts, separators=(",", ":"), sort_keys=True, default=str)
     return f"1.{hashlib.sha256(packed.encode()).hexdigest()[:40]}"
 
 
@@ -73,20 +73,13 @@ def columns_of(model: type[models.Model], fields: Iterable[str] | None) -> list[
     return [columns[name] for name in sorted(names)]
 
 
-def _values(obj: models.Model, fields: Iterable[str] | None) -> list[list[str]]:
-    return [[field.name, _text(field.value_from_object(obj))] for field in columns_of(type(obj), fields)]
+def _values(obj: models.Model, fields: Iterable[str] | None) -> list[list[Any]]:
+    return [[field.name, _plain(field, obj)] for field in columns_of(type(obj), fields)]
 
 
-def _text(value: Any) -> str:
-    """A text that differs if the value does: the kind of empty values counts, the order of keys in JSON does not."""
-    if value is None:
-        return "null"
-    if isinstance(value, (dict, list, tuple, bool, int, float)):
-        return json.dumps(value, sort_keys=True, default=_text)
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return f"b:{bytes(value).hex()}"
+def _plain(field: models.Field[Any, Any], obj: models.Model) -> Any:
+    """The value of a field as Django writes it into a fixture: a text, or what JSON can have."""
+    value = field.value_from_object(obj)
     if isinstance(value, datetime) and value.tzinfo is not None:
-        value = value.astimezone(UTC)  # a form has it in the time zone of the visitor
-    if isinstance(value, (date, datetime, time)):
-        return f"t:{value.isoformat()}"
-    return f"s:{value}"
+        return value.astimezone(UTC).isoformat()  # a form has it in the time zone of the visitor
+    return None if value is None else field.value_to_string(obj)

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
@@ -22,9 +23,9 @@ from django.views.generic.edit import DeletionMixin
 from django_distlock.http import answers
 from django_distlock.http.transactions import outside_transactions, transactions_of_request
 from django_distlock.http.visitors import user_of
+from django_distlock.leases import rows
 from django_distlock.validation import qualified_name, refuse_order, refuse_registered
 
-from . import store
 from .conf import EditingConfig, config, has_login, require_own
 from .http import beats, refusals
 from .http.forms import LockedForm, bring_up_to_date, editable_fields, open_form, ready_forms
@@ -37,8 +38,9 @@ from .versions import Inline
 if TYPE_CHECKING:
     from django.db.models import Model
 
+    from django_distlock.leases.records import Resource
+
     from .http.refusals import Refusal
-    from .records import Resource
     from .saving import Save
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -271,7 +273,7 @@ def edit_locked(
 
     def decorate(view: F) -> F:
         refuse_registered(view)
-        locked = _LockedView(view, model, pk, settings_of, on_conflict, permission, takeover)
+        locked = _LockedView(qualified_name(view), model, pk, settings_of, on_conflict, permission, takeover)
         chosen = _async_wrapper(locked, view) if iscoroutinefunction(view) else _sync_wrapper(locked, view)
         return outside_transactions(chosen)  # type: ignore[no-any-return]
 
@@ -326,26 +328,17 @@ class _NoSave:
         """Nothing counts."""
 
 
+@dataclass(frozen=True)
 class _LockedView:
-    """A function view under ``@edit_locked``."""
+    """A function view under ``@edit_locked``, with the arguments of the decorator."""
 
-    def __init__(
-        self,
-        view: Any,
-        model: type[Model],
-        pk: str,
-        settings_of: Callable[[], EditingConfig],
-        on_conflict: Callable[..., HttpResponseBase] | None,
-        permission: str | Callable[[HttpRequest, Any], bool] | None,
-        takeover: str | Callable[[HttpRequest, Any], bool] | None,
-    ) -> None:
-        self._name = qualified_name(view)
-        self._model = model
-        self._pk = pk
-        self._settings_of = settings_of
-        self._on_conflict = on_conflict
-        self._permission = permission
-        self._takeover = takeover
+    _name: str
+    _model: type[Model]
+    _pk: str
+    _settings_of: Callable[[], EditingConfig]
+    _on_conflict: Callable[..., HttpResponseBase] | None
+    _permission: str | Callable[[HttpRequest, Any], bool] | None
+    _takeover: str | Callable[[HttpRequest, Any], bool] | None
 
     def first(self, request: HttpRequest, kwargs: Mapping[str, Any]) -> HttpResponseBase | None:
         """The answer to a visitor without the permission, or to a beat; None for a request of the view."""
@@ -404,7 +397,7 @@ class _LockedView:
         settings = self._settings_of()
         with suppress(KeyError, ValueError, ObjectDoesNotExist):  # the view answers 404
             resource = resource_of(self._model, kwargs[self._pk])
-            leases = store.read([resource]) if settings.mode != "off" else None
+            leases = rows.read([resource]) if settings.mode != "off" else None
             LockedForm(resource=resource, config=settings, leases=leases).tell(request)
 
     def save(self, request: HttpRequest, view: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -452,6 +445,4 @@ def answer(request: HttpRequest, refusal: Refusal) -> HttpResponse:
 def problem(refusal: Refusal) -> HttpResponse:
     """The refusal for a program: 423 while another user holds the lock, 412 after a change, 404 after a deletion."""
     status = {"held": LOCKED, "saving": LOCKED, "deleted": 404}.get(refusal.reason, 412)
-    return answers.problem(
-        status, _("Not saved"), refusal.text, code=refusal.reason, holder=refusal.who or None, own=refusal.own
-    )
+    return answers.problem(status, _("Not saved"), refusal.text, code=refusal.reason, holder=refusal.who or None)

@@ -39,7 +39,7 @@ class Visitor:
     @property
     def holder(self) -> str:
         """The principal of leases that belong to no database: user 5 of one host is not user 5 of another."""
-        return stored(self.signer)
+        return exact(self.signer)
 
 
 def visitor_of(request: HttpRequest, label_of: Callable[[Any], str]) -> Visitor:
@@ -65,11 +65,6 @@ def default_label(user: Any) -> str:
     """The full name, else the user name."""
     full_name = getattr(user, "get_full_name", None)
     return str((full_name() if full_name is not None else "") or user)
-
-
-def stored(signer: str) -> str:
-    """A signer as the principal of a lease."""
-    return exact(signer)
 
 
 def user_of(request: HttpRequest) -> Any:

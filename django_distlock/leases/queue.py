@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from django.db import connections
 
 from django_distlock.storage.statements import PAUSES, attempt, delete, marks, query, tries
-from django_distlock.storage.values import LONGEST_PRINCIPAL, exact, micros
+from django_distlock.storage.values import exact, micros
 
-from .records import NO_END, NO_QUOTA, Claim, Full, Head, Key, Quota, Row, Waiting, digest_of, holder_of
+from .records import NO_END, NO_QUOTA, Claim, Full, Head, Quota, Row, Waiting, digest_of, holder_of, named
 from .rows import FREE, HELD, HOLD, LIVE, READ, TABLE, decode, insert, update_and_read
+from .rows import release as release_row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from .records import Resource
 
 TICKETS = "django_distlock_browserticket"
 # Added to the life of a ticket of two intervals: for the network, and for timers that are late.
@@ -80,13 +83,12 @@ def acquire(
     One statement for a name that is free (two on MySQL and MariaDB), three for a waiter; two for a waiter that asks
     ``again``, which looks first.
     """
-    if not 0 < len(principal) <= LONGEST_PRINCIPAL:
-        raise ValueError(f"principal must have 1 to {LONGEST_PRINCIPAL} characters.")
+    resource = named(alias, name)
     claim = Claim(principal, label, lease, ttl, NO_END if max_hold is None else max_hold)
     parameters = claim.parameters(
-        Key(digest_of(name), "", name), holder=holder_of(lease, principal), reason="released", most=quota.leases
+        resource.columns(), holder=holder_of(lease, principal), reason="released", most=quota.leases
     )
-    seen, crowded = _take_or_see(alias, claim, parameters, quota, again)
+    seen, crowded = _take_or_see(resource, claim, parameters, quota, again)
     if isinstance(seen, Row):
         return seen
     if quota.refuses(seen.leases, seen.places if queue else 0):
@@ -100,10 +102,10 @@ def acquire(
 
 
 def _take_or_see(
-    alias: str, claim: Claim, parameters: dict[str, Any], quota: Quota, again: bool
+    resource: Resource, claim: Claim, parameters: dict[str, Any], quota: Quota, again: bool
 ) -> tuple[Row | Seen, bool]:
     """The lease; else what is seen, and True if the row should be free for the caller, and is kept busy."""
-    seen = Seen()
+    seen, alias = Seen(), resource.database
     for _ in tries((0.0, *PAUSES[:-1])):  # whoever finds it busy asks again soon
         taken = None if again else _take(alias, claim, parameters)
         if taken is not None:
@@ -112,7 +114,7 @@ def _take_or_see(
         row = seen.row
         mine = row is not None and row.held and row.is_of(claim.principal, claim.lease)
         if row is None:
-            insert(alias, Key(*(parameters[part] for part in Key._fields)))
+            insert(resource)
         elif mine and not again:  # a request that the lock protects has locked the row
             return row, False
         elif not mine and (seen.place or row.held or quota.refuses(seen.leases, 0)):
@@ -124,6 +126,22 @@ def _take_or_see(
 def leave(alias: str, lease: str, *, principal: str) -> None:
     """Give up the waiting place. The lease, if there is one, stays."""
     forget(alias, "holder = %(holder)s", {"holder": holder_of(lease, principal)})
+
+
+def release(alias: str, lease: str, *, principal: str, name: str | None = None) -> bool:
+    """Give back the lease and the waiting place; calling again is harmless. False if the lease was not held.
+
+    Two statements with the ``name``, else one more. False also if a protected view of the same tab keeps the row for
+    more than a second: then the lease is left to expire.
+    """
+    leave(alias, lease, principal=principal)
+    if name is None:
+        text = f"SELECT name FROM {TABLE} WHERE principal = %s AND lease = %s AND model = '' ORDER BY digest"  # noqa: S608
+        names = [found for (found,) in query(alias, text, [exact(principal), lease])]
+    else:
+        names = [name]
+    freed = [release_row(named(alias, each), lease, principal=principal) for each in names]
+    return any(freed)
 
 
 def heads(alias: str, names: Iterable[str]) -> dict[str, Head]:

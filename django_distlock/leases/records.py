@@ -1,29 +1,77 @@
-"""The values of leases: a row of the table, who wants it, what a browser that asks for a name is told. No Django."""
+"""The values of leases: what is locked, who wants it, its row, and what a client that asks is told. No Django."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from django_distlock.keys import validate_name
-from django_distlock.storage.values import check_id, exact, micros, shown
+from django_distlock.storage.values import LONGEST_PRINCIPAL, check_id, exact, micros, shown
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-LostReason = Literal["expired", "released", "broken", "taken", "max_hold", "permission", "logged_out"]
-May = Literal["own", "same", "any"]
+# "claim" takes a free row, or that of another tab of the same principal; "adopt" a free one, or that of the lease that
+# the tab had before; "takeover" any.
+Verb = Literal["claim", "adopt", "takeover"]
+LostReason = Literal[
+    "expired",
+    "released",
+    "broken",
+    "taken",
+    "max_hold",
+    "permission",
+    "logged_out",
+    "taken_over",
+    "other_tab",
+    "deleted",
+    "saved",
+]
 # A lease without a longest hold ends after a hundred years.
 NO_END = 100 * 366 * 86400.0
 
 
-class Key(NamedTuple):
-    """What is locked: an object (``model``, and its key as ``name``), or a name that browsers lock (no ``model``)."""
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """What is locked in a database: an object, or a name that browsers lock (``pk``, without a ``model``).
 
-    digest: str
+    ``model`` is the label of its topmost concrete model, ``pk`` the exact text of its primary key there. ``kind`` is
+    the label of the model that the form edits: a child of multi-table inheritance has the lock of its parent.
+    ``schema`` is that of the tenant, "" without tenants: they have objects with the same keys.
+    """
+
+    database: str
     model: str
-    name: str
+    pk: str
+    kind: str = field(default="", compare=False)
+    schema: str = ""
+
+    @property
+    def digest(self) -> str:
+        """The key of the row: databases compare text by rules of their own, digests are compared exactly."""
+        if not self.model:
+            return digest_of(self.pk)
+        schema = f"{self.schema}\0" if self.schema else ""
+        return hashlib.sha256(f"{schema}{self.model}\0{self.pk}".encode()).hexdigest()
+
+    def columns(self) -> dict[str, Any]:
+        """For the statements."""
+        return {"digest": self.digest, "model": self.model, "name": self.pk}
+
+
+def named(database: str, name: str) -> Resource:
+    """The name of a browser lock. TypeError or ValueError if it can name none."""
+    return Resource(database, "", check_name(name))
+
+
+class Holder(Protocol):
+    """A user, a visitor, or a piece of code: ``principal`` says who it is ("user:5"), ``label`` is for others."""
+
+    @property
+    def principal(self) -> str: ...
+    @property
+    def label(self) -> str: ...
 
 
 class Claim(NamedTuple):
@@ -36,10 +84,12 @@ class Claim(NamedTuple):
     hold: float = NO_END
     idle: float = 0.0  # seconds since the last input
 
-    def parameters(self, key: Key, **more: Any) -> dict[str, Any]:
-        """For the statements. ValueError for a lease that is no id."""
+    def parameters(self, columns: dict[str, Any], **more: Any) -> dict[str, Any]:
+        """For the statements. ValueError for a principal of a wrong length, or a lease that is no id."""
+        if not 0 < len(self.principal) <= LONGEST_PRINCIPAL:
+            raise ValueError(f"principal must have 1 to {LONGEST_PRINCIPAL} characters.")
         return {
-            **key._asdict(),
+            **columns,
             "principal": exact(self.principal),
             "label": shown(self.label),
             "lease": check_id("lease", self.lease),
@@ -77,6 +127,7 @@ class Row:
     previous: str
     ended: str
     changed_by: str
+    saving: bool = False  # another transaction had locked the row: a save was in progress
 
     @property
     def held(self) -> bool:
@@ -87,12 +138,48 @@ class Row:
         """Is it this lease of this principal? Another one may have chosen the same id. "" is any principal."""
         return bool(lease) and self.lease == lease and (not principal or self.principal == exact(principal))
 
-    def may_take(self, claim: Claim, may: May, former: str = "") -> bool:
-        """May the caller have the row, as it was read? ``former`` is the lease that its tab had before."""
-        if not self.held or may == "any":
+    def is_held_by_another(self, principal: str) -> bool:
+        """Does another user hold it now?"""
+        return self.held and self.principal != principal
+
+    def may_take(self, verb: Verb, principal: str, leases: tuple[str, ...]) -> bool:
+        """May the caller have the row, as it was read? ``leases``: its own, and the one that its tab had before."""
+        if not self.held or verb == "takeover":
             return True
-        own = self.principal == exact(claim.principal)
-        return own and (may == "own" or self.lease in (claim.lease, former))
+        return self.principal == exact(principal) and (verb == "claim" or self.lease in leases)
+
+    def has_changed_since(self, writes: int | None) -> bool:
+        """Has a save under the lock been committed since ``writes`` was read? None: there was no row then.
+
+        A new row has no ``changed_at``. Rows are deleted only after FORM_TTL without a save, when no rendered form can
+        be older.
+        """
+        return self.changed_at is not None and self.writes != writes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Busy:
+    """The answer to a claim that is refused.
+
+    ``own``: the holder is another tab of the same principal. ``saving``: a save is in progress, and the claim did not
+    wait for it. ``holder`` is None if the row is not visible yet.
+    """
+
+    holder: Row | None
+    own: bool = False
+    saving: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """The answer to the renewal of a lease that is gone. ``by`` is the label of the present or last holder.
+
+    ``row`` is the row as it is now; None if there is none.
+    """
+
+    reason: LostReason
+    by: str = ""
+    row: Row | None = None
 
 
 def check_name(name: str) -> str:
@@ -155,14 +242,6 @@ NO_QUOTA = Quota()
 @dataclass(frozen=True, slots=True)
 class Full:
     """The answer to an acquire of a principal that has as many leases or places as it may."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseLost:
-    """The answer to the renewal of a lease that is gone."""
-
-    lease: str
-    reason: LostReason
 
 
 class Head(NamedTuple):

@@ -6,7 +6,8 @@ those of :func:`lock`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
 from django.db import connections
 
@@ -14,12 +15,12 @@ from django_distlock.storage import dialect
 from django_distlock.storage.statements import PAUSES, RELEASE_PAUSES, attempt, marks, query, text_for, tries
 from django_distlock.storage.values import exact, micros, moment, shown
 
-from .records import Key, Row
+from .records import Busy, Claim, Lost, Row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from .records import Claim, May
+    from .records import Holder, LostReason, Resource, Verb
 
 TABLE = "django_distlock_weblease"
 COLUMNS = (
@@ -36,12 +37,11 @@ FREE = "(lease = '' OR expires_at <= {now})"
 HELD = "lease <> '' AND expires_at > {now}"
 MINE = "(lease = %(lease)s AND lease <> '' AND (%(principal)s = '' OR principal = %(principal)s))"
 LIVE = f"({MINE} AND expires_at > {{now}})"
-# Which row a caller may have: a free one or one's own, also from another tab; the same lease, or the one that the tab
-# had before; any.
-MAY: dict[May, str] = {
-    "own": f"({FREE} OR principal = %(principal)s)",
-    "same": f"({FREE} OR (principal = %(principal)s AND lease IN (%(lease)s, %(former)s)))",
-    "any": "1 = 1",
+# Which row a caller may have.
+MAY: dict[Verb, str] = {
+    "claim": f"({FREE} OR principal = %(principal)s)",
+    "adopt": f"({FREE} OR (principal = %(principal)s AND lease IN (%(lease)s, %(former)s)))",
+    "takeover": "1 = 1",
 }
 # MySQL assigns from left to right: what is compared comes last. An end by the clock and an end of the longest hold
 # differ in what the former holder is told.
@@ -74,71 +74,102 @@ COUNT = "writes = writes + 1, changed_at = {now}, changed_by = %(label)s"
 NEW = "%(digest)s, %(model)s, %(name)s, '', '', '', {now}, {now}, {now}, {now}, {now}, {now}, 0, '', '', 0, ''"
 
 
-def take(alias: str, key: Key, claim: Claim, may: May, *, reason: str, former: str = "") -> Row | None:
-    """The row after the attempt: the caller has it if it :meth:`Row.is_of` its lease, and is held.
+def take(
+    verb: Verb, resource: Resource, holder: Holder, lease: str, ttl: float, *, idle: float = 0.0, former: str = ""
+) -> Row | Busy:
+    """Take the row of an object. A takeover is busy only while a save runs; permission and audit are the caller's.
 
-    ``reason`` is what a holder that loses the row is told. Else another one has it; if the caller
-    :meth:`Row.may_take` it, or for None, another transaction keeps it busy.
+    An adopted row gets the id ``lease`` instead of ``former``, so that a late release of the previous page does not
+    free it.
     """
-    parameters = claim.parameters(key, reason=reason, former=former)
-    row = None
+    principal, leases, row = holder.principal, (lease, former), None
+    told = "taken_over" if verb == "takeover" else "other_tab"  # to the tab that loses it
+    claim = Claim(principal, holder.label, lease, ttl, idle=idle)
+    parameters = claim.parameters(resource.columns(), reason=told, former=former)
     for _ in tries(PAUSES):
-        row = update(alias, HOLD, MAY[may], parameters) or read_one(alias, key.digest)
+        row = update(resource.database, HOLD, MAY[verb], parameters) or read_one(resource)
         if row is None:
-            insert(alias, key)
-        elif (row.held and row.is_of(claim.principal, claim.lease)) or not row.may_take(claim, may, former):
+            insert(resource)
+        elif row.held and row.is_of(principal, lease):
             return row
+        elif not row.may_take(verb, principal, leases):
+            return Busy(holder=row, own=row.principal == exact(principal))
         # between two statements another claim may have come or gone
-    return row
+    # it is free for the caller, and another transaction keeps it busy
+    return Busy(holder=row, own=row is not None and row.principal == exact(principal), saving=True)
 
 
 def renew(
-    alias: str, digest: str, lease: str, principal: str, ttl: float, *, idle: float = 0.0, fence: int | None = None
-) -> tuple[Row | None, bool]:
-    """Prolong a lease by ``ttl`` seconds, never past its longest hold. Returns the row, and if it was prolonged.
+    resource: Resource, lease: str, ttl: float, *, principal: str = "", idle: float = 0.0, fence: int | None = None
+) -> Row | Lost:
+    """Prolong a lease by ``ttl`` seconds, never past its longest hold.
 
-    With its ``fence`` only a lease that has not run out, else also one that has, until another claim takes the row; but
-    not after its page was left. While another transaction has locked the row, it is returned as it is.
+    With its ``fence`` only a lease that has not run out, else also one that has, until another claim takes the row. A
+    lease that was given back is not renewed, nor is one whose page was left (adopt it). While another transaction has
+    locked the row, it is returned as it is, with ``saving``.
     """
     condition = f"{MINE} AND page_left = 0" if fence is None else f"{LIVE} AND fence = %(fence)s"
-    parameters = {**_names(digest, lease, principal), "ttl": micros(ttl), "idle": micros(idle), "fence": fence}
-    row = update(alias, RENEW, condition, parameters)
+    parameters = {**_names(resource, lease, principal), "ttl": micros(ttl), "idle": micros(idle), "fence": fence}
+    row = update(resource.database, RENEW, condition, parameters)
     if row is not None and row.is_of(principal, lease):  # MySQL reads it by a second statement
-        return row, True
-    return read_one(alias, digest), False
+        return row
+    row = read_one(resource)
+    if row is None:
+        return Lost(reason="expired")
+    current = row.is_of(principal, lease) and fence in (None, row.fence)
+    if current and (row.held if fence is not None else not row.page_left):
+        return replace(row, saving=True)
+    return Lost(reason=_why(row, lease, current), by=row.label, row=row)
+
+
+def _why(row: Row, lease: str, current: bool) -> LostReason:
+    """Why a lease is gone. The row remembers the last one; of an older one it is only known who came later."""
+    if current:
+        return "released" if row.page_left else "max_hold" if row.at_its_end else "expired"
+    if row.previous == lease and row.ended:
+        return cast("LostReason", row.ended)
+    return "taken" if row.held and not row.model else "expired"
 
 
 def release(
-    alias: str, digest: str, lease: str, principal: str, *, reserve: float = 0.0, wrote_by: str | None = None
+    resource: Resource, lease: str, reserve: float = 0.0, *, principal: str = "", wrote_by: str | None = None
 ) -> bool:
     """Free the row, or keep it for at most ``reserve`` seconds, for the next page of the same tab alone.
 
     ``wrote_by`` counts a write by this label in the same statement. False if it is not the caller's, which changes
     nothing, or if another transaction keeps it for more than a second: then the lease is left to expire.
     """
-    parameters = {**_names(digest, lease, principal), "ttl": micros(reserve), "reason": "released"}
+    parameters = {**_names(resource, lease, principal), "ttl": micros(reserve), "reason": "released"}
     assignments = RESERVE if reserve else DROP
     if wrote_by is not None:
         assignments, parameters["label"] = f"{COUNT}, {assignments}", shown(wrote_by)
-    return bool(change(alias, assignments, MINE, parameters, lambda row: row.is_of(principal, lease)))
+    return bool(change(resource, assignments, MINE, parameters, lambda row: row.is_of(principal, lease)))
 
 
-def count_write(alias: str, digest: str, label: str) -> bool:
+def count_write(resource: Resource, label: str) -> bool:
     """Count a write outside a save. False if there is no row, or a save keeps it for more than a second."""
-    return bool(change(alias, COUNT, "1 = 1", {"digest": digest, "label": shown(label)}, lambda row: True))
+    parameters = {"digest": resource.digest, "label": shown(label)}
+    return bool(change(resource, COUNT, "1 = 1", parameters, lambda row: True))
 
 
-def read(alias: str, digests: Iterable[str]) -> dict[str, Row]:
-    """The rows by digest, without a lock. What was never locked, or not for long, has none."""
-    keys = list(digests)
-    if not keys:
-        return {}
-    rows = query(alias, f"SELECT {READ} FROM {TABLE} WHERE digest IN ({marks(keys)})", keys)  # noqa: S608
-    return {row[0]: decode(row) for row in rows}
+def read(resources: Iterable[Resource]) -> dict[str, Row]:
+    """The rows by digest, without a lock: one SELECT for each database.
+
+    What was never locked, or not for long, has none.
+    """
+    groups: dict[str, list[str]] = {}
+    for resource in resources:
+        groups.setdefault(resource.database, []).append(resource.digest)
+    found = {}
+    for alias, digests in groups.items():
+        rows = query(alias, f"SELECT {READ} FROM {TABLE} WHERE digest IN ({marks(digests)})", digests)  # noqa: S608
+        found.update({row[0]: decode(row) for row in rows})
+    return found
 
 
-def read_one(alias: str, digest: str) -> Row | None:
-    return read(alias, [digest]).get(digest)
+def read_one(resource: Resource) -> Row | None:
+    """The row, without a lock."""
+    return read([resource]).get(resource.digest)
 
 
 def update(alias: str, assignments: str, condition: str, parameters: dict[str, Any]) -> Row | None:
@@ -166,37 +197,39 @@ def update_and_read(
 
 
 def change(
-    alias: str, assignments: str, condition: str, parameters: dict[str, Any], holds: Callable[[Row], bool]
+    resource: Resource, assignments: str, condition: str, parameters: dict[str, Any], holds: Callable[[Row], bool]
 ) -> bool | None:
     """Update the row, and ask again for a second while it is locked. ``holds`` is the condition on a row as it is read.
 
     False if the condition does not hold; None if another transaction keeps the row.
     """
     for _ in tries(RELEASE_PAUSES):
-        if update(alias, assignments, condition, parameters) is not None:
+        if update(resource.database, assignments, condition, parameters) is not None:
             return True
-        row = read_one(alias, parameters["digest"])
+        row = read_one(resource)
         if row is None or not holds(row):
             return False
     return None
 
 
-def insert(alias: str, key: Key) -> None:
+def insert(resource: Resource) -> None:
     """Make the row, free, unless there is one, or another transaction is making it."""
-    connection = connections[alias]
-    attempt(alias, dialect.insert(connection, TABLE, COLUMNS, NEW), key._asdict(), ONE)
+    text = dialect.insert(connections[resource.database], TABLE, COLUMNS, NEW)
+    attempt(resource.database, text, resource.columns(), ONE)
 
 
-def lock(alias: str, keys: Sequence[Key]) -> dict[str, Row]:
+def lock(resources: Sequence[Resource]) -> dict[str, Row]:
     """Lock the rows until the end of the transaction, in the order of their digests; make those that are missing.
 
     One statement where the database returns the rows of an INSERT, else two. Errors of the database are not translated:
     those of contention call for another attempt.
     """
-    ordered = sorted(keys)
+    alias = resources[0].database
     connection = connections[alias]
-    parameters = {f"{part}{n}": value for n, key in enumerate(ordered) for part, value in key._asdict().items()}
-    rows = ", ".join(f"({NEW.replace(')s', f'{n})s')})" for n in range(len(ordered)))
+    ordered = {resource.digest: resource.columns() for resource in resources}
+    digests = sorted(ordered)
+    parameters = {f"{name}{n}": value for n, key in enumerate(digests) for name, value in ordered[key].items()}
+    rows = ", ".join(f"({NEW.replace(')s', f'{n})s')})" for n in range(len(digests)))
     text = f"INSERT INTO {TABLE} ({COLUMNS}) VALUES {rows} "  # noqa: S608
     if connection.vendor == "mysql":
         text += "ON DUPLICATE KEY UPDATE digest = VALUES(digest)"
@@ -206,37 +239,38 @@ def lock(alias: str, keys: Sequence[Key]) -> dict[str, Row]:
     with connection.cursor() as cursor:
         cursor.execute(text_for(alias, f"{text} RETURNING {READ}" if returning else text), parameters)
         if not returning:
-            digests = [key.digest for key in ordered]
             select = f"SELECT {READ} FROM {TABLE} WHERE digest IN ({marks(digests)}) ORDER BY digest"  # noqa: S608
             ending = " FOR UPDATE" if connection.features.has_select_for_update else ""
             cursor.execute(text_for(alias, select) + ending, digests)
         return {row[0]: decode(row) for row in cursor.fetchall()}
 
 
-def wrote(alias: str, keys: Iterable[Key], label: str, *, claim: Claim | None = None, deleted: bool = False) -> None:
+def wrote(resources: Sequence[Resource], label: str, *, claim: Claim | None = None, deleted: bool = False) -> None:
     """Count a write of rows that are locked. With ``claim`` they become, or stay, its lease.
 
     ``deleted`` ends the leases, because the objects are gone.
     """
-    names = {f"digest{number}": digest for number, digest in enumerate(sorted(key.digest for key in keys))}
+    alias = resources[0].database
+    names = {f"digest{number}": digest for number, digest in enumerate(sorted(each.digest for each in resources))}
     parameters: dict[str, Any] = {"label": shown(label), "reason": "deleted"}
     assignments = COUNT
     if deleted:
         assignments = f"{COUNT}, {DROP}"
     elif claim is not None:
         assignments = f"{COUNT}, {HOLD}"
-        parameters = claim.parameters(Key("", "", ""), reason="saved")
+        parameters = claim.parameters({}, reason="saved")
     text = f"UPDATE {TABLE} SET {assignments} WHERE digest IN ({marks(names)})"  # noqa: S608
     with connections[alias].cursor() as cursor:
         cursor.execute(text_for(alias, text), {**parameters, **names})
 
 
-def lock_current(alias: str, digest: str, lease: str, principal: str, fence: int) -> Row | None:
+def lock_current(resource: Resource, lease: str, fence: int, principal: str) -> Row | None:
     """Lock the row until the end of the caller's transaction, if the lease is current now; None if it is not.
 
     While it is locked nobody else gets it, even if the lease runs out. Errors of the database are not translated: one
     of contention says that another request of the same lease has the row. On SQLite an UPDATE locks.
     """
+    alias = resource.database
     connection = connections[alias]
     condition = f"digest = %(digest)s AND fence = %(fence)s AND {LIVE}"
     if connection.features.has_select_for_update:
@@ -244,7 +278,7 @@ def lock_current(alias: str, digest: str, lease: str, principal: str, fence: int
     else:
         text = f"UPDATE {TABLE} SET digest = digest WHERE {condition} RETURNING {READ}"  # noqa: S608
     with connection.cursor() as cursor:
-        cursor.execute(text_for(alias, text), {**_names(digest, lease, principal), "fence": fence})
+        cursor.execute(text_for(alias, text), {**_names(resource, lease, principal), "fence": fence})
         rows = cursor.fetchall()
     return decode(rows[0]) if rows else None
 
@@ -259,5 +293,5 @@ def decode(values: Sequence[Any]) -> Row:
     return Row(*found)
 
 
-def _names(digest: str, lease: str, principal: str) -> dict[str, Any]:
-    return {"digest": digest, "lease": lease, "principal": exact(principal)}
+def _names(resource: Resource, lease: str, principal: str) -> dict[str, Any]:
+    return {"digest": resource.digest, "lease": lease, "principal": exact(principal)}

@@ -13,7 +13,7 @@ from .queue import ALIVE, TICKETS, forget
 from .rows import DROP, HELD, READ, TABLE, change, decode, read_one
 
 if TYPE_CHECKING:
-    from .records import Row
+    from .records import Resource, Row
 
 
 def held(
@@ -38,18 +38,18 @@ def held(
     return [decode(row) for row in query(alias, text, parameters)]
 
 
-def break_lease(alias: str, digest: str, fence: int | None = None) -> Row | None:
+def break_lease(resource: Resource, fence: int | None = None) -> Row | None:
     """End the lease of a row, if it still has this fence; its holder learns of it at the next beat.
 
     Returns the row as it was; None if the lease has ended or changed hands. BackendUnavailable if a save, or a request
     under the lease, keeps the row for more than a second.
     """
-    before = read_one(alias, digest)
+    before = read_one(resource)
     if before is None or not before.held or fence not in (None, before.fence):
         return None
-    parameters = {"digest": digest, "fence": before.fence, "reason": "broken"}
+    parameters = {"digest": resource.digest, "fence": before.fence, "reason": "broken"}
     condition = f"fence = %(fence)s AND {HELD}"
-    ended = change(alias, DROP, condition, parameters, lambda row: row.held and row.fence == before.fence)
+    ended = change(resource, DROP, condition, parameters, lambda row: row.held and row.fence == before.fence)
     if ended is None:
         raise BackendUnavailable(f"{before.model} {before.name}".strip() + ": a request is in progress, try again.")
     return before if ended else None

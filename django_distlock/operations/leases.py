@@ -12,15 +12,19 @@ if TYPE_CHECKING:
     from django.contrib.admin import AdminSite
     from django.http import HttpRequest
 
-    from django_distlock.leases.records import Row
+    from django_distlock.leases.records import Resource, Row
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A row that is held, and the database that it is in."""
+    """What is held, and its row."""
 
-    database: str
+    resource: Resource
     row: Row
+
+    @property
+    def database(self) -> str:
+        return self.resource.database
 
     @property
     def what(self) -> str:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from django import template
 
+from . import request_of
+
 if TYPE_CHECKING:
     from django.template import Context
 
@@ -20,10 +22,4 @@ def lock_grant(context: Context, name: str, **options: Any) -> str:
     """
     from django_distlock.browser import lock_grant as sign
 
-    request = context.get("request")
-    if request is None:
-        raise template.TemplateSyntaxError(
-            "{% lock_grant %} needs the request in the context: render(request, ...), and the context processor "
-            "django.template.context_processors.request."
-        )
-    return sign(name, request, **options)
+    return sign(name, request_of(context, "lock_grant"), **options)

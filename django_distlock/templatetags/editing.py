@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from django import template
 
+from . import request_of
+
 if TYPE_CHECKING:
     from django.template import Context
     from django.utils.safestring import SafeString
@@ -22,10 +24,4 @@ def edit_lock(context: Context, obj: Any, form: Any = None, **options: Any) -> S
     """
     from django_distlock.editing.http.rendering import tag
 
-    request = context.get("request")
-    if request is None:
-        raise template.TemplateSyntaxError(
-            "{% edit_lock %} needs the request in the context: render(request, ...), and the context processor "
-            "django.template.context_processors.request."
-        )
-    return tag(request, obj, context.get("form") if form is None else form, options)
+    return tag(request_of(context, "edit_lock"), obj, context.get("form") if form is None else form, options)

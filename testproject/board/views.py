@@ -9,7 +9,8 @@ from django.shortcuts import get_object_or_404, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_POST
 
-from django_distlock.browser import requires_lock, store
+from django_distlock.browser import requires_lock
+from django_distlock.leases import upkeep
 from testproject.headers import strict
 from testproject.people import PEOPLE
 
@@ -38,7 +39,7 @@ def home(request: HttpRequest) -> HttpResponse:
 @require_GET
 def state(request: HttpRequest) -> HttpResponse:
     """Where the pieces are, in whose hand, and the newest moves."""
-    hands = {lease.name: lease.label for lease in store.held("default", 100)}
+    hands = {lease.name: lease.label for lease in upkeep.held("default", of_objects=False, limit=100)}
     return JsonResponse(
         {
             "pieces": [

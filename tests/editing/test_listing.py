@@ -10,9 +10,10 @@ from django.db import connections
 from django.test import TestCase
 from django.test.utils import CaptureQueriesContext
 
-from django_distlock.editing import EditConflict, edit_lock, editors, store
+from django_distlock.editing import EditConflict, edit_lock, editors
 from django_distlock.editing.resources import resource_of
 from django_distlock.editing.testing import being_edited, edit_fields, is_being_edited
+from django_distlock.leases import upkeep
 from testproject.articles.models import Article, Source
 from tests.data.app.models import Currency
 from tests.editing.people import make_person
@@ -68,7 +69,7 @@ def test_objects_of_one_key_in_two_databases(articles: list[Article], settings: 
             assert (is_being_edited(mine), is_being_edited(theirs)) == (False, True)
             with edit_lock(mine, by="Bo"):
                 assert (labels(here), labels(there)) == ({mine.pk: "Bo"}, {mine.pk: "Ada"})
-            assert store.break_lease(resource_of(mine)) is None
+            assert upkeep.break_lease(resource_of(mine)) is None
             with pytest.raises(EditConflict), edit_lock(theirs, by="Bo"):
                 pytest.fail("it is held")
         source = Source.objects.create(article=mine, name="a paper")

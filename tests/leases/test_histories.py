@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock.editing import store
-from django_distlock.editing.records import Busy, EditConflict, EditLease
+from django_distlock.editing.records import EditConflict, EditLease
 from django_distlock.editing.resources import resource_of
+from django_distlock.leases import rows, upkeep
+from django_distlock.leases.records import Busy
 from tests.editing.store.desks import Desk, expire, make_article, rows_of, text_of, write_behind
 from tests.support.places import at_the_side
 
@@ -82,7 +83,7 @@ class History:
         """The database says what the model says."""
         if not self.gone:
             assert text_of(self.article) == self.text
-        row = store.read([self.resource]).get(self.resource.digest)
+        row = rows.read_one(self.resource)
         if row is None:
             assert not self.row.lease
             return
@@ -196,7 +197,7 @@ class History:
             self._hold(desk)
             return
         assert (found.own, found.saving) == (False, False)
-        assert found.holder.owner.principal == f"user:{self.row.person}" != desk.owner.principal
+        assert found.holder.principal == f"user:{self.row.person}" != desk.owner.principal
 
     def claim(self, desk: Desk) -> None:
         allowed = self.row.free or self.row.person == desk.person
@@ -244,7 +245,7 @@ class History:
         self.row.alive = False
 
     def break_it(self, desk: Desk) -> None:
-        ended = store.break_lease(self.resource, "a test")
+        ended = upkeep.break_lease(self.resource)
         assert (ended is None) == self.row.free
         if ended is not None:
             self.row.end()
@@ -256,7 +257,7 @@ class History:
         for each in self.desks:
             if each.grant is not None and self.seen[each.tab] != self.row.writes:
                 each.grant = None
-        store.sweep(self.place.alias, 0)
+        upkeep.sweep(self.place.alias, 0, of_objects=True)
         self.row.lease, self.row.left = "", False
 
 

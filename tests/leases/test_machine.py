@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from django_distlock.browser import store
-from django_distlock.leases.records import LeaseLost, Row
+from django_distlock.leases import queue, rows, upkeep
+from django_distlock.leases.records import Lost, Row, named
 from tests.browserlocks.store.tabs import Tab, forget_everything
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Tabs(RuleBasedStateMachine):
     @rule(who=WHO)
     def renew(self, who: int) -> None:
         found = self.tabs[who].renew()
-        assert isinstance(found, LeaseLost) == (not self.current(who)), found
+        assert isinstance(found, Lost) == (not self.current(who)), found
 
     @rule(who=WHO, older=st.booleans())
     def lock(self, who: int, older: bool) -> None:
@@ -91,13 +91,13 @@ class Tabs(RuleBasedStateMachine):
 
     @rule(stale=st.booleans())
     def break_it(self, stale: bool) -> None:
-        ended = store.break_lease(self.alias, NAME, self.fence - stale)
+        ended = upkeep.break_lease(named(self.alias, NAME), self.fence - stale)
         assert (ended is not None) == (self.holder is not None and not stale)
         self.end(ended is not None)
 
     @rule()
     def sweep(self) -> None:
-        store.sweep(self.alias, 0)
+        upkeep.sweep(self.alias, 0, of_objects=False)
 
     def current(self, who: int) -> bool:
         return self.holder == who and self.last.get(who) == self.fence
@@ -113,9 +113,9 @@ class Tabs(RuleBasedStateMachine):
 
     @invariant()
     def the_tables_say_what_the_model_says(self) -> None:
-        row: Any = store.read(self.alias, [NAME]).get(NAME)
+        row: Any = rows.read_one(named(self.alias, NAME))
         assert (None if row is None or not row.held else row.lease) == self.lease()
-        first = store.heads(self.alias, [NAME])[NAME].first
+        first = queue.heads(self.alias, [NAME])[NAME].first
         assert first == (self.tabs[self.queue[0]].holder if self.queue else None)
         assert row is None or row.fence == self.fence
 

@@ -9,8 +9,8 @@ import pytest
 from django.db import OperationalError, connections, transaction
 
 from django_distlock import BackendUnavailable
-from django_distlock.browser import store
-from django_distlock.leases.records import Full, Head, LeaseLost, Quota, Row, Waiting
+from django_distlock.leases import queue, rows, upkeep
+from django_distlock.leases.records import Full, Head, Lost, Quota, Row, Waiting, named
 from django_distlock.models import BrowserTicket
 from tests.browserlocks.store.tabs import TTL, Tab, counts, write
 from tests.conftest import eventually
@@ -43,7 +43,7 @@ def free(place: Place, name: str) -> Two:
 
 
 def reason(found: object) -> str:
-    assert isinstance(found, LeaseLost), found
+    assert isinstance(found, Lost), found
     return found.reason
 
 
@@ -60,10 +60,10 @@ def test_the_life_of_a_name(dialect: str, name: str) -> None:
     assert (held.name, held.lease, held.principal, held.label) == (name, ada.lease, "user:ada", "Ada")
     assert (held.fence, held.since) == (again.fence, again.since)
     assert 0 < held.expires_in <= 60 < again.expires_in <= TTL
-    assert not isinstance(ada.renew(), LeaseLost)
+    assert not isinstance(ada.renew(), Lost)
     found = bob.wait()
     assert (found.holder and found.holder.label, found.place, found.queued, found.crowded) == ("Ada", 0, True, False)
-    assert store.heads(dialect, [name]) == {name: Head(ada.holder, bob.holder)}
+    assert queue.heads(dialect, [name]) == {name: Head(ada.holder, bob.holder)}
     assert counts(dialect, "user:bob") == (0, 1)
     with transaction.atomic(using=dialect):
         assert ada.lock() is not None
@@ -73,12 +73,12 @@ def test_the_life_of_a_name(dialect: str, name: str) -> None:
             assert not beside(dialect, ada.release)
     assert ada.release()
     bob.take()
-    assert [row.lease for row in store.held(dialect, 5)] == [bob.lease]
+    assert [row.lease for row in upkeep.held(dialect, of_objects=False, limit=5)] == [bob.lease]
     other = Tab(dialect, f"{name} too", "bob")
     assert [isinstance(other.ask(quota=Quota(leases=most)), Full) for most in (1, 1, 2)] == [True, True, False]
     assert other.release(name=other.name)
-    assert store.break_lease(dialect, name, bob.fence) is not None
-    store.sweep(dialect, 0)
+    assert bob.end() is not None
+    upkeep.sweep(dialect, 0, of_objects=False)
 
 
 def test_fences_begin_at_the_clock(alias: str, two: Two) -> None:
@@ -86,7 +86,7 @@ def test_fences_begin_at_the_clock(alias: str, two: Two) -> None:
     assert 1_700_000_000_000_000 < two[0].fence < 2**53
     two[0].release()
     write(alias, "UPDATE django_distlock_weblease SET fence = fence + 100000000000")
-    assert store.sweep(alias, 0) == 0  # else the next row of this name might begin below it
+    assert upkeep.sweep(alias, 0, of_objects=False) == 0  # else the next row of this name might begin below it
 
 
 def test_a_lease_with_a_longest_hold_is_renewed_up_to_it(alias: str, name: str) -> None:
@@ -110,7 +110,7 @@ def test_why_a_lease_is_lost(alias: str, name: str) -> None:
     ada.release()
     assert reason(ada.renew()) == "released"
     bob.take()
-    store.break_lease(alias, name, bob.fence)
+    bob.end()
     assert reason(bob.renew()) == "broken"
     eve.take()
     eve.expire()
@@ -125,10 +125,10 @@ def test_what_one_user_has_is_listed_and_counted(alias: str) -> None:
     Tab(alias, "c", "bob").take()
     for tab in (first, second, waiting):
         tab.ask()
-    assert {row.name for row in store.held_by(alias, "user:ada")} == {"a", "b"}
+    assert {row.name for row in upkeep.held(alias, of_objects=False, principal="user:ada")} == {"a", "b"}
     assert counts(alias, "user:ada") == (2, 1)
     write(alias, "UPDATE django_distlock_weblease SET since = 1 WHERE name = 'c'")
-    assert [row.label for row in store.held(alias, limit=1)] == ["Bob"]
+    assert [row.label for row in upkeep.held(alias, of_objects=False, limit=1)] == ["Bob"]
     first.expire()
     waiting.miss()
     assert counts(alias, "user:ada") == (1, 0)
@@ -146,11 +146,11 @@ def test_sweeping_spares_what_is_held_and_what_was_lately(alias: str) -> None:
         if number:
             waiting.miss()
             holder.release()
-    assert store.sweep(alias, 3600) == 3  # dead tickets alone
-    assert store.sweep(alias, 0, batches=0) == 0
+    assert upkeep.sweep(alias, 3600, of_objects=False) == 3  # dead tickets alone
+    assert upkeep.sweep(alias, 0, of_objects=False, batches=0) == 0
     swept: list[int] = []  # SQLite counts milliseconds, and a fence that is ahead of the clock keeps its row
-    eventually(lambda: swept.append(store.sweep(alias, 0, batch=2)) or sum(swept) == 3, "some stay")
-    assert [row.name for row in store.held(alias)] == ["n0"]
+    eventually(lambda: swept.append(upkeep.sweep(alias, 0, of_objects=False, batch=2)) or sum(swept) == 3, "some stay")
+    assert [row.name for row in upkeep.held(alias, of_objects=False)] == ["n0"]
     assert BrowserTicket.rows.using(alias).count() == 1
 
 
@@ -160,13 +160,13 @@ def test_names_and_users_are_compared_exactly(alias: str) -> None:
     tabs = [Tab(alias, each, f"person of {each}"[:100]) for each in names]
     for tab in tabs:
         tab.take(label="a\0da\ud800" + "ä" * 300)
-    assert {row.name for row in store.held(alias)} == set(names)
-    assert {(row.label[:4], len(row.label)) for row in store.held(alias)} == {("ada?", 255)}
-    assert store.heads(alias, names) == {tab.name: Head(tab.holder, None) for tab in tabs}
+    assert {row.name for row in upkeep.held(alias, of_objects=False)} == set(names)
+    assert {(row.label[:4], len(row.label)) for row in upkeep.held(alias, of_objects=False)} == {("ada?", 255)}
+    assert queue.heads(alias, names) == {tab.name: Head(tab.holder, None) for tab in tabs}
     for other in ("user:person of abc", "user:person of Abc ", "user:person of Äbc"):
-        assert not store.release(alias, tabs[0].lease, principal=other)
-        assert store.lock_for_update(alias, *tabs[0].held, other) is None
-        assert "Abc" not in {row.name for row in store.held_by(alias, other)}
+        assert not queue.release(alias, tabs[0].lease, principal=other)
+        assert tabs[0].lock(other) is None
+        assert "Abc" not in {row.name for row in upkeep.held(alias, of_objects=False, principal=other)}
 
 
 ODD_NAMES = [{"name": name} for name in ("", "n" * 513, "a\0b", "\ud800")]
@@ -211,7 +211,7 @@ def test_a_ticket_is_for_one_name_and_lives_for_two_intervals(alias: str) -> Non
     ticket = BrowserTicket.rows.using(alias).get(lease=tab.lease)
     assert round((ticket.alive_until - ticket.arrived) / 1_000_000) == 23  # and a second
     assert counts(alias, tab.principal) == (0, 1)
-    assert store.names_of(alias, tab.principal, [tab.lease]) == {tab.lease: ("b", False)}
+    assert queue.names_of(alias, tab.principal, [tab.lease]) == {tab.lease: ("b", False)}
 
 
 def test_dead_tickets_are_cleared_away_while_the_name_is_held(alias: str, two: Two) -> None:
@@ -253,7 +253,7 @@ def test_a_request_under_the_lock_keeps_nobody_waiting(alias: str, two: Two) -> 
         found = beside(alias, bob.ask)
         assert isinstance(found, Waiting)
         assert (found.crowded, found.queued, found.place) == (True, True, 0)
-        assert isinstance(beside(alias, ada.renew), LeaseLost)
+        assert isinstance(beside(alias, ada.renew), Lost)
     assert bob.take().fence > ada.fence
 
 
@@ -266,12 +266,12 @@ def test_the_holder_asks_and_beats_during_its_own_request(alias: str, two: Two) 
         assert beside(alias, ada.ask).fence == ada.fence
         assert beside(alias, ada.renew).expires_in <= 60
         with pytest.raises(BackendUnavailable, match="in progress"):
-            beside(alias, lambda: store.break_lease(alias, ada.name, ada.fence))
+            beside(alias, ada.end)
         with pytest.raises(OperationalError):
             beside(alias, ada.lock)
         assert not beside(alias, ada.release)
-        assert beside(alias, lambda: store.sweep(alias, 0)) == 0
-    assert store.read(alias, [ada.name])[ada.name].held
+        assert beside(alias, lambda: upkeep.sweep(alias, 0, of_objects=False)) == 0
+    assert ada.row().held
 
 
 # callers in transactions
@@ -298,13 +298,13 @@ def test_an_old_snapshot_lets_nobody_in(place: Place, free: Two) -> None:
     """A transaction that has read the free row; then another tab takes the name."""
     ada, bob = free
     with transaction.atomic(using=place.alias):
-        assert not store.read(place.alias, [ada.name])[ada.name].held
+        assert not ada.row().held
         at_the_side(place, bob.take)
         assert isinstance(ada.ask(queue=False), Waiting)
-        assert isinstance(ada.renew(), LeaseLost)
+        assert isinstance(ada.renew(), Lost)
         assert not ada.release()
         write(place.alias, "SELECT 1")  # the transaction of the caller is not broken
-    assert store.read(place.alias, [ada.name])[ada.name].lease == bob.lease
+    assert ada.row().lease == bob.lease
 
 
 @ON_RR
@@ -314,7 +314,7 @@ def test_an_old_snapshot_does_not_pass_a_stale_lease(place: Place, free: Two) ->
     ada.take()
     refused = nullcontext() if place.alias == "mariadb" else pytest.raises(OperationalError, match="serialize")
     with refused, transaction.atomic(using=place.alias):
-        assert store.read(place.alias, [ada.name])[ada.name].held
+        assert ada.row().held
         at_the_side(place, lambda: (ada.release(), bob.take()))
         assert ada.lock() is None
 
@@ -342,9 +342,9 @@ def test_in_the_transaction_of_a_caller(alias: str, name: str) -> None:
         ada.wait()
         assert bob.release()
         ada.take()
-        assert not isinstance(ada.renew(), LeaseLost)
+        assert not isinstance(ada.renew(), Lost)
         assert counts(alias, ada.principal) == (1, 0)
-    assert store.read(alias, [name])[name].lease == ada.lease
+    assert rows.read_one(named(alias, name)).lease == ada.lease
 
 
 # statements and connections
@@ -363,9 +363,9 @@ def test_what_it_costs(alias: str, name: str) -> None:
     assert cost(ada.release) <= one + 2
     assert (cost(ada.take), cost(lambda: bob.wait(queue=False))) == (one, 2)
     other.take()
-    assert cost(lambda: store.heads(alias, [ada.name, other.name, "none"])) == 1
+    assert cost(lambda: queue.heads(alias, [ada.name, other.name, "none"])) == 1
     assert cost(lambda: other.release(name=other.name)) <= one + 1
-    assert store.heads(alias, [other.name])[other.name] == Head("", None, other.lease, "released")
+    assert queue.heads(alias, [other.name])[other.name] == Head("", None, other.lease, "released")
     with transaction.atomic(using=alias):
         assert cost(ada.lock) == 1
 
@@ -377,4 +377,4 @@ def test_a_lost_connection_is_an_error_that_says_so_and_the_next_call_works(alia
         two[0].renew()
     assert caught.value.__cause__ is not None
     connections[alias].close_if_unusable_or_obsolete()
-    assert not isinstance(two[0].renew(), LeaseLost)
+    assert not isinstance(two[0].renew(), Lost)

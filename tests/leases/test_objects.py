@@ -10,13 +10,13 @@ from django.db import OperationalError, connections, transaction
 
 from django_distlock import BackendUnavailable
 from django_distlock.concurrency import clock
-from django_distlock.editing import store
-from django_distlock.editing.records import Busy, EditLease, Lost, Resource
+from django_distlock.editing.records import EditLease
 from django_distlock.editing.resources import resource_of
-from django_distlock.editing.signals import edit_taken_over
+from django_distlock.leases import rows, upkeep
+from django_distlock.leases.records import Busy, Claim, Lost, Resource
 from django_distlock.storage.dialect import contended
 from tests.browserlocks.store.tabs import Tab
-from tests.editing.store.desks import TTL, Desk, expire, hearing, make_article, new_id
+from tests.editing.store.desks import TTL, Desk, expire, make_article, new_id
 from tests.support.places import READ_COMMITTED, Place, after_statement, at_the_side, isolate, statements_of
 from tests.support.zones import autumn
 
@@ -33,7 +33,7 @@ def resource(alias: str) -> Resource:
 
 
 def row_of(resource: Resource) -> EditLease:
-    return store.read([resource])[resource.digest]
+    return rows.read([resource])[resource.digest]
 
 
 def test_the_life_of_an_object(dialect: str) -> None:
@@ -43,27 +43,29 @@ def test_the_life_of_an_object(dialect: str) -> None:
     assert isinstance(bob.claim(resource), Busy)
     ada.release(resource, 60)
     assert isinstance(ada.adopt(resource), EditLease)
-    assert store.break_lease(resource) is not None
+    assert upkeep.break_lease(resource) is not None
     with transaction.atomic(using=dialect):
-        store.lock([resource])
-        store.wrote([resource], "Ada", owner=ada.owner, lease=ada.lease, ttl=60)
+        rows.lock([resource])
+        rows.wrote([resource], "Ada", claim=Claim(*ada.owner, ada.lease, 60))
         if dialect != "default":
             at_the_side(Place(dialect, READ_COMMITTED), lambda: bob.claim(resource))
-    assert [row.lease for row in store.held(dialect, "articles.article", 5)] == [ada.lease]
-    assert store.sweep(dialect, 0) == 0
+    assert [row.lease for row in upkeep.held(dialect, of_objects=True, model="articles.article", limit=5)] == [
+        ada.lease
+    ]
+    assert upkeep.sweep(dialect, 0, of_objects=True) == 0
     assert bob.take_over(resource).lease == bob.lease
 
 
 def test_e1_e11_claims(resource: Resource) -> None:
     first, second, lease = Desk("ada"), Desk("ada"), new_id()
-    held = store.claim(resource, first.owner, lease, TTL)
-    again = store.claim(resource, first.owner, lease, TTL)  # the answer was lost
+    held = rows.take("claim", resource, first.owner, lease, TTL)
+    again = rows.take("claim", resource, first.owner, lease, TTL)  # the answer was lost
     assert (held.lease, held.fence, held.since) == (again.lease, again.fence, again.since)
     found = Desk("bob").claim(resource)
-    assert (found.own, found.saving, found.holder.editor.label) == (False, False, "Ada")
+    assert (found.own, found.saving, found.holder.label) == (False, False, "Ada")
     assert 0 < found.holder.expires_in <= TTL
     assert second.claim(resource).fence > held.fence  # another tab of the same person
-    lost = store.renew(resource, lease, TTL)
+    lost = rows.renew(resource, lease, TTL)
     assert (lost.reason, lost.by) == ("other_tab", "Ada")
 
 
@@ -73,7 +75,7 @@ def test_a_stolen_id_is_no_lease_of_another_person(resource: Resource) -> None:
     eve.lease = ada.lease
     assert isinstance(eve.renew(resource), Lost)
     assert isinstance(eve.adopt(resource), Busy)
-    assert isinstance(store.claim(resource, eve.owner, ada.lease, TTL), Busy)
+    assert isinstance(rows.take("claim", resource, eve.owner, ada.lease, TTL), Busy)
     eve.release(resource)
     assert row_of(resource).held
 
@@ -82,7 +84,7 @@ def test_e12_beats_and_pages_that_go_and_come_back(resource: Resource) -> None:
     ada, bob = Desk("ada"), Desk("bob")
     ada.claim(resource)
     expire(resource)
-    assert 120 <= store.renew(resource, ada.lease, TTL, idle=120).idle < 300, "it is not revived"
+    assert 120 <= rows.renew(resource, ada.lease, TTL, idle=120).idle < 300, "it is not revived"
     ada.release(resource, reserve=60)
     assert 0 < bob.claim(resource).holder.expires_in <= 60
     assert ada.renew(resource).reason == "released"  # a beat that was under way
@@ -90,24 +92,22 @@ def test_e12_beats_and_pages_that_go_and_come_back(resource: Resource) -> None:
     before = ada.lease
     assert isinstance(ada.adopt(resource), EditLease)
     assert row_of(resource).expires_in > 60
-    store.release(resource, before, principal=ada.owner.principal)  # late, and frees nothing
+    rows.release(resource, before, principal=ada.owner.principal)  # late, and frees nothing
     assert row_of(resource).held
-    assert isinstance(store.renew(resource, before, TTL), Lost)
+    assert isinstance(rows.renew(resource, before, TTL), Lost)
     expire(resource)
     bob.claim(resource)
     lost = ada.renew(resource)
     assert (lost.reason, lost.by) == ("expired", "Bob")
 
 
-def test_e18_takeovers_and_operators_are_told_to_all_sides(resource: Resource) -> None:
+def test_e18_takeovers_and_operators_are_told_to_the_former_holder(resource: Resource) -> None:
     ada, boss = Desk("ada"), Desk("boss")
     held = ada.claim(resource)
-    with hearing(edit_taken_over) as heard:
-        assert boss.take_over(resource).fence > held.fence
+    assert boss.take_over(resource).fence > held.fence
     lost = ada.renew(resource)
     assert (lost.reason, lost.by) == ("taken_over", "Boss")
-    assert [(told["before"].owner.label, told["reason"]) for told in heard] == [("Ada", "it is urgent")]
-    store.break_lease(resource)
+    upkeep.break_lease(resource)
     assert boss.renew(resource).reason == "broken"
 
 
@@ -120,7 +120,7 @@ def test_e1_what_a_claim_and_a_beat_cost(resource: Resource) -> None:
     assert len(statements_of(alias, lambda: Desk("bob").claim(resource))) <= (3 if alias == "postgres" else 2)
     expected = ["SET", "SELECT"] if alias == "mariadb" else ["UPDATE"]
     assert statements_of(alias, lambda: ada.renew(resource)) == expected
-    assert statements_of(alias, lambda: store.read([resource])) == ["SELECT"]
+    assert statements_of(alias, lambda: rows.read([resource])) == ["SELECT"]
 
 
 def test_no_one_is_told_held_by_you_if_it_changes_hands_meanwhile(resource: Resource) -> None:
@@ -143,7 +143,7 @@ def test_e9_a_save_in_progress_keeps_nobody_waiting(resource: Resource) -> None:
         found[:] = ada.renew(resource), bob.claim(resource), Desk("ada").claim(resource), bob.claim(fresh)
 
     with transaction.atomic(using=resource.database):
-        store.lock([resource, fresh])
+        rows.lock([resource, fresh])
         at_the_side(Place(resource.database, READ_COMMITTED), ask)
     beat, busy, own, of_fresh = found
     assert (beat.saving, beat.held) == (True, True)
@@ -159,7 +159,7 @@ def test_a_release_during_a_short_save_is_carried_out(resource: Resource) -> Non
     ada, place = Desk("ada"), Place(resource.database, READ_COMMITTED)
     ada.claim(resource)
     with transaction.atomic(using=resource.database):
-        store.lock([resource])
+        rows.lock([resource])
         thread = threading.Thread(target=at_the_side, args=(place, lambda: ada.release(resource)))
         thread.start()
         thread.join(0.1)
@@ -190,13 +190,13 @@ def test_beside_a_long_writer_of_sqlite_nothing_is_tried_for_minutes(
 
     def is_refused() -> None:
         with pytest.raises(BackendUnavailable, match="in progress"):
-            store.break_lease(resource)
+            upkeep.break_lease(resource)
 
     with connections["default"].execute_wrapper(locked):
         assert sent_by(lambda: bob.claim(fresh)) <= 2  # there is no row yet
         assert sent_by(lambda: ada.claim(resource)) == 1
         assert sent_by(lambda: ada.release(resource)) == 1
-        assert sent_by(lambda: store.count_write(resource, "a command")) == 1
+        assert sent_by(lambda: rows.count_write(resource, "a command")) == 1
         assert sent_by(is_refused) == 1
         assert sent_by(Tab("default", "cart:5").wait) <= 3  # neither a row nor a ticket
 
@@ -214,7 +214,7 @@ def test_e4_rows_are_locked_in_one_order(alias: str) -> None:
             together.wait(30)
             for _ in range(10):
                 with transaction.atomic(using=alias):
-                    store.lock(resources[number:] + resources[:number])
+                    rows.lock(resources[number:] + resources[:number])
         except BaseException as error:
             if not contended(error) or "deadlock" in str(error).lower():
                 errors.append(error)
@@ -232,13 +232,13 @@ def test_e4_rows_are_locked_in_one_order(alias: str) -> None:
 def test_sweeping_spares_what_a_form_may_come_back_to(resource: Resource) -> None:
     """A form from before a write must be refused, also if the lease of the row has run out long ago."""
     Desk("ada").claim(resource)
-    assert store.sweep(resource.database, 0) == 0
+    assert upkeep.sweep(resource.database, 0, of_objects=True) == 0
     expire(resource)
-    assert store.count_write(resource, "a command")
-    assert store.sweep(resource.database, 3600) == 0
+    assert rows.count_write(resource, "a command")
+    assert upkeep.sweep(resource.database, 3600, of_objects=True) == 0
     assert row_of(resource).changed_by == "a command"
-    assert store.sweep(resource.database, 0) == 1
-    assert store.read([resource]) == {}
+    assert upkeep.sweep(resource.database, 0, of_objects=True) == 1
+    assert rows.read([resource]) == {}
 
 
 @pytest.mark.parametrize("alias", ["mariadb"], indirect=True)

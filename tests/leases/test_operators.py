@@ -21,11 +21,11 @@ from django_distlock import BackendUnavailable
 from django_distlock.browser import checks as browser_checks
 from django_distlock.browser.checks import check_browser
 from django_distlock.editing import checks as edit_checks
-from django_distlock.editing import store
 from django_distlock.editing.checks import check_editing
+from django_distlock.editing.listing import edit_leases
 from django_distlock.editing.resources import resource_of
 from django_distlock.editing.signals import edit_broken
-from django_distlock.leases import upkeep
+from django_distlock.leases import rows, upkeep
 from django_distlock.operations.pruning import prune
 from testproject.articles.models import Article
 from tests.browserlocks.store.tabs import Tab, forget_everything
@@ -190,7 +190,7 @@ def test_breaking_on_the_page(operator: Client, tab: Tab, article: Article, monk
         assert f"The lock of {who} was broken." in answer(kind)
         assert "it was not broken" in answer(kind)
     assert not tab.release()
-    assert store.held("default") == []
+    assert upkeep.held("default", of_objects=True) == []
     (entry,) = LogEntry.objects.all()
     assert (entry.object_id, "gone home" in entry.change_message) == (str(article.pk), True)
 
@@ -211,9 +211,10 @@ def test_breaking_asks_only_where_the_lease_is(
 
 
 def test_a_broken_edit_lock_is_sent_as_a_signal(article: Article) -> None:
+    (held,) = edit_leases.all_held()
     with hearing(edit_broken) as heard:
-        assert store.break_lease(resource_of(article), "gone home") is not None
-        assert store.break_lease(resource_of(article)) is None
+        assert edit_leases.end(held, "gone home")
+        assert not edit_leases.end(held, "gone home")
     assert [(told["reason"], told["before"].label) for told in heard] == [("gone home", "Bob")]
 
 
@@ -226,7 +227,7 @@ def test_old_rows_are_pruned(tab: Tab, article: Article, settings: Any) -> None:
     assert (prune(days=0)["browser"], prune(days=0)["edits"]) == (0, 0)
     waiting.miss()
     tab.release()
-    store.count_write(resource_of(article), "a command")
+    rows.count_write(resource_of(article), "a command")
     expire(resource_of(article))
     assert prune(days=30)["browser"] == 1  # the ticket; the row was in use a moment ago
     eventually(lambda: prune(days=0)["browser"] == 1, "the row stays")

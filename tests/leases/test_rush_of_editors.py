@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import DatabaseError
 
-from django_distlock.editing import store
-from django_distlock.editing.records import Busy, EditConflict, EditLease
+from django_distlock.editing.records import EditConflict, EditLease
 from django_distlock.editing.resources import resource_of
+from django_distlock.leases import rows
+from django_distlock.leases.records import Busy
 from django_distlock.storage.dialect import contended
 from testproject.articles.models import Article
 from tests.conftest import eventually
@@ -66,7 +67,7 @@ def _edit_once(chance: random.Random, article: Article, desk: Desk, told: dict[s
     if kind < 0.8:
         found = desk.take_over(resource) if kind < 0.05 else desk.claim(resource)
         if isinstance(found, Busy):
-            if not found.saving and found.holder and found.holder.owner.label == desk.owner.label:
+            if not found.saving and found.holder and found.holder.label == desk.owner.label:
                 told["wrong"].append("held by you")
             if chance.random() < 0.7:
                 return
@@ -121,7 +122,7 @@ def hold_and_hang(link: Link, alias: str, pk: int) -> None:
     article = Article.objects.using(alias).get(pk=pk)
     desk = Desk("ada")
     desk.open(article)
-    assert isinstance(store.claim(resource_of(article), desk.owner, new_id(), 3.0), EditLease)
+    assert isinstance(rows.take("claim", resource_of(article), desk.owner, new_id(), 3.0), EditLease)
     desk.save("never", lambda save: (link.say("saving"), link.hear()))
 
 

@@ -12,7 +12,7 @@ import pytest
 from django.db import connections, transaction
 
 from django_distlock.leases import queue
-from django_distlock.leases.records import LeaseLost, Row
+from django_distlock.leases.records import Lost, Row
 from django_distlock.storage.dialect import contended
 from tests.browserlocks.store.tabs import Tab, new_id
 from tests.support.places import READ_COMMITTED, REPEATABLE_READ, Place, isolate
@@ -106,7 +106,7 @@ def section(tab: Tab, book: int, until: float) -> int:
             protected(tab, book)
         elif kind < 0.4:
             asked = time.monotonic()
-            if isinstance(renewed := tab.renew(TTL), LeaseLost):
+            if isinstance(renewed := tab.renew(TTL), Lost):
                 return 1
             valid = asked + renewed.expires_in
         elif kind < 0.43:

@@ -109,7 +109,7 @@ FEATURES = (
     Mutant(
         "the edit lock of one tenant is that of another",
         "tenants",
-        "editing/records.py",
+        "leases/records.py",
         'schema = f"{self.schema}\\0" if self.schema else ""',
         'schema = ""',
         ("tests/tenants/test_tenants.py",),

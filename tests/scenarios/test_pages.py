@@ -12,7 +12,8 @@ from django.test import Client
 from django.urls import reverse
 
 from django_distlock import advisory_lock
-from django_distlock.browser.store import break_lease, held
+from django_distlock.leases import upkeep
+from django_distlock.leases.records import named
 from testproject.articles.models import Article
 from testproject.board.models import Move, Piece, pieces
 from testproject.cart.models import Entry, Line
@@ -40,8 +41,8 @@ ROWS = (Move, Piece, Entry, Line, Article, Order, Registered, Account, Run)
 def scenes(databases: None, settings: Any) -> Iterator[None]:
     settings.PAYMENT_SECONDS = 0
     yield
-    for lease in held("default"):
-        break_lease("default", lease.name, lease.fence)
+    for lease in upkeep.held("default", of_objects=False):
+        upkeep.break_lease(named("default", lease.name), lease.fence)
     for model in ROWS:
         model.objects.all().delete()
     with connection.cursor() as cursor:

@@ -16,11 +16,12 @@ from django.test import Client
 from django.urls import path
 
 from django_distlock import LockLost
-from django_distlock.editing import edit_lock, editors, store
+from django_distlock.editing import edit_lock, editors
 from django_distlock.editing.listing import edit_leases
 from django_distlock.editing.resources import resource_of
 from django_distlock.idempotency import idempotent
 from testproject.scenes.models import Account
+from django_distlock.leases import upkeep
 from tests.support.processes import Child
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def edit(link: Any, shared: bool) -> None:
         threading.Event().wait(2.5)
         link.say([hold.held, shown(one), shown(other)])
         with pytest.raises(LockLost), edit_lock(account, by="another import"):
-            link.say([shown(other), store.break_lease(resource_of(account)) is not None])
+            link.say([shown(other), upkeep.break_lease(resource_of(account)) is not None])
         link.say([hold.held, shown(one)])
 
 

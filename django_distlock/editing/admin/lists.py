@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.core import signing
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.decorators import method_decorator
 from django.utils.html import format_html
@@ -19,19 +17,21 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from django.views.decorators.csrf import csrf_protect
 
-from django_distlock.editing import store
 from django_distlock.editing.conf import config
 from django_distlock.editing.grants import EditGrant
 from django_distlock.editing.http import refusals
 from django_distlock.editing.http.forms import FIELD
 from django_distlock.editing.http.guard import SaveGuard, SaveRefused
 from django_distlock.editing.http.refusals import Refusal
-from django_distlock.editing.listing import editors
-from django_distlock.editing.records import EditConflict
-from django_distlock.editing.resources import database_of, label_of, pk_of, resource_of
+from django_distlock.editing.listing import editors, held_of
+from django_distlock.editing.records import EditConflict, editor_of
+from django_distlock.editing.resources import database_of, resource_of
 from django_distlock.editing.versions import version_of
+from django_distlock.http import grants
+from django_distlock.http.grants import GrantError
 from django_distlock.http.transactions import transactions_of_request
 from django_distlock.http.visitors import visitor_of
+from django_distlock.leases import rows
 
 from . import pages
 
@@ -42,16 +42,14 @@ if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
 
     from django_distlock.editing.conf import EditingConfig
-    from django_distlock.editing.records import EditLease, Resource
     from django_distlock.editing.saving import Save
+    from django_distlock.leases.records import Resource
 
 COLUMN = "being_edited_by"
 SALT = "django_distlock.editing.list"
 # The change form has a menu of actions since Django 6.1, with a field of its own.
 FORM: Any = getattr(getattr(admin, "ActionLocation", None), "CHANGE_FORM", "no such place")
 FORM_ACTION = "CHANGE_FORM-action"
-# Leases of one model that the filter and the actions look through.
-MOST_HELD = 5_000
 # Objects of an action that are named in a refusal.
 MOST_NAMED = 20
 
@@ -72,17 +70,8 @@ class EditedFilter(admin.SimpleListFilter):
         held = held_of(queryset.model, database_of(queryset))
         if choice in ("me", "others"):
             mine = visitor_of(request, config().label_of).principal
-            held = {pk: row for pk, row in held.items() if pages.is_of_another(row, mine) != (choice == "me")}
+            held = {pk: row for pk, row in held.items() if row.is_held_by_another(mine) != (choice == "me")}
         return queryset.exclude(pk__in=list(held)) if choice == "no" else queryset.filter(pk__in=list(held))
-
-
-def held_of(model: type[Model], database: str) -> dict[Any, EditLease]:
-    """The leases of the objects of a model that are edited now, by primary key."""
-    found = {}
-    for row in store.held(database, label_of(model), MOST_HELD):
-        with suppress(ValueError):
-            found[pk_of(replace(row.resource, kind=model._meta.label_lower))] = row
-    return found
 
 
 @dataclass(kw_only=True)
@@ -140,8 +129,8 @@ class LockedRow:
         if self.of.shown.get(resource.pk) not in (None, self._version(resource)):
             return EditConflict("changed", resource=resource)  # by whom is not known: perhaps by other code
         row = self.of.save.rows[resource.digest]
-        if pages.is_of_another(row, self.of.save.owner.principal):
-            return EditConflict("held", resource=resource, holder=row.editor)
+        if row.is_held_by_another(self.of.save.owner.principal):
+            return EditConflict("held", resource=resource, holder=editor_of(row))
         return None
 
     def _version(self, resource: Resource) -> str:
@@ -209,8 +198,7 @@ class EditLockLists:
         return response
 
     def _put_versions(self, request: HttpRequest, response: Any, versions: dict[str, str]) -> None:
-        principal = visitor_of(request, config().label_of).signer
-        value = signing.dumps([principal, versions], salt=SALT, compress=True)
+        value = grants.sign(SALT, visitor_of(request, config().label_of).signer, versions)
         markup = format_html('<input type="hidden" name="{}" value="{}" autocomplete="off">', FIELD, value)
         response.add_post_render_callback(
             functools.partial(pages.put_into_form, form_id="changelist-form", markup=markup)
@@ -258,7 +246,7 @@ class EditLockLists:
         if (formset := _formset_of(response)) is not None:
             self._show_again(request, response, formset, of)
         elif of.written:
-            store.wrote(of.written, of.save.owner.label)
+            rows.wrote(of.written, of.save.owner.label)
             for conflict in of.conflicts:
                 text = _("This was saved, although: %(why)s") % {"why": Refusal.of(conflict).text}
                 self.message_user(request, text, messages.WARNING)  # type: ignore[attr-defined]
@@ -316,7 +304,7 @@ class EditLockLists:
         if request.POST.get("select_across", "").lower() in ("", "0", "false"):  # as Django reads it
             queryset = queryset.filter(pk__in=request.POST.getlist(ACTION_CHECKBOX_NAME))
         held = held_of(self.model, database_of(queryset))
-        others = [pk for pk, row in held.items() if pages.is_of_another(row, principal)]
+        others = [pk for pk, row in held.items() if row.is_held_by_another(principal)]
         found = queryset.filter(pk__in=others)[:MOST_NAMED] if others else []
         return [pages.sentence(obj, held[obj.pk]) for obj in found]
 
@@ -342,12 +330,7 @@ def _formset_of(response: Any) -> Any:
 def _shown_versions(request: HttpRequest, principal: str, settings: EditingConfig) -> dict[str, str]:
     """The versions of the rows in the list that was sent; none without the field, as in a test of a plain admin."""
     text = request.POST.get(FIELD)
-    if not text:
-        return {}
     try:
-        signer, versions = signing.loads(text, salt=SALT, max_age=timedelta(seconds=settings.form_ttl))
-    except (signing.BadSignature, TypeError, ValueError) as error:
+        return dict(grants.read(SALT, text, principal, settings.form_ttl)) if text else {}
+    except (GrantError, TypeError, ValueError) as error:
         raise SaveRefused(Refusal(reason="grant")) from error
-    if signer != principal:
-        raise SaveRefused(Refusal(reason="grant"))
-    return dict(versions)

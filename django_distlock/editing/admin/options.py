@@ -17,6 +17,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.csrf import csrf_protect
 
 from django_distlock.editing.conf import EditingConfig, config
+from django_distlock.editing.grants import ReadyForm
 from django_distlock.editing.http import beats, refusals
 from django_distlock.editing.http.forms import bring_up_to_date, editable_fields, open_form, ready_forms, rendered
 from django_distlock.editing.http.guard import SaveGuard, SaveRefused
@@ -189,7 +190,7 @@ class EditLockAdmin(EditLockLists):
         response: Any = super().render_change_form(request, context, *args, **kwargs)  # type: ignore[misc]
         obj = context.get("original")
         ready = ready_forms(request).get(resource_of(obj)) if obj is not None and not obj._state.adding else None
-        if ready is not None and hasattr(response, "add_post_render_callback"):
+        if isinstance(ready, ReadyForm) and hasattr(response, "add_post_render_callback"):
             form_id = f"{self.opts.model_name}_form"
             response.add_post_render_callback(
                 lambda shown: pages.put_into_form(shown, form_id, rendered(request, ready))

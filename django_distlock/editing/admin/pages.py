@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib.admin.utils import NestedObjects
 
-from django_distlock.editing import store
 from django_distlock.editing.http.forms import editable_fields
 from django_distlock.editing.http.refusals import Refusal
 from django_distlock.editing.resources import resource_of
 from django_distlock.editing.versions import Inline
+from django_distlock.leases import rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from django.db.models import Model
     from django.http import HttpRequest, HttpResponse
 
-    from django_distlock.editing.records import EditLease
+    from django_distlock.leases.records import Row
 
 # Of a deletion that takes more objects along, only the leases of the first ones are read.
 MOST_DELETED = 5000
@@ -75,26 +75,17 @@ def deleted_along(objects: Any) -> list[Model]:
     return found[:MOST_DELETED]
 
 
-def held_by_others(objects: Iterable[Model], principal: str) -> list[tuple[Model, EditLease]]:
+def held_by_others(objects: Iterable[Model], principal: str) -> list[tuple[Model, Row]]:
     """The objects that another user edits now."""
     by_resource = {resource_of(obj): obj for obj in objects if obj.pk is not None}
     resources = list(by_resource)
-    found: dict[str, EditLease] = {}
+    found: dict[str, Row] = {}
     for start in range(0, len(resources), BATCH):
-        found.update(store.read(resources[start : start + BATCH]))
-    return [
-        (obj, found[resource.digest])
-        for resource, obj in by_resource.items()
-        if resource.digest in found and is_of_another(found[resource.digest], principal)
-    ]
+        found.update(rows.read(resources[start : start + BATCH]))
+    pairs = ((obj, found.get(resource.digest)) for resource, obj in by_resource.items())
+    return [(obj, row) for obj, row in pairs if row is not None and row.is_held_by_another(principal)]
 
 
-def is_of_another(row: EditLease, principal: str) -> bool:
-    """Does another user edit the object now?"""
-    return row.held and row.owner is not None and row.owner.principal != principal
-
-
-def sentence(obj: Any, row: EditLease) -> str:
+def sentence(obj: Any, row: Row) -> str:
     """An object and who edits it."""
-    refusal = Refusal(reason="held", who=row.owner.label if row.owner is not None else "")
-    return f"{obj._meta.verbose_name} “{obj}”: {refusal.text}"
+    return f"{obj._meta.verbose_name} “{obj}”: {Refusal(reason='held', who=row.label).text}"

@@ -1,4 +1,4 @@
-"""The record of takeovers: an entry in the admin's log where it is installed, and in the log of the process."""
+"""Takeovers and their record: in the admin's log where it is installed, in that of the process, and as a signal."""
 
 from __future__ import annotations
 
@@ -10,22 +10,36 @@ from django.db import models
 from django.utils.translation import gettext as _
 
 from django_distlock.editing.resources import model_of
+from django_distlock.editing.signals import edit_taken_over
 from django_distlock.http.visitors import user_of
+from django_distlock.leases import rows
+from django_distlock.leases.records import Row
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
 
-    from django_distlock.editing.records import EditLease, Resource
     from django_distlock.http.visitors import Visitor
+    from django_distlock.leases.records import Busy, Resource
 
 logger = logging.getLogger("django_distlock.editing")
 
 
-def log_takeover(
-    request: HttpRequest, visitor: Visitor, resource: Resource, holder: EditLease | None, reason: str
-) -> None:
-    """Record that the sender took the object over from ``holder``."""
-    who = holder.owner.label if holder is not None and holder.held and holder.owner is not None else ""
+def take_over(
+    request: HttpRequest,
+    visitor: Visitor,
+    resource: Resource,
+    before: Row | None,
+    lease: str,
+    ttl: float,
+    reason: str,
+) -> Row | Busy:
+    """Take the object over from the holder of ``before``, and record it. Permission is the caller's."""
+    found = rows.take("takeover", resource, visitor, lease, ttl)
+    if not isinstance(found, Row):
+        return found
+    told = {"owner": visitor, "before": before, "lease": found, "reason": reason}
+    edit_taken_over.send_robust(sender=Row, resource=resource, **told)
+    who = before.label if before is not None and before.held else ""
     logger.info("%s took %s %s over from %s: %s", visitor.label, resource.model, resource.pk, who or "nobody", reason)
     log(
         request,
@@ -33,6 +47,7 @@ def log_takeover(
         _("Took over the editing from %(holder)s. Reason: %(reason)s")
         % {"holder": who or "-", "reason": reason or "-"},
     )
+    return found
 
 
 def log(request: HttpRequest, resource: Resource, message: str) -> None:

@@ -18,18 +18,18 @@ from django.middleware.csrf import get_token
 
 from django_distlock import BackendUnavailable
 from django_distlock.concurrency.text import one_line
-from django_distlock.editing import store
-from django_distlock.editing.grants import EditGrant, GrantError, read_grant
-from django_distlock.editing.records import Busy, EditLease, Lost
+from django_distlock.editing.grants import EditGrant, read_grant
 from django_distlock.editing.resources import resource_of, rows_of
 from django_distlock.editing.versions import version_of
 from django_distlock.http.bodies import BadRequest, body_of, json_object, private_json
+from django_distlock.http.grants import GrantError
 from django_distlock.http.transactions import transactions_of_request
 from django_distlock.http.visitors import leave_session_alone, user_of, visitor_of
+from django_distlock.leases import rows
+from django_distlock.leases.records import Busy, Lost, Row
 from django_distlock.storage.values import ID
 
-from .audit import log_takeover
-from .forms import owner_of
+from .audit import take_over
 from .takeover import may_take_over
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from django.http import HttpRequest
 
     from django_distlock.editing.conf import EditingConfig
+    from django_distlock.leases.records import Verb
 
 logger = logging.getLogger("django_distlock.editing")
 Answer = dict[str, Any]
@@ -146,7 +147,6 @@ class Beat:
         self.config = config
         self.hook = hook
         self.visitor = visitor_of(request, config.label_of)
-        self.owner = owner_of(self.visitor)
 
     def answer(self, load: Callable[[], Any]) -> Answer:
         """Carry out the verb. GrantError if the signed field is not one of this visitor and this object."""
@@ -171,17 +171,16 @@ class Beat:
 
     def _release(self, grant: EditGrant, reserve: float = 0.0) -> None:
         if self.asked.lease:
-            store.release(grant.resource, self.asked.lease, reserve, principal=self.owner.principal)
+            rows.release(grant.resource, self.asked.lease, reserve, principal=self.visitor.principal)
 
     def _take(self, grant: EditGrant, obj: Any) -> Answer:
-        asked, resource, ttl = self.asked, grant.resource, self.config.ttl
-        found: EditLease | Busy | Lost
+        asked, visitor, resource, ttl = self.asked, self.visitor, grant.resource, self.config.ttl
+        found: Row | Busy | Lost
         if asked.verb == "renew":
-            found = store.renew(resource, asked.lease, ttl, principal=self.owner.principal, idle=asked.idle)
-        elif asked.verb == "adopt":
-            found = store.adopt(resource, self.owner, asked.lease, asked.previous, ttl, idle=asked.idle)
+            found = rows.renew(resource, asked.lease, ttl, principal=visitor.principal, idle=asked.idle)
         else:
-            found = store.claim(resource, self.owner, asked.lease, ttl, idle=asked.idle)
+            verb: Verb = "adopt" if asked.verb == "adopt" else "claim"
+            found = rows.take(verb, resource, visitor, asked.lease, ttl, idle=asked.idle, former=asked.previous)
         if isinstance(found, Busy):
             return self._busy(found, obj)
         if isinstance(found, Lost):
@@ -190,30 +189,29 @@ class Beat:
         return self._held(grant, found, look=asked.verb != "renew" or asked.fresh)
 
     def _take_over(self, grant: EditGrant, obj: Any) -> Answer:
-        before = store.read([grant.resource]).get(grant.resource.digest)
+        resource, asked, ttl = grant.resource, self.asked, self.config.ttl
+        before = rows.read_one(resource)
         if not self._may_take_over(obj, before):
             return {"state": "error", "reason": "permission"}
-        found = store.takeover(grant.resource, self.owner, self.asked.lease, self.config.ttl, self.asked.reason)
+        found = take_over(self.request, self.visitor, resource, before, asked.lease, ttl, asked.reason)
         if isinstance(found, Busy):
             return self._busy(found, obj)
-        log_takeover(self.request, self.visitor, grant.resource, before, self.asked.reason)
         return self._held(grant, found, look=True)
 
     def _watch(self, grant: EditGrant, obj: Any) -> Answer:
-        row = store.read([grant.resource]).get(grant.resource.digest)
-        if row is not None and row.held and row.owner is not None:
-            own = row.owner.principal == self.owner.principal
-            return self._busy(Busy(holder=row, own=own, saving=row.saving), obj)
+        row = rows.read_one(grant.resource)
+        if row is not None and row.held:
+            return self._busy(Busy(holder=row, own=row.principal == self.visitor.principal), obj)
         changed, deleted = self._news(grant, row) if self.asked.fresh else self._counted(grant, row)
         return _lost("deleted", changed=changed) if deleted else {"state": "free", "changed": changed}
 
-    def _may_take_over(self, obj: Any, holder: EditLease | None) -> bool:
+    def _may_take_over(self, obj: Any, holder: Row | None) -> bool:
         with transactions_of_request():
             return may_take_over(self.request, self.config, obj, holder, self.hook)
 
     # answers
 
-    def _held(self, grant: EditGrant, row: EditLease, *, look: bool) -> Answer:
+    def _held(self, grant: EditGrant, row: Row, *, look: bool) -> Answer:
         changed, deleted = self._news(grant, row) if look else (None, False)
         if deleted:
             return _lost("deleted", changed=changed)
@@ -222,7 +220,7 @@ class Beat:
     def _busy(self, found: Busy, obj: Any) -> Answer:
         row = found.holder
         holder = {
-            "label": row.owner.label if row is not None and row.owner is not None else "",
+            "label": row.label if row is not None else "",
             "since": row.age if row is not None else 0,
             "idle": row.idle if row is not None else 0,
             "own": found.own,
@@ -230,7 +228,7 @@ class Beat:
         }
         return {"state": "busy", "holder": holder, "can_take_over": not found.own and self._may_take_over(obj, row)}
 
-    def _news(self, grant: EditGrant, row: EditLease | None) -> tuple[Answer | None, bool]:
+    def _news(self, grant: EditGrant, row: Row | None) -> tuple[Answer | None, bool]:
         """What has happened to the object since the form was rendered (None: nothing), and whether it is deleted."""
         obj = rows_of(grant.resource).first()
         if obj is None:
@@ -243,7 +241,7 @@ class Beat:
             return {"by": "", "at": None}, False
         return None, False
 
-    def _counted(self, grant: EditGrant, row: EditLease | None) -> tuple[Answer | None, bool]:
+    def _counted(self, grant: EditGrant, row: Row | None) -> tuple[Answer | None, bool]:
         """The same by the counter of saves in the row alone."""
         if row is None or not grant.writes or not row.has_changed_since(grant.writes[0]):
             return None, False

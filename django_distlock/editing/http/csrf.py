@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from django.views.csrf import csrf_failure as django_failure
 
 from django_distlock.editing.conf import config
-from django_distlock.editing.grants import GrantError
 from django_distlock.http.csrf import SESSION_CHANGED, is_sent_by_this_site
+from django_distlock.http.grants import GrantError
 from django_distlock.http.visitors import visitor_of
 
 from . import refusals

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from django.middleware.csrf import get_token
 from django.template.loader import render_to_string
 from django.utils.html import json_script
 
-from django_distlock.editing import store
-from django_distlock.editing.grants import EditGrant, open_grant, read_grant, sign
-from django_distlock.editing.records import EditLease, Owner, Resource
+from django_distlock.editing.grants import EditGrant, ReadyForm, open_grant, read_grant, sign
 from django_distlock.editing.resources import resource_of
 from django_distlock.http.visitors import visitor_of
+from django_distlock.leases import rows
+from django_distlock.leases.records import Row
 from django_distlock.middleware import language_of_texts
 from django_distlock.storage.values import ID
 
 from .texts import texts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from django.db.models import Model
     from django.forms import BaseForm
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from django_distlock.editing.conf import EditingConfig
     from django_distlock.editing.versions import Inline
     from django_distlock.http.visitors import Visitor
+    from django_distlock.leases.records import Resource
 
 FIELD, LEASE_FIELD = "distlock_edit", "distlock_edit_lease"
 # What the button "Take over and save mine" asks for: "overwrite".
@@ -63,11 +64,6 @@ class Posted:
         return read_grant(self.text, visitor.signer) if self.text else None
 
 
-def owner_of(visitor: Visitor) -> Owner:
-    """The visitor as the holder of a lease."""
-    return Owner(principal=visitor.principal, label=visitor.label)
-
-
 def editable_fields(form: BaseForm | type[BaseForm] | None) -> tuple[str, ...] | None:
     """The names of the model's columns that a form edits; None, which is all of them, for a form of no model."""
     model = getattr(getattr(form, "_meta", None), "model", None)
@@ -86,24 +82,15 @@ def open_form(
     fields: Sequence[str] | None = None,
     inlines: Sequence[Inline] = (),
     visitor: Visitor | None = None,
-    leases: dict[str, EditLease] | None = None,
+    leases: dict[str, Row] | None = None,
 ) -> ReadyForm | None:
     """Read the object as its form is to show it, and make the grant; None if it is deleted.
 
     ``leases`` has the row of the object, if it was read before.
     """
     visitor = visitor or visitor_of(request, config.label_of)
-    opened = open_grant(
-        [resource_of(obj)],
-        principal=visitor.signer,
-        fields=fields,
-        inlines=inlines,
-        options=config,
-        leases=leases,
-    )
-    if opened is None:
-        return None
-    return ReadyForm(grant=opened.grant, config=config, obj=opened.obj, leases=opened.leases)
+    resource, signer = resource_of(obj), visitor.signer
+    return open_grant([resource], principal=signer, fields=fields, inlines=inlines, options=config, leases=leases)
 
 
 def bring_up_to_date(obj: Model, current: Model) -> None:
@@ -134,9 +121,8 @@ def rendered(request: HttpRequest, ready: ReadyForm, endpoint: str = "") -> Safe
 
     A form that is shown again has the fields that were posted. With ``WHEN = "open"`` this visit takes the lease.
     """
-    posted = ready.posted if ready.posted is not None and ready.posted.text else None
-    lease, holder = posted.lease if posted is not None else "", None
-    if posted is None and ready.config.when == "open" and request.method == "GET" and not is_prefetch(request):
+    lease, holder = ready.lease, None
+    if not ready.text and ready.config.when == "open" and request.method == "GET" and not is_prefetch(request):
         lease, holder = _claimed(request, ready)
     get_token(request)  # the script needs the cookie or the field
     # cache_page and the cache middleware must not store this page: it is for one visitor
@@ -144,7 +130,7 @@ def rendered(request: HttpRequest, ready: ReadyForm, endpoint: str = "") -> Safe
     resource = ready.grant.resource
     number = secrets.token_hex(4)
     context = {
-        "grant": posted.text if posted is not None else sign(ready.grant),
+        "grant": ready.text or sign(ready.grant),
         "lease": lease,
         "names": {"grant": FIELD, "lease": LEASE_FIELD},
         "config": ready.config,
@@ -168,64 +154,32 @@ def _claimed(request: HttpRequest, ready: ReadyForm) -> tuple[str, str]:
     The id of the lease, or the label of the other user who holds it.
     """
     config, resource = ready.config, ready.grant.resource
-    visitor = visitor_of(request, config.label_of)
     lease = secrets.token_hex(16)
-    found = store.claim(resource, owner_of(visitor), lease, config.idle)
-    if isinstance(found, EditLease):
+    found = rows.take("claim", resource, visitor_of(request, config.label_of), lease, config.idle)
+    if isinstance(found, Row):
         return lease, ""
-    other = found.holder.owner if found.holder is not None and not found.own else None
-    return "", other.label if other is not None else ""
-
-
-def with_mode(grant: EditGrant, mode: str) -> EditGrant:
-    """The grant in the mode of the view that saves: that of another page of the same object may be weaker."""
-    return grant if grant.mode == mode else replace(grant, mode=mode)
-
-
-def same_object(grant: EditGrant, resources: Sequence[Resource]) -> bool:
-    """Is the grant one for the form of these objects? That they are edited along with another one is not enough."""
-    return grant.resources[: len(resources)] == tuple(resources)
+    return "", found.holder.label if found.holder is not None and not found.own else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockedForm:
-    """What the view of a form locks. ``leases`` has the row, if it was read before the view has read the object."""
+    """What the view of a form locks, whose grant the template tag makes.
+
+    ``leases`` has the row, if it was read before the view has read the object.
+    """
 
     resource: Resource
     config: EditingConfig
-    leases: dict[str, EditLease] | None = None
-
-    @classmethod
-    def of(cls, request: HttpRequest) -> LockedForm | None:
-        """That of the view which answers the request."""
-        found: LockedForm | None = getattr(request, "_distlock_edit_locked", None)
-        return found
+    leases: dict[str, Row] | None = None
 
     def tell(self, request: HttpRequest) -> None:
         """Let the template tag know that the view has an edit lock."""
-        request._distlock_edit_locked = self  # type: ignore[attr-defined]
+        ready_forms(request).setdefault(self.resource, self)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadyForm:
-    """The grant of a form that is about to be rendered, and its object, which has the values of the grant's version.
-
-    ``leases`` has the row of the object, by its digest. ``posted``: the form is shown again, with errors. ``refused``:
-    it is, because its save was; with ``can_overwrite`` the visitor may take over and save.
-    """
-
-    grant: EditGrant
-    config: EditingConfig
-    obj: Any = None
-    leases: Mapping[str, EditLease] = field(default_factory=dict)
-    posted: Posted | None = None
-    refused: bool = False
-    can_overwrite: bool = False
-
-
-def ready_forms(request: HttpRequest) -> dict[Resource, ReadyForm]:
-    """The grants that views have made for the forms of this page, by the object of the form."""
-    found: dict[Resource, ReadyForm] | None = getattr(request, "_distlock_edit_forms", None)
+def ready_forms(request: HttpRequest) -> dict[Resource, ReadyForm | LockedForm]:
+    """What views have made for the forms of this page, by the object of the form."""
+    found: dict[Resource, ReadyForm | LockedForm] | None = getattr(request, "_distlock_edit_forms", None)
     if found is None:
         found = request._distlock_edit_forms = {}  # type: ignore[attr-defined]
     return found

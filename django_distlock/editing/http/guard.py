@@ -10,17 +10,19 @@ from django.contrib import messages
 from django.contrib.messages import get_messages
 from django.utils.translation import gettext as _
 
-from django_distlock.editing import store
-from django_distlock.editing.grants import EditGrant, GrantError, sign
-from django_distlock.editing.records import EditConflict, EditLease, Resource
+from django_distlock.editing.grants import EditGrant, ReadyForm, sign
+from django_distlock.editing.records import EditConflict
 from django_distlock.editing.resources import rows_of
-from django_distlock.editing.saving import Save, databases_of, run_save
+from django_distlock.editing.saving import Save, run_save
+from django_distlock.http.grants import GrantError
 from django_distlock.http.transactions import transactions_of_request
 from django_distlock.http.visitors import visitor_of
+from django_distlock.leases import rows
+from django_distlock.leases.records import Row
 
 from . import refusals
-from .audit import log_takeover
-from .forms import Posted, ReadyForm, open_form, owner_of, ready_forms, same_object, with_mode
+from .audit import take_over
+from .forms import Posted, open_form, ready_forms
 from .refusals import Refusal
 from .takeover import may_take_over
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
     from django_distlock.editing.conf import EditingConfig
     from django_distlock.editing.versions import Inline
+    from django_distlock.leases.records import Resource
 
 T = TypeVar("T")
 
@@ -63,7 +66,6 @@ class SaveGuard:
         self.hook = hook
         self.visitor = visitor_of(request, config.label_of)
         self.posted = Posted.of(request)
-        self.owner = owner_of(self.visitor)
         self.lease = self.posted.lease
 
     def grant(self) -> EditGrant:
@@ -77,9 +79,10 @@ class SaveGuard:
             raise SaveRefused(Refusal(reason="grant")) from error
         if found is None:
             return EditGrant(resources=self.resources, principal=self.visitor.signer, mode=self.config.mode)
-        if not same_object(found, self.resources):
+        if found.resources[: len(self.resources)] != self.resources:  # edited along with another one is not enough
             raise SaveRefused(Refusal(reason="grant"))
-        return with_mode(found, self.config.mode)
+        # in the mode of this view: the grant of another page of the same object may be weaker
+        return replace(found, mode=self.config.mode)
 
     def save(self, work: Callable[[Save], T], *, grant: EditGrant | None = None) -> T:
         """Lock, compare, and call ``work`` in the transaction. SaveRefused if the save would destroy another one.
@@ -93,9 +96,9 @@ class SaveGuard:
         queued = getattr(get_messages(self.request), "_queued_messages", [])
         before = len(queued)
         try:
-            with transactions_of_request(but=databases_of(grant)):
+            with transactions_of_request(but=[grant.database]):
                 repeatable = self._repeatable(work, queued, before)
-                found = run_save(grant, self.owner, self.lease, repeatable, attempts=self._attempts())
+                found = run_save(grant, self.visitor, self.lease, repeatable, attempts=self._attempts())
         except EditConflict as conflict:
             del queued[before:]
             raise SaveRefused(Refusal.of(conflict)) from conflict
@@ -114,7 +117,7 @@ class SaveGuard:
                 text = _("This was saved, although: %(why)s") % {"why": Refusal.of(conflict).text}
                 messages.warning(self.request, text, fail_silently=True)
             if self.posted.text:
-                ready = ReadyForm(grant=save.grant, config=self.config, posted=self.posted)
+                ready = ReadyForm(grant=save.grant, config=self.config, text=self.posted.text, lease=self.posted.lease)
                 ready_forms(self.request)[self.resources[0]] = ready
             response = work(save)
             if save.written and not _leaves_page(self.request, response):
@@ -123,28 +126,27 @@ class SaveGuard:
 
         return repeatable
 
-    def _may_overwrite(self, leases: Mapping[str, EditLease]) -> bool:
+    def _may_overwrite(self, leases: Mapping[str, Row]) -> bool:
         """May the visitor take over from each other user among the holders? Asked about None if there is none."""
-        others = [row for row in leases.values() if row.held and row.principal != self.owner.principal]
+        others = [row for row in leases.values() if row.is_held_by_another(self.visitor.principal)]
         hook, obj = self.hook, rows_of(self.resources[0]).first()
         if hook is None or obj is None:  # of an object that is gone the save says so
             return hook is not None
-        holders: list[EditLease | None] = [*others] or [None]
+        holders: list[Row | None] = [*others] or [None]
         return all(may_take_over(self.request, self.config, obj, holder, hook) for holder in holders)
 
     def _take_over(self, grant: EditGrant) -> None:
-        rows = store.read(grant.resources)
-        if not self._may_overwrite(rows):
+        present = rows.read(grant.resources)
+        if not self._may_overwrite(present):
             raise SaveRefused(Refusal(reason="held"))
         self.lease = self.lease or secrets.token_hex(16)
         for resource in sorted(grant.resources, key=lambda resource: resource.digest):
-            row = rows.get(resource.digest)
+            row = present.get(resource.digest)
             if row is None or not row.held or row.lease == self.lease:
                 continue
-            found = store.takeover(resource, self.owner, self.lease, self.config.ttl, "overwrite")
-            if not isinstance(found, EditLease):
+            why, ttl = _("To save other text."), self.config.ttl
+            if not isinstance(take_over(self.request, self.visitor, resource, row, self.lease, ttl, why), Row):
                 raise SaveRefused(Refusal(reason="saving"))
-            log_takeover(self.request, self.visitor, resource, row, _("To save other text."))
 
     def deleted(self, template: str) -> HttpResponse | None:
         """The page that keeps the text of a form whose object does not exist; None if no such form was sent."""
@@ -174,7 +176,8 @@ class SaveGuard:
             opened = replace(opened, grant=self.grant())
         ready = ready_forms(self.request)[self.resources[0]] = replace(
             opened,
-            posted=replace(self.posted, text=refusal.grant or self.posted.text),
+            text=refusal.grant or self.posted.text,
+            lease=self.posted.lease,
             refused=True,
             can_overwrite=refusal.reason == "held" and self._may_overwrite(opened.leases),
         )

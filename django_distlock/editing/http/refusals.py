@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from django.forms import BaseForm
     from django.http import HttpRequest, HttpResponse
 
-    from django_distlock.editing.records import EditConflict, Resource
+    from django_distlock.editing.records import EditConflict
+    from django_distlock.leases.records import Resource
 
 PAGE = "django_distlock/editing/conflict.html"
 # Fields that are no text of the visitor.
@@ -42,7 +43,6 @@ class Refusal:
 
     reason: str
     who: str = ""
-    own: bool = False
     obj: Any = None
     grant: str = ""  # the signed field of the form that is shown again
     resource: Resource | None = None
@@ -52,7 +52,7 @@ class Refusal:
     def of(cls, conflict: EditConflict) -> Refusal:
         """The refusal that an error is about."""
         who = conflict.holder.label if conflict.holder is not None else conflict.changed_by
-        return cls(reason=conflict.reason, who=who, own=conflict.own, obj=conflict.obj, resource=conflict.resource)
+        return cls(reason=conflict.reason, who=who, obj=conflict.obj, resource=conflict.resource)
 
     @property
     def replaces(self) -> bool:
@@ -71,10 +71,6 @@ class Refusal:
             "grant": _("This form is too old, or it was opened by another user or for another page."),
             "csrf": _("You have logged in since this form was opened, perhaps in another tab."),
         }
-        if self.own and self.reason == "held":
-            return _("You are editing this in another tab.")
-        if self.own and self.reason == "changed":
-            return _("You have saved this in another tab since you opened this form.")
         return texts[self.reason]
 
 

@@ -12,10 +12,12 @@ from django_distlock.editing.conf import config
 from django_distlock.editing.resources import resource_of
 from django_distlock.editing.versions import version_of
 
-from .forms import LockedForm, ReadyForm, editable_fields, open_form, ready_forms, rendered
+from .forms import LockedForm, editable_fields, open_form, ready_forms, rendered
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
+
+    from django_distlock.editing.grants import ReadyForm
 
 
 def tag(request: HttpRequest, obj: Any, form: Any, options: dict[str, Any]) -> SafeString:
@@ -26,9 +28,15 @@ def tag(request: HttpRequest, obj: Any, form: Any, options: dict[str, Any]) -> S
         )
     if obj is None or not hasattr(obj, "_state") or obj._state.adding:
         return SafeString()
-    ready = ready_forms(request).get(resource_of(obj))
+    resource = resource_of(obj)
+    ready = ready_forms(request).get(resource)
     if ready is None:
-        ready = _ready(request, obj, form, options)
+        raise ImproperlyConfigured(
+            f"{{% edit_lock %}} for {resource.model} {resource.pk}: the view has no edit lock on it, so that nothing "
+            "would refuse a save. Use EditLockMixin, @edit_locked or EditLockAdmin for this object."
+        )
+    if isinstance(ready, LockedForm):
+        ready = _opened(request, obj, ready, form, options)
     elif options:
         ready = replace(ready, config=replace(ready.config, **_checked(options)))
     return SafeString() if ready is None or ready.config.mode == "off" else rendered(request, ready)
@@ -39,15 +47,8 @@ def _checked(options: dict[str, Any]) -> dict[str, Any]:
     return {name: getattr(checked, name) for name in options}
 
 
-def _ready(request: HttpRequest, obj: Any, form: Any, options: dict[str, Any]) -> ReadyForm | None:
-    """The grant of a form that no view has made. ImproperlyConfigured in a view without a lock."""
-    found = LockedForm.of(request)
-    resource = resource_of(obj)
-    if found is None or found.resource != resource:
-        raise ImproperlyConfigured(
-            f"{{% edit_lock %}} for {resource.model} {resource.pk}: the view has no edit lock on it, so that nothing "
-            "would refuse a save. Use EditLockMixin, @edit_locked or EditLockAdmin for this object."
-        )
+def _opened(request: HttpRequest, obj: Any, found: LockedForm, form: Any, options: dict[str, Any]) -> ReadyForm | None:
+    """The grant of a form whose view has made none."""
     settings = replace(found.config, **_checked(options))
     if settings.mode == "off":
         return None

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from django.http import HttpRequest
 
     from django_distlock.editing.conf import EditingConfig
-    from django_distlock.editing.records import EditLease
+    from django_distlock.leases.records import Row
 
 TAKEOVER = "django_distlock.takeover_editlease"
 
@@ -22,14 +22,14 @@ def may_take_over(
     request: HttpRequest,
     options: EditingConfig,
     obj: Any,
-    holder: EditLease | None,
+    holder: Row | None,
     hook: Callable[[HttpRequest, Any], bool],
 ) -> bool:
     """May the sender take ``obj`` over? ``TAKEOVER`` may refuse what the hook of the view allows."""
     allowed = decided(hook(request, obj))
     if not allowed or options.takeover is None:
         return allowed
-    return decided(options.takeover(user_of(request), obj, holder.owner.principal if holder and holder.owner else None))
+    return decided(options.takeover(user_of(request), obj, holder.principal if holder and holder.lease else None))
 
 
 def decided(answer: Any) -> bool:

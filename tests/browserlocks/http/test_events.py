@@ -17,8 +17,10 @@ from django.db import connections
 from django.test import AsyncClient
 
 from django_distlock import BackendUnavailable
-from django_distlock.browser import endpoints, events, store
+from django_distlock.browser import endpoints, events
 from django_distlock.browser.events import MOST_STREAMS
+from django_distlock.leases import queue, upkeep
+from django_distlock.leases.records import named
 from tests.browserlocks.people import EVENTS, Person, Tab, new
 from tests.browserlocks.served import Site
 from tests.conftest import PATIENCE, eventually
@@ -87,7 +89,7 @@ def test_a_loss_and_the_next_turn(mine: Tab, bo: Person) -> None:
 
     async def main() -> None:
         chunks = await opened(mine)
-        await sync_to_async(store.break_lease)("default", "cart", mine.fence)
+        await sync_to_async(upkeep.break_lease)(named("default", "cart"), mine.fence)
         assert await event(chunks) == ("lost", {"id": mine.lease, "reason": "broken"})
         await sync_to_async(theirs.take)()
         await sync_to_async(mine.wait)(hidden=True)
@@ -145,7 +147,7 @@ def fails(*args: Any) -> Any:
 
 
 def test_a_database_that_is_down(ada: Person, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "names_of", fails)
+    monkeypatch.setattr(queue, "names_of", fails)
     response = asyncio.run(asked(ada, new()))
     assert (response.status_code, response["Retry-After"]) == (503, "2")
     endpoints._down.clear()
@@ -156,8 +158,8 @@ def test_a_database_that_goes_down_is_reported_once(
 ) -> None:
     """The stream goes on afterwards."""
     answers = iter([fails] * 3)
-    real = store.heads
-    monkeypatch.setattr(store, "heads", lambda *asked: next(answers, real)(*asked))
+    real = queue.heads
+    monkeypatch.setattr(queue, "heads", lambda *asked: next(answers, real)(*asked))
     monkeypatch.setattr(events, "PAUSE", 0)
 
     with caplog.at_level(logging.WARNING, "django_distlock.browser"):

@@ -11,7 +11,8 @@ import pytest
 from django.db import OperationalError, connections, transaction
 from django.test import AsyncClient
 
-from django_distlock.browser import guard, requires_lock, store
+from django_distlock.browser import guard, requires_lock
+from django_distlock.leases import rows
 from django_distlock.models import LockEvent, WebLease
 from tests.browserlocks import site
 from tests.browserlocks.people import Person, Tab, new
@@ -105,7 +106,7 @@ def test_requests_of_one_lease_wait_for_each_other_and_not_for_ever(
     settings.DISTLOCK_BROWSER = {"DATABASE": alias}
     tab = ada.tab(cart.name).take()
     found: list[Any] = []
-    real = store.lock_for_update
+    real = rows.lock_current
 
     def post() -> None:
         found.append(tab.post("plain"))
@@ -122,7 +123,7 @@ def test_requests_of_one_lease_wait_for_each_other_and_not_for_ever(
         monkeypatch.setattr(guard, "PATIENCE", 0.1)
         at_the_side(Place(alias, READ_COMMITTED), lambda: found.append(reason(tab.post("plain"))))
         monkeypatch.setattr(guard, "PATIENCE", PATIENCE)
-        monkeypatch.setattr(store, "lock_for_update", ask)
+        monkeypatch.setattr(rows, "lock_current", ask)
         late.start()
         assert asked.wait(PATIENCE)
 
@@ -217,7 +218,7 @@ def test_a_database_that_gives_up_is_busy(cart: Tab, monkeypatch: pytest.MonkeyP
     def fail(*args: Any) -> None:
         raise error
 
-    monkeypatch.setattr(store, "lock_for_update", fail)
+    monkeypatch.setattr(rows, "lock_current", fail)
     monkeypatch.setattr(guard, "PATIENCE", 0.1)
     response = cart.post("plain")
     assert (reason(response), response["Retry-After"]) == ("busy", "1")
@@ -237,7 +238,7 @@ def test_on_sqlite_an_outer_transaction_that_has_read_is_not_tried_again(
         tried.append(args)
         raise OperationalError("database is locked")
 
-    monkeypatch.setattr(store, "lock_for_update", fail)
+    monkeypatch.setattr(rows, "lock_current", fail)
     with transaction.atomic():
         response = cart.post("plain")
     assert (reason(response), len(tried)) == ("busy", 1)

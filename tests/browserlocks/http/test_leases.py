@@ -13,9 +13,10 @@ from django.db import connections, transaction
 from django.template import Context, Template, TemplateSyntaxError
 from django.urls import reverse
 
-from django_distlock.browser import endpoints, store
+from django_distlock.browser import endpoints
 from django_distlock.browser.conf import config
 from django_distlock.browser.endpoints import interval_of
+from django_distlock.leases import queue
 from django_distlock.leases.records import Waiting
 from django_distlock.models import BrowserTicket, WebLease
 from tests.browserlocks.people import CSRF, EVENTS, LEASES, RENEW, Person, Tab, holder_of, new, refusal
@@ -87,7 +88,7 @@ def test_intervals(ada: Person, bo: Person, monkeypatch: pytest.MonkeyPatch) -> 
     assert [bo.tab().ask(hidden=True).json()["retry_after"] for _ in range(2)] == [5, 10]
     hidden = {"holder": None, "place": 0, "queued": True, "interval": 5.0}
     for crowded, seconds in ((False, 5), (True, 0.5)):
-        monkeypatch.setattr(store, "acquire", lambda *args, c=crowded, **kwargs: Waiting(**hidden, crowded=c))
+        monkeypatch.setattr(queue, "acquire", lambda *args, c=crowded, **kwargs: Waiting(**hidden, crowded=c))
         assert bo.tab().ask(hidden=True).json()["retry_after"] == seconds
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import connections
 
-from django_distlock.browser import store
-from django_distlock.leases.records import Row, digest_of, holder_of
+from django_distlock.leases import queue, rows, upkeep
+from django_distlock.leases.records import Row, digest_of, holder_of, named
 from django_distlock.models import BrowserTicket
 
 if TYPE_CHECKING:
-    from django_distlock.leases.records import LeaseLost, Waiting
+    from django_distlock.leases.records import Lost, Resource, Waiting
 
 TTL = 600.0
 INTERVAL = 300.0  # the tickets outlive a test
@@ -36,7 +36,7 @@ def forget_everything(alias: str) -> None:
 def counts(alias: str, principal: str) -> tuple[int, int]:
     """How many leases and live waiting places the principal has."""
     alive = BrowserTicket.rows.using(alias).filter(principal=principal, alive_until__gt=1)
-    return len(store.held_by(alias, principal)), alive.count()
+    return len(upkeep.held(alias, of_objects=False, principal=principal)), alive.count()
 
 
 @dataclass
@@ -58,14 +58,13 @@ class Tab:
         return holder_of(self.lease, self.principal)
 
     @property
-    def held(self) -> tuple[str, str, int]:
-        """The name, the lease and its fence."""
-        return self.name, self.lease, self.fence
+    def resource(self) -> Resource:
+        return named(self.alias, self.name)
 
     def ask(self, **options: Any) -> Row | Waiting:
         wish = {"ttl": TTL, "queue": True, "interval": INTERVAL, **options}
         person = {"lease": self.lease, "principal": self.principal, "label": self.person.title()}
-        found = store.acquire(self.alias, self.name, **{**person, **wish})
+        found = queue.acquire(self.alias, self.name, **{**person, **wish})
         self.fence = getattr(found, "fence", self.fence)
         return found
 
@@ -79,17 +78,24 @@ class Tab:
         assert not isinstance(found, Row), found
         return found
 
-    def renew(self, ttl: float = TTL) -> Row | LeaseLost:
-        return store.renew(self.alias, *self.held, principal=self.principal, ttl=ttl)
+    def renew(self, ttl: float = TTL) -> Row | Lost:
+        return rows.renew(self.resource, self.lease, ttl, principal=self.principal, fence=self.fence)
 
     def release(self, name: str | None = None) -> bool:
-        return store.release(self.alias, self.lease, principal=self.principal, name=name)
+        return queue.release(self.alias, self.lease, principal=self.principal, name=name)
 
     def leave(self) -> None:
-        store.leave(self.alias, self.lease, principal=self.principal)
+        queue.leave(self.alias, self.lease, principal=self.principal)
 
-    def lock(self) -> Row | None:
-        return store.lock_for_update(self.alias, *self.held, self.principal)
+    def lock(self, principal: str | None = None) -> Row | None:
+        return rows.lock_current(self.resource, self.lease, self.fence, principal or self.principal)
+
+    def end(self) -> Row | None:
+        """An operator breaks its lease."""
+        return upkeep.break_lease(self.resource, self.fence)
+
+    def row(self) -> Row | None:
+        return rows.read_one(self.resource)
 
     def expire(self) -> None:
         """The lease of the name runs out, whoever has it."""

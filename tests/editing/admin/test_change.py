@@ -10,8 +10,10 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission
 from django.forms import modelform_factory
 
+from django_distlock.editing.signals import edit_taken_over
 from testproject.articles.models import Article, Source
 from tests.editing.people import CHOICE, GRANT, Person, body, controls, hidden, is_held, names, refused
+from tests.editing.store.desks import hearing
 
 
 @pytest.fixture
@@ -84,8 +86,10 @@ def test_e7_overwriting_needs_a_permission(ada: Person, bo: Person, boss: Person
     for person, status in ((bo, 409), (boss, 302)):
         answer = person.save(path, body=f"By {person.user}.")
         refused(answer, "Ada is editing this now.", f"By {person.user}.")
-        done = person.save(path, hidden(answer), body=f"By {person.user}.", **{CHOICE: "overwrite"})
+        with hearing(edit_taken_over) as heard:
+            done = person.save(path, hidden(answer), body=f"By {person.user}.", **{CHOICE: "overwrite"})
         assert done.status_code == status
+        assert [told["before"].label for told in heard] == ([] if status == 409 else ["Ada"])
     assert body() == "By boss."
     assert "Took over the editing from Ada" in " ".join(map(str, LogEntry.objects.all()))
 
@@ -117,7 +121,9 @@ def test_who_may_delete_and_not_change_has_the_lock_of_that_page_alone(bo: Perso
 def test_e18_a_takeover_is_logged_and_the_holder_is_told(ada: Person, boss: Person, path: str) -> None:
     held, theirs = ada.hold(path), boss.open(path)[GRANT]
     assert boss.ask("claim", theirs)["can_take_over"]
-    assert boss.ask("takeover", theirs, reason="Deadline\nat noon")["state"] == "held"
+    with hearing(edit_taken_over) as heard:
+        assert boss.ask("takeover", theirs, reason="Deadline\nat noon")["state"] == "held"
+    assert [(told["before"].label, told["reason"]) for told in heard] == [("Ada", "Deadline at noon")]
     lost = ada.renew(held)
     assert (lost["state"], lost["reason"], lost["by"]) == ("lost", "taken_over", "Boss")
     message = LogEntry.objects.get().change_message

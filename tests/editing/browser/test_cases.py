@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 from django.contrib.sessions.models import Session
 
-from django_distlock.editing import store
+from django_distlock.leases import upkeep
 from django_distlock.models import WebLease
 from testproject.articles.models import Article, Source
 from tests.support import axe
@@ -280,7 +280,7 @@ def test_e18_a_takeover_in_the_admin_and_an_object_that_is_deleted(
         banner(mine, "Bo has taken over")
         assert saved() == "On Saturday. By Bo."
         assert "Deadline" in bo.open(f"{LIST}{article.pk}/history/").text("#change-history")
-    mine.until(lambda: not store.held("default"), "it stays reserved for Bo")
+    mine.until(lambda: not upkeep.held("default", of_objects=True), "it stays reserved for Bo")
     mine.reload()
     banner(mine, "against an older version", KEPT)
     type_and_hold(mine, " Kept.")

@@ -11,6 +11,7 @@ from django.db import OperationalError, connections
 
 from django_distlock.editing.grants import read_grant, sign
 from django_distlock.editing.versions import Inline
+from django_distlock.http.visitors import principal_of_user
 from testproject.articles.models import Article
 from tests.editing import site
 from tests.editing.people import GRANT, Person, refused
@@ -109,7 +110,7 @@ def test_a_view_that_locks_rows(ada: Person, article: Article, monkeypatch: pyte
 def test_a_form_that_is_older_than_the_code(ada: Person, article: Article, inline: tuple[str, str]) -> None:
     """Its inline was removed or renamed with a deployment."""
     path = f"/edit/{article.pk}/"
-    known = read_grant(ada.open(path)[GRANT], None)
+    known = read_grant(ada.open(path)[GRANT], f"{principal_of_user(ada.user)}@testserver")
     old = sign(replace(known, inlines=(Inline(model=inline[0], fk=inline[1]),)))
     assert ada.ask("claim", old)["state"] == "error"
     refused(ada.save(path, {GRANT: old}, body="What was typed"), "What was typed")

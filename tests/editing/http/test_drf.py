@@ -8,7 +8,7 @@ import pytest
 from django.db import connections
 from django.test import Client, TestCase, override_settings
 
-from django_distlock.editing import store
+from django_distlock.leases import upkeep
 from testproject.articles.models import Article
 from tests.editing.people import LEASE, Person, body, is_held, make_person, refused, row, sent
 
@@ -91,11 +91,11 @@ def test_a_write_that_names_the_lease_keeps_it(ada: Person, article: Article, pa
     headers = {"Distlock-Lease": held[LEASE]}
     for send in (ada.client.patch, ada.client.put):
         assert send(path, sent(), content_type=JSON, headers=headers).status_code == 200
-        assert store.held("default")[0].expires_in > 30
+        assert upkeep.held("default", of_objects=True)[0].expires_in > 30
         assert ada.renew(held)["state"] == "held"
     ada.give_back(held)  # and prolongs none that was given back
     assert ada.patch(path, **headers).status_code == 200
-    assert not is_held(article) or store.held("default")[0].expires_in < 10
+    assert not is_held(article) or upkeep.held("default", of_objects=True)[0].expires_in < 10
 
 
 @override_settings(ROOT_URLCONF="tests.editing.site")

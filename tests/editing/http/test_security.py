@@ -29,10 +29,14 @@ def path(article: Article) -> str:
     return f"/articles/{article.pk}/"
 
 
-def test_e2_grants_that_are_forged_expired_or_foreign(ada: Person, bo: Person, article: Article, path: str) -> None:
+def test_e2_grants_that_are_forged_expired_or_foreign(
+    ada: Person, bo: Person, article: Article, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     grant = ada.open(path)[GRANT]
     facts = signing.loads(grant, salt=SALT)
-    old = signing.dumps({**facts, "u": 1.0}, salt=SALT)
+    with monkeypatch.context() as patch:
+        patch.setattr(signing.time, "time", lambda: 1.0)
+        old = signing.dumps(facts, salt=SALT)
     last = "A" if grant[-1] != "A" else "B"
     forged = ("", "no grant", grant.split(":")[0], grant[:-1] + last, signing.dumps(facts, salt="another"))
     for person, text, detail in [(ada, each, "forged") for each in forged] + [

@@ -13,8 +13,8 @@ from django.db import OperationalError, connection
 from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
-from django_distlock.editing import store
 from django_distlock.editing.http.refusals import Refusal, add_conflict
+from django_distlock.leases import upkeep
 from django_distlock.models import WebLease
 from testproject.articles.models import Article, Source
 from tests.editing import site
@@ -265,7 +265,7 @@ def test_the_lease_of_a_page_after_its_save(
     done = ada.client.post(address, {**sent, **fields}, headers=headers)
     assert done.status_code in (200, 204, 302)
     assert body() == "y"
-    (lease,) = store.held("default")
+    (lease,) = upkeep.held("default", of_objects=True)
     assert lease.expires_in > 30 if stays else lease.expires_in < 10
     refused(bo.save(form, theirs))  # it counts, also if it answers without a redirect
 

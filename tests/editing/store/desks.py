@@ -11,11 +11,11 @@ from django.db import connections
 from django.db.models import F, Value
 from django.db.models.functions import Concat
 
-from django_distlock.editing import store
 from django_distlock.editing.grants import open_grant
 from django_distlock.editing.records import EditLease, Owner
 from django_distlock.editing.resources import resource_of
 from django_distlock.editing.saving import run_save
+from django_distlock.leases import rows
 from django_distlock.models import WebLease
 from testproject.articles.models import Article
 from tests.conftest import eventually
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from django.dispatch import Signal
 
     from django_distlock.editing.grants import EditGrant
-    from django_distlock.editing.records import Resource
     from django_distlock.editing.saving import Save
+    from django_distlock.leases.records import Resource
 
 TTL = 600.0
 
@@ -35,8 +35,8 @@ TTL = 600.0
 def emptied(alias: str) -> Iterator[str]:
     """The database, without articles and locks."""
     for last in (False, True):
-        for rows in (Article.objects, WebLease.rows):
-            rows.using(alias).all().delete()
+        for each in (Article.objects, WebLease.rows):
+            each.using(alias).all().delete()
         if not last:
             yield alias
 
@@ -124,13 +124,13 @@ class Desk:
         self.grant, self.shown = opened.grant, opened.obj.body
 
     def claim(self, resource: Resource) -> Any:
-        return self._held(lambda lease: store.claim(resource, self.owner, lease, TTL))
+        return self._held(lambda lease: rows.take("claim", resource, self.owner, lease, TTL))
 
     def adopt(self, resource: Resource) -> Any:
-        return self._held(lambda lease: store.adopt(resource, self.owner, lease, self.lease, TTL))
+        return self._held(lambda lease: rows.take("adopt", resource, self.owner, lease, TTL, former=self.lease))
 
     def take_over(self, resource: Resource) -> Any:
-        return self._held(lambda lease: store.takeover(resource, self.owner, lease, TTL, "it is urgent"))
+        return self._held(lambda lease: rows.take("takeover", resource, self.owner, lease, TTL))
 
     def _held(self, ask: Callable[[str], Any]) -> Any:
         lease = new_id()
@@ -140,10 +140,10 @@ class Desk:
         return found
 
     def renew(self, resource: Resource) -> Any:
-        return store.renew(resource, self.lease, TTL, principal=self.owner.principal)
+        return rows.renew(resource, self.lease, TTL, principal=self.owner.principal)
 
     def release(self, resource: Resource, reserve: float = 0.0) -> None:
-        store.release(resource, self.lease, reserve, principal=self.owner.principal)
+        rows.release(resource, self.lease, reserve, principal=self.owner.principal)
 
     def save(self, token: str, during: Callable[[Save], object] = lambda save: None) -> None:
         """Send the form: what was shown, and something more. EditConflict if it is refused."""

@@ -14,10 +14,12 @@ from django.db import connections, transaction
 from django.db.transaction import TransactionManagementError
 
 from django_distlock import LockLost
-from django_distlock.editing import EditConflict, edit_lock, store
-from django_distlock.editing.records import Busy, EditLease, Resource
+from django_distlock.editing import EditConflict, edit_lock
+from django_distlock.editing.records import EditLease
 from django_distlock.editing.resources import resource_of
 from django_distlock.editing.signals import edit_overridden
+from django_distlock.leases import rows
+from django_distlock.leases.records import Busy, Resource
 from testproject.articles.models import Article
 from tests.conftest import eventually
 from tests.editing.store.desks import Desk, emptied, expire, hearing, make_article
@@ -52,8 +54,8 @@ def importing(article: Article, **options: Any) -> Any:
 
 
 def held_by(article: Article) -> str | None:
-    (row,) = store.read([resource_of(article)]).values()
-    return row.owner.label if row.held else None
+    (row,) = rows.read([resource_of(article)]).values()
+    return row.label if row.held else None
 
 
 def test_others_are_kept_away_for_the_block(article: Article, resource: Resource, bob: Desk) -> None:
@@ -123,7 +125,7 @@ def test_it_never_ends_without_its_write_being_counted(alias: str) -> None:
     def save() -> None:
         other.callback(connections[alias].close)
         other.enter_context(transaction.atomic(using=alias))
-        store.lock([resource_of(article)])
+        rows.lock([resource_of(article)])
 
     with (
         ThreadPoolExecutor(1) as saving,
@@ -147,7 +149,7 @@ def test_an_override_is_explicit_logged_and_sent(
         assert lease.held
         assert bob.renew(resource).reason == "taken_over"
     assert "nightly import took articles.article" in caplog.text
-    assert [(told["before"].owner.label, told["reason"]) for told in heard] == [("Bob", "ticket 7")]
+    assert [(told["before"].label, told["reason"]) for told in heard] == [("Bob", "ticket 7")]
 
 
 @pytest.mark.tier2
@@ -158,10 +160,10 @@ def test_it_is_renewed_for_as_long_as_the_block_takes(article: Article, resource
         lease.check()
 
     with importing(article, ttl=2.0) as lease:
-        ends = [store.read([resource])[resource.digest].expires_in]
+        ends = [rows.read([resource])[resource.digest].expires_in]
 
         def renewed() -> bool:
-            ends.append(store.read([resource])[resource.digest].expires_in)
+            ends.append(rows.read([resource])[resource.digest].expires_in)
             return ends[-1] > ends[-2]
 
         eventually(renewed, "it is not renewed")
@@ -180,7 +182,7 @@ def test_it_is_not_held_if_its_row_is_kept_for_longer_than_its_ttl(alias: str) -
     resource = resource_of(make_article(alias))
     with edit_lock(resource, by="nightly import", ttl=2.0) as lease:
         with transaction.atomic(using=alias):
-            store.lock([resource])
+            rows.lock([resource])
             eventually(lambda: not lease.held, "the renewals that fail count")
             with pytest.raises(LockLost, match="could not be renewed"):
                 lease.check()
@@ -233,4 +235,4 @@ def test_e10_mode_off_costs_nothing_and_warn_goes_on(
     with caplog.at_level(logging.WARNING, LOG), importing(article):
         pass
     assert "goes on, although" in caplog.text
-    assert store.read([resource])[resource.digest].changed_by == "nightly import"
+    assert rows.read([resource])[resource.digest].changed_by == "nightly import"

@@ -10,13 +10,13 @@ import pytest
 from django.db import DatabaseError, OperationalError, connections, transaction
 from django.db.transaction import TransactionManagementError
 
-from django_distlock.editing import store
 from django_distlock.editing.grants import EditGrant, open_grant
 from django_distlock.editing.records import EditConflict
 from django_distlock.editing.resources import resource_of
 from django_distlock.editing.saving import saving
 from django_distlock.editing.signals import edit_refused
 from django_distlock.editing.versions import Inline
+from django_distlock.leases import rows
 from django_distlock.models import WebLease
 from testproject.articles.models import Source
 from tests.data.app.models import Restaurant
@@ -110,12 +110,12 @@ def test_e4_a_save_on_sqlite_has_the_write_lock_before_it_reads(
 
 @on_sqlite
 def test_e6_inline_rows_are_part_of_the_version(alias: str, article: Article, ada: Desk) -> None:
-    rows = Source.objects.using(alias)
-    source = rows.create(article=article, name="a")
+    sources = Source.objects.using(alias)
+    source = sources.create(article=article, name="a")
     for change in (
-        lambda: rows.filter(pk=source.pk).update(name="b"),
-        lambda: rows.create(article=article, name="c"),
-        lambda: rows.filter(name="c").delete(),
+        lambda: sources.filter(pk=source.pk).update(name="b"),
+        lambda: sources.create(article=article, name="c"),
+        lambda: sources.filter(name="c").delete(),
     ):
         ada.grant = grant_of(ada, article, fields=["title", "body"], inlines=[SOURCES])
         change()
@@ -130,8 +130,8 @@ def is_locked(obj: Any) -> bool:
 
     def look() -> None:
         with transaction.atomic(using=alias):
-            rows = type(obj)._base_manager.using(alias).filter(pk=obj.pk)
-            found.append(not rows.select_for_update(skip_locked=True).exists())
+            present = type(obj)._base_manager.using(alias).filter(pk=obj.pk)
+            found.append(not present.select_for_update(skip_locked=True).exists())
 
     at_the_side(Place(alias, READ_COMMITTED), look)
     return found[0]
@@ -172,7 +172,7 @@ def test_e2_several_objects_of_one_grant(alias: str, article: Article) -> None:
     with saving(grant, ada.owner) as save:
         assert set(save.objects) == {resource, resource_of(article)}
         save.wrote()
-    assert {row.changed_by for row in store.read(save.objects).values()} == {"Ada"}
+    assert {row.changed_by for row in rows.read(save.objects).values()} == {"Ada"}
 
 
 # transactions
@@ -253,7 +253,7 @@ def test_e9_a_beat_while_the_save_waits_for_its_lock(place: Place, article: Arti
 
     def hold() -> None:
         with transaction.atomic(using=place.alias):
-            store.lock([resource])
+            rows.lock([resource])
             begun.set()
             until_somebody_waits(place.alias)
             WebLease.rows.using(place.alias).update(active_at=1)
