@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import ClassVar, Self
 
-    from django.db.models.base import ModelBase
-
 
 class FencedModel(models.Model):
     """A model whose rows remember the highest fencing token that has written them.
@@ -44,13 +42,7 @@ class FencedModel(models.Model):
         abstract = True
 
     def save(
-        self,
-        *,
-        fence: Fencing | int | None = None,
-        force_insert: bool | tuple[ModelBase, ...] = False,
-        force_update: bool = False,
-        using: str | None = None,
-        update_fields: Iterable[str] | None = None,
+        self, *, fence: Fencing | int | None = None, update_fields: Iterable[str] | None = None, **kwargs: Any
     ) -> None:
         """Save with the fencing token of a lease, or an int; by default with the token that the instance carries.
 
@@ -65,12 +57,7 @@ class FencedModel(models.Model):
         before, outer = self.__dict__.get(FENCE), self._fence_due  # a signal handler may save it in between
         self.fence = self._fence_due = token.still_held()
         try:
-            super().save(
-                force_insert=force_insert,
-                force_update=force_update,
-                using=using,
-                update_fields=update_fields and {*update_fields, FENCE},
-            )
+            super().save(update_fields=update_fields and {*update_fields, FENCE}, **kwargs)
         except BaseException:
             self.__dict__.pop(FENCE, None)
             if before is not None:

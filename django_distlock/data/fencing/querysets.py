@@ -71,8 +71,6 @@ class FencedQuerySet(models.QuerySet[Row]):
                 refuse_later(rows, number)
             return updated
 
-    update.alters_data = True  # type: ignore[attr-defined]
-
     def delete(self) -> tuple[int, dict[str, int]]:
         """As Django's, with cascades and signals. The rows are fenced first, in the same transaction."""
         if self._fence is None:
@@ -81,7 +79,6 @@ class FencedQuerySet(models.QuerySet[Row]):
         with transaction.atomic(rows.db):
             return rows._raise_fence(number).delete()
 
-    delete.alters_data = True  # type: ignore[attr-defined]
     delete.queryset_only = True  # type: ignore[attr-defined]
 
     def bulk_update(self, objs: Iterable[Row], fields: Iterable[str], batch_size: int | None = None) -> int:
@@ -94,14 +91,10 @@ class FencedQuerySet(models.QuerySet[Row]):
         _carry(objs, self._fence.number)
         return updated
 
-    bulk_update.alters_data = True  # type: ignore[attr-defined]
-
     def create(self, **kwargs: Any) -> Row:
         if self._fence is None:
             return super().create(**kwargs)
         return super().create(**kwargs, **{FENCE: self._fence.still_held()})
-
-    create.alters_data = True  # type: ignore[attr-defined]
 
     def bulk_create(self, objs: Iterable[Row], *args: Any, **kwargs: Any) -> list[Row]:
         """As Django's; ``update_conflicts`` raises UnsupportedOperation, because it overwrites without a condition."""
@@ -114,8 +107,6 @@ class FencedQuerySet(models.QuerySet[Row]):
         objs = list(objs)
         _carry(objs, self._fence.still_held())
         return super().bulk_create(objs, *args, **kwargs)
-
-    bulk_create.alters_data = True  # type: ignore[attr-defined]
 
     def _clone(self) -> Self:
         clone: Self = super()._clone()  # type: ignore[misc]
@@ -150,6 +141,10 @@ class FencedQuerySet(models.QuerySet[Row]):
         if fences.filter(**{f"{FENCE}__lte": number}).update(**{FENCE: number}) != len(keys):
             refuse_later(fences, number)
         return self.filter(pk__in=keys)
+
+
+for _write in ("update", "delete", "bulk_update", "create", "bulk_create"):
+    vars(FencedQuerySet)[_write].alters_data = True  # as Django's: no template calls them
 
 
 class FencedIterable(ModelIterable):  # type: ignore[type-arg]  # no subscript at run time
