@@ -226,18 +226,21 @@ def test_a_view_tells_its_route(using: str, name: str, monkeypatch: pytest.Monke
         notes = noted(using, name) + noted(using, f"{name} within") if using == "postgres" else []
         return not any(session for _name, session, _holder in notes)
 
+    ways = [
+        ("POST", "reset", "POST /reset/<token>/", 2),
+        ("POST", "rest", "POST /rest/<token>/", 1),
+        ("web-9:1:MainThread", "reset", "? /reset/<token>/", 2),  # clients choose it
+    ]
     with override_settings(ROOT_URLCONF=urls(using, name)):
-        for method, kind, shown, locks in (
-            ("POST", "reset", "POST /reset/<token>/", 2),
-            ("POST", "rest", "POST /rest/<token>/", 1),
-            ("web-9:1:MainThread", "reset", "? /reset/<token>/", 2),  # clients choose it
-        ):
+        # a note is written after a second and ended after another: one way shows that it says the same
+        for method, kind, shown, locks in ways if using == "redis" else ways[:1]:
             told = Client().generic(method, f"/{kind}/{SECRET}/").text.split("\n")
             assert [each.startswith(f"{thread}, {shown}") for each in told] == [True] * locks, told
             eventually(forgotten, "the note stays")
-        told = asyncio.run(get()).split("\n")
-        task = re.compile(r"Task-\d+ \([\w.<>]+\), GET /async/<token>/")
-        assert [bool(task.match(each)) for each in told] == [True] * 2, told
+        if using == "redis":
+            told = asyncio.run(get()).split("\n")
+            task = re.compile(r"Task-\d+ \([\w.<>]+\), GET /async/<token>/")
+            assert [bool(task.match(each)) for each in told] == [True] * 2, told
     eventually(forgotten, "the note stays")
     with advisory_lock(name, using=using, timeout=5):
         assert "POST" not in holders(using, name).text
