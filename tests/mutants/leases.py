@@ -107,7 +107,7 @@ LEASES = (
         "R1",
         "backends/redlock/attempt.py",
         "lead, name = self._lead, new_name(self.claim)",
-        "lead, name = self._lead, self._who",
+        "lead, name = self._lead, self._place.who",
         ("tests/engines/redlock/test_votes.py",),
     ),
     Mutant(

@@ -26,7 +26,7 @@ LATER, LOOK_EVERY = 0.25, 5.0
 
 
 class Place:
-    """A waiter in the queue of a lock at one server. ``who``: its name there, of no use once it has left."""
+    """A waiter in the queue of a lock at one server. ``who``: its name there, which is not used again afterwards."""
 
     def __init__(self, keys: Keys, who: bytes) -> None:
         self._keys, self.who = keys, who

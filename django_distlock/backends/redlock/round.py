@@ -170,20 +170,20 @@ class Round:
         total = len(self.answers)
         late = [number for number, error in self._errors.items() if _is_late(error)]
         failed = {number: error for number, error in self._errors.items() if not _is_late(error)}
-        if not self._errors:
-            return BackendUnavailable(f"No majority of the {total} Redis nodes confirms it.")
-        kinds = ", ".join(sorted({kind_of(error) for error in failed.values()}))
-        failures = f"failed: {_numbers(failed)} ({kinds})" if failed else ""
-        if late and len(failed) <= total - majority(total):
-            text = f"{len(late)} of {total} Redis nodes did not answer in time: {_numbers(late)}"
-            text += f"; {len(failed)} {failures}" if failed else ""
-            cause: BaseException = TimeoutError("There was no answer in time.")
-        else:  # these alone are too many
-            text = f"{len(failed)} of {total} Redis nodes {failures}"
-            text += f"; no answer in time: {_numbers(late)}" if late else ""
-            cause = _root(next(iter(failed.values())))
-        clustered = [str(error) for error in failed.values() if isinstance(error, ClusterNode)]
-        unavailable = BackendUnavailable(". ".join([text, *clustered[:1]]).removesuffix(".") + ".")
+        parts: list[str] = []
+        cause: BaseException | None = None
+        if late:
+            parts.append(f"{len(late)} of {total} Redis nodes did not answer in time: {_numbers(late)}")
+            cause = TimeoutError("There was no answer in time.")
+        if failed:
+            kinds = ", ".join(sorted({kind_of(error) for error in failed.values()}))
+            count = str(len(failed)) if late else f"{len(failed)} of {total} Redis nodes"
+            parts.append(f"{count} failed: {_numbers(failed)} ({kinds})")
+            if not late or len(failed) > total - majority(total):  # these alone are too many
+                cause = _root(next(iter(failed.values())))
+        text = "; ".join(parts) or f"No majority of the {total} Redis nodes confirms it"
+        cluster = next((f". {error}" for error in failed.values() if isinstance(error, ClusterNode)), ".")
+        unavailable = BackendUnavailable(text + cluster)
         unavailable.__cause__ = cause
         return unavailable
 

@@ -36,6 +36,8 @@ DEPTH = 5
 class Listens:
     """The ear of a process, subscribed at one node."""
 
+    ended = False
+
     def __init__(self, world: World, name: str, node: int) -> None:
         self._world = world
         self.channel = name.encode()
