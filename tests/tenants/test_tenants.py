@@ -20,8 +20,8 @@ from django_distlock.editing import edit_lock, editors
 from django_distlock.editing.listing import edit_leases
 from django_distlock.editing.resources import resource_of
 from django_distlock.idempotency import idempotent
-from testproject.scenes.models import Account
 from django_distlock.leases import upkeep
+from testproject.scenes.models import Account
 from tests.support.processes import Child
 
 if TYPE_CHECKING:

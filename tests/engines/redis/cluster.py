@@ -1,18 +1,15 @@
-"""A Redis Cluster of three masters, and a proxy that routes commands by key and hides that there is a cluster."""
+"""A Redis Cluster of three masters."""
 
 from __future__ import annotations
 
 import contextlib
-import selectors
-import socket
 import subprocess
-import threading
 from typing import TYPE_CHECKING, Self
 
 from redis.crc import key_slot
 
 from tests.conftest import eventually
-from tests.engines.redis.server import Own, commands, lock_keys, packed
+from tests.engines.redis.server import Own, lock_keys
 from tests.support.services.process import free_port
 
 if TYPE_CHECKING:
@@ -89,62 +86,3 @@ def move(cluster: Cluster, name: str, source: int, target: int) -> None:
         cluster.clients[source].migrate("127.0.0.1", cluster.ports[target], keys, 0, 5000)
     for client in (cluster.clients[target], cluster.clients[source], *cluster.clients):
         client.cluster("setslot", slot, "node", ids[target])
-
-
-class Router:
-    """Listens on a free loopback port, a thread for each client. Scripts go to the node that has their keys, all else
-    (and so each subscription) to the first node."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-        self._threads = [threading.Thread(target=self._accept)]
-        self._clients: list[socket.socket] = []
-        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
-
-    def __enter__(self) -> Self:
-        self._threads[0].start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for end in (self._listener, *self._clients):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join(10)
-        self._listener.close()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                self._clients.append(self._listener.accept()[0])
-                self._threads.append(threading.Thread(target=self._serve, args=(self._clients[-1],)))
-                self._threads[-1].start()
-
-    def _serve(self, client: socket.socket) -> None:
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            stack.enter_context(client)
-            nodes = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for port in self._cluster.ports]
-            for node in nodes[1:]:
-                node.sendall(packed(b"HELLO", b"3"))
-                node.recv(65536)
-            selector = stack.enter_context(selectors.DefaultSelector())
-            for end in (client, *nodes):
-                selector.register(end, selectors.EVENT_READ, end)
-            while True:
-                for key, _ in selector.select():
-                    data = key.data.recv(65536)
-                    if not data:
-                        return
-                    if key.data is client:
-                        self._route(client, nodes, data)
-                    else:  # a message
-                        client.sendall(data)
-
-    def _route(self, client: socket.socket, nodes: list[socket.socket], data: bytes) -> None:
-        """One command after the other, so that the answers come in order."""
-        for words in commands(data):
-            scripted = words[0] in (b"EVAL", b"EVALSHA")
-            node = nodes[self._cluster.node_of(words[3]) if scripted else 0]
-            node.sendall(packed(*words))
-            client.sendall(node.recv(65536).replace(b"$7\r\ncluster", b"$10\r\nstandalone"))

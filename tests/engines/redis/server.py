@@ -92,11 +92,6 @@ def commands(data: bytes) -> Iterator[list[bytes]]:
         yield words
 
 
-def packed(*words: bytes) -> bytes:
-    """One command, as clients send it."""
-    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
-
-
 class Own:
     """A server of one test's own, which may stop, restart and lose its scripts and connections."""
 
@@ -123,11 +118,6 @@ class Own:
             return bool(self.client.ping())
         except RedisError:
             return False
-
-    def restart(self) -> None:
-        """In order, with its data."""
-        self.stop()
-        self.start()
 
     def stop(self) -> None:
         assert self._process is not None

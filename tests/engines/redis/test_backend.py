@@ -70,6 +70,26 @@ def test_r4_a_wait_and_its_hand_over_cost_one_command(
             assert backend.release(grant)
 
 
+def test_r4_a_waiter_learns_that_the_lease_ends_sooner(
+    own: Own, name: str, keys: tuple[bytes, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock goes to a holder with a shorter TTL, which dies: a waiter that did not ask now and then would wait for
+    the end of the long lease that it saw when it joined."""
+    monkeypatch.setattr(attempt, "LOOK_EVERY", 1.0)
+    first = own.hold(name, 60.0)
+    with ThreadPoolExecutor(2) as pool, counted(own.client) as commands:
+        waiting = []
+        for ttl in (0.5, 60.0):
+            waiting.append(pool.submit(own.holder.try_acquire, claim_of(name, ttl), 30))
+            eventually(lambda: own.client.zcard(keys[1]) == len(waiting), "it does not wait")
+        assert own.holder.release(first)
+        assert waiting[0].result(20)
+        grant = waiting[1].result(40)
+    assert grant is not None, "it sleeps until the end of the lease that it saw"
+    assert commands["evalsha"] + commands["eval"] <= 14
+    assert own.holder.release(grant)
+
+
 def test_r21_the_fence_follows_the_servers_clock_and_never_falls(own: Own, name: str, keys: tuple[bytes, ...]) -> None:
     first = fences(name)[0]
     seconds, microseconds = own.client.time()

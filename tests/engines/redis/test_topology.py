@@ -1,28 +1,39 @@
-"""R22a: a hand-over is a grant only if the server that granted it says so. Redlock refuses a node of a cluster."""
+"""Servers that are replicated, fail over, are reached by TLS or by Sentinel. R22a: a hand-over is a grant only if the
+server that granted it says so. Redlock refuses a node of a cluster."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import signal
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.core.cache import caches
+from redis import Redis
+from redis.exceptions import RedisError
 
 from django_distlock import BackendUnavailable, advisory_lock
+from django_distlock.backends.redis import attempt
 from django_distlock.backends.redis.backend import RedisBackend
 from django_distlock.backends.redis.scripts import keys_of
+from django_distlock.manager.registry import registry
 from django_distlock.operations.doctor import diagnose
 from tests.conftest import eventually
 from tests.engines.actors import share_and_write
-from tests.engines.redis.cluster import Cluster, Router, of_each_node
-from tests.engines.redis.server import claim_of, client, fail_over, url, waiters
+from tests.engines.redis.server import Own, claim_of, client, fail_over, lock_keys, url, waiters
+from tests.engines.zookeeper.test_secure import CERTIFICATE
 from tests.faults.proxy import Proxy
 from tests.support.processes import Child
+from tests.support.services.process import free_port
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from django_distlock.keys import LockKey
-    from tests.engines.redis.server import Own
+    from tests.engines.redis.cluster import Cluster
 
 pytestmark = pytest.mark.usefixtures("databases")
 USING = "redis"
@@ -64,35 +75,6 @@ def test_r22a_a_waiter_at_the_old_primary_is_handed_nothing(own: Own, another: O
         assert newcomer.fence < grant.fence
         assert there.release(grant)
         there.close()
-
-
-@pytest.mark.tier2
-@pytest.mark.parametrize("node", [0, 1])
-def test_r22a_a_message_on_the_bus_of_a_cluster_is_no_grant(cluster: Cluster, name: str, node: int) -> None:
-    """Behind a proxy that hides the cluster: the waiter is subscribed at node 0, and its lock may be elsewhere."""
-    name = of_each_node(cluster, name)[node]
-    owner = cluster.clients[node]
-    with Router(cluster) as router, ThreadPoolExecutor(1) as pool:
-        backend = RedisBackend("routed", {"url": router.url})
-        held = backend.try_acquire(claim_of(name, SHORT))
-        assert held is not None
-        waiting = pool.submit(backend.try_acquire, claim_of(name), 10)
-        eventually(lambda: queued(owner, held.claim.key) == 1, "there is no waiter")
-        assert backend.release(held)
-        newcomer = backend.try_acquire(claim_of(name, 3 * SHORT))
-        if node == 0:
-            assert newcomer is None, "the waiter was not handed the lock"
-        else:
-            assert newcomer is not None
-            eventually(lambda: waiting.done() or queued(owner, held.claim.key) == 1, "it does not ask")
-            assert not waiting.done(), "it believes that it was handed the lock, which another holds"
-            assert backend.release(newcomer)
-        grant = waiting.result(15)
-        assert grant is not None
-        assert holders(owner, grant.claim.key) == [grant.claim.token.encode()]
-        assert grant.fence > max(held.fence, newcomer.fence if newcomer else 0)
-        assert backend.release(grant)
-        backend.close()
 
 
 MEANS = "node of a Redis Cluster has only a part of the names.*Use a server without cluster mode"
@@ -159,3 +141,94 @@ def test_the_doctor_asks_for_min_replicas(own: Own, another: Own) -> None:
         texts = " ".join(finding.text for finding in diagnose(USING))
         assert "is replicated" in texts
         assert ("min-replicas-to-write is 0" in texts) == (enough == 0)
+
+
+@pytest.mark.tier2
+def test_a_server_that_speaks_tls(alias: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait, and a long reply, in a thread and in a task."""
+    monkeypatch.setattr(attempt, "LOOK_EVERY", 60.0)
+    subprocess.run(CERTIFICATE.split(), cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    files = f"--tls-cert-file {tmp_path}/certificate.pem --tls-key-file {tmp_path}/key.pem"
+    port = free_port()
+    options = f"--tls-port {port} {files} --tls-ca-cert-file {tmp_path}/certificate.pem --tls-auth-clients no"
+    with Own(tmp_path / "server", options) as own:
+        alias(USING, url=f"rediss://localhost:{port}/0?ssl_ca_certs={tmp_path}/certificate.pem")
+        backend = registry.entry(USING).backend
+
+        def wait(in_a_task: bool) -> Any:
+            claim = claim_of(name)
+            return asyncio.run(backend.atry_acquire(claim, 30)) if in_a_task else backend.try_acquire(claim, 30)
+
+        for in_a_task in (False, True):
+            held = own.hold(name)
+            with ThreadPoolExecutor(1) as pool:
+                waiting = pool.submit(wait, in_a_task)
+                eventually(lambda: waiters(USING, name) == 1, "it does not wait")
+                assert own.holder.release(held)
+                grant = waiting.result(20)
+            assert grant is not None
+            assert backend.extend(grant, 20)
+            assert backend.release(grant)
+        registry.close()
+
+
+@pytest.mark.tier2
+def test_a_fail_over_by_sentinel(
+    own: Own, another: Own, settings: Any, alias: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In order: a holder keeps its lock, a waiter gets it at the new primary."""
+    monkeypatch.setattr(attempt, "LOOK_EVERY", 0.5)
+    another.follow(own)
+    port = free_port()
+    (tmp_path / "sentinel.conf").write_text(
+        f"port {port}\ndir {tmp_path}\nsentinel monitor primary 127.0.0.1 {own.port} 1\n"
+    )
+    command = ["redis-server", str(tmp_path / "sentinel.conf"), "--sentinel"]
+    with (tmp_path / "sentinel.log").open("ab") as log, subprocess.Popen(command, stdout=log) as sentinel:
+        settings.DJANGO_REDIS_CONNECTION_FACTORY = "django_redis.pool.SentinelConnectionFactory"
+        options = {"CLIENT_CLASS": "django_redis.client.SentinelClient", "SENTINELS": [("127.0.0.1", port)]}
+        cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://primary/0", "OPTIONS": options}
+        settings.CACHES = {**settings.CACHES, "watched": cache}
+        alias(USING, cache="watched")
+        told = Redis(port=port)
+        try:
+            eventually(lambda: _replicas(told) == 1, "Sentinel knows no replica")
+            lease = advisory_lock(name, using=USING).acquire(timeout=20)
+            other = RedisBackend(USING, {"cache": "watched"})
+            kept = lock_keys(name)[:2]  # who holds it, the queue
+            with ThreadPoolExecutor(1) as pool:
+                waiting = pool.submit(other.try_acquire, claim_of(name), 60)
+                eventually(lambda: waiters(USING, name) == 1, "it does not wait")
+                # Sentinel promotes what there is: what the replica has not got would be lost
+                eventually(lambda: another.client.exists(*kept) == len(kept), "it is not replicated")
+                eventually(lambda: _fails_over(told), "Sentinel promotes no replica")
+                eventually(lambda: another.client.info("replication")["role"] == "master", "no fail-over")
+                eventually(lambda: own.client.info("replication")["role"] == "slave", "the old one is not demoted")
+                lease.extend(30)
+                lease.release()
+                grant = waiting.result(30)
+            assert grant is not None
+            assert grant.fence > lease.fence
+            assert other.release(grant)
+            assert another.keys() == ["fence"]
+            other.close()
+            registry.close()
+            caches.close_all()
+            told.close()
+        finally:
+            sentinel.terminate()
+
+
+def _replicas(sentinel: Any) -> int:
+    try:
+        return int(sentinel.sentinel_master("primary")["num-slaves"])
+    except RedisError:  # it does not answer yet
+        return 0
+
+
+def _fails_over(sentinel: Any) -> bool:
+    try:
+        sentinel.execute_command("SENTINEL", "FAILOVER", "primary")
+    except RedisError:  # NOGOODSLAVE: it has not asked the replica yet how it is
+        return False
+    return True

@@ -53,6 +53,19 @@ class Nodes:
     def claim(self, name: str, ttl: float = 60.0, answer_in: float = 20.0) -> Claim:
         return Claim(key=self.key(name), ttl=ttl, token=new_token(), answer_by=monotonic() + answer_in)
 
+    def stored(self, name: str) -> str:
+        """The key that a holder has at each node."""
+        return f"redlock:{{{self.key(name).text}}}:held"
+
+    @contextlib.contextmanager
+    def taken(self, name: str, *numbers: int) -> Iterator[None]:
+        """Another caller has the votes of these nodes."""
+        for number in numbers:
+            self.clients[number].hset(self.stored(name), "xsomebody", "9999999999999 {}")
+        yield
+        for number in numbers:
+            self.clients[number].hdel(self.stored(name), "xsomebody")
+
     def keys(self, nodes: Any = range(5)) -> list[int]:
         """How many locks each of ``nodes`` has."""
         return [sum(1 for _ in self.clients[index].scan_iter("redlock:{*}:held")) for index in nodes]
