@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_distlock.backends.base import IDLE
 from django_distlock.concurrency import clock
-from django_distlock.concurrency.background import Background, CallTimeout
+from django_distlock.concurrency.background import CallTimeout, SharedCall
 from django_distlock.concurrency.flow import in_task
-from django_distlock.concurrency.parking import FairLock, Parker
+from django_distlock.concurrency.parking import Parker
 from django_distlock.concurrency.sockets import Bell, keep_alive, noticed
 
 from .connection import PENDING, ConnectionFailed, ErrorReply, Wire
@@ -242,8 +242,7 @@ class Listener:
     def __init__(self, connect: Callable[[], Any], name: str, opened: Callable[[], object]) -> None:
         self._connect = connect
         self._opened = opened
-        self._background = Background(name)
-        self._opening = FairLock()
+        self._opening = SharedCall(name, self._open)
         self._ear: Ear | None = None
         self._used_at = 0.0
 
@@ -258,31 +257,27 @@ class Listener:
 
     async def open(self, until: float) -> Ear:
         """An ear that hears. ConnectionFailed at the monotonic time ``until``."""
-        turn = self._opening.turn()
         try:
-            if not await turn.acquire(until - clock.now()):
-                raise ConnectionFailed("Redis did not confirm the subscription in time.", silent=True)
-            if (ear := self.ear) is None:
-                self._ear = ear = await self._background.call(until, self._subscribe, until, dispose=Ear.end)
-                self._used_at = clock.now()
-                self._opened()
-            return ear
+            return self.ear or await self._opening.aresult(until)
         except CallTimeout:
             raise ConnectionFailed("Redis did not confirm the subscription in time.", silent=True) from None
         except ConnectionFailed:
             raise
         except Exception as error:  # of the socket or of redis-py
             raise ConnectionFailed(f"Redis cannot be reached: {error}") from error
-        finally:
-            turn.release()
 
-    def _subscribe(self, until: float) -> Ear:
-        ear = Ear(self._connect())
-        try:
-            ear.subscribe(until)
-        except BaseException:
-            ear.close()
-            raise
+    def _open(self) -> Ear:
+        """In a thread of its own, for all who wait."""
+        ear = self.ear
+        if ear is None:
+            ear = Ear(self._connect())
+            try:
+                ear.subscribe(clock.now() + IDLE)
+            except BaseException:
+                ear.close()
+                raise
+            self._ear, self._used_at = ear, clock.now()
+            self._opened()
         return ear
 
     def rest(self, now: float) -> bool:
