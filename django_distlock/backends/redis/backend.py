@@ -24,7 +24,7 @@ from .attempt import Attempt
 from .connection import ConnectionFailed
 from .scripts import EXTEND, HOLDS, RELEASE, Request, Script, holder_of, keys_of, milliseconds
 from .servers import Servers
-from .target import Target
+from .target import Target, WrongTarget
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -46,12 +46,10 @@ class RedisBackend(RemoteBackend):
 
     def __init__(self, alias: str, options: Mapping[str, Any]) -> None:
         super().__init__(alias, options)
-        url = options.get("url")
-        self.target = Target(url=url) if url is not None else Target(cache=options.get("cache", "default"))
+        self.target = Target.of(options)
+        with contextlib.suppress(WrongTarget):  # said by the first who connects, and by the checks
+            self.target.resolve()  # imports the driver, for which no caller has the time
         self.servers = Servers(self.target, f"distlock-{alias}", lambda: self.wake_at(clock.now() + TICK))
-
-    def load(self) -> None:
-        self.target.resolve()
 
     def listed_as(self, key: LockKey) -> str:
         return key.text

@@ -161,7 +161,9 @@ class Server:
         """
         again, tries, refused_at = False, 0, 0.0
         while True:
-            connection = (None if self._change else self.take()) or await self._free_connection(until)
+            connection = None if self._change else self.take()
+            if connection is None:  # to connect takes its time, which does not count against a short timeout
+                connection = await self.connect(max(until, clock.now() + SILENCE))
             tries += 1
             try:
                 reply = await self._asked(connection, request)
@@ -197,12 +199,6 @@ class Server:
         if not (demoted or reply.code in NOT_NOW) or clock.now() >= until:
             raise Moved(reply) if reply.code == "MOVED" else Refused(reply)
         await pause(REFUSED_AGAIN)
-
-    async def _free_connection(self, until: float) -> Connection:
-        """To connect takes its time, which does not count against a short timeout."""
-        with contextlib.suppress(Exception):  # raised again when it connects
-            self.target.resolve()  # imports the driver, which takes longer than a connection
-        return await self.connect(max(until, clock.now() + SILENCE))
 
     @staticmethod
     async def _asked(connection: Connection, request: Request) -> Any:
