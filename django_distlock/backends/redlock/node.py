@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from django_distlock.backends.redis.connection import ConnectionFailed
-from django_distlock.backends.redis.server import MAX_CONNECTIONS, MAX_OPENING, Server
+from django_distlock.backends.redis.server import MAX_CONNECTIONS, Server
 from django_distlock.backends.redis.target import clustered
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.deadline import SILENCE
+from django_distlock.concurrency.flow import run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from django_distlock.backends.redis.connection import Connection
     from django_distlock.backends.redis.scripts import Request
 
@@ -41,10 +41,8 @@ class Node(Server):
     def _start(self) -> None:
         super()._start()
         self.down = False
-        self.error: Exception = ConnectionFailed("There was no attempt to connect.")
-        self.failures = 0
-        self.callers: set[Callable[[], object]] = set()  # to be called when there is a connection, or an error
-        self._openers: set[object] = set()
+        self.error = ConnectionFailed("There was no attempt to connect.")
+        self._attempt: Future[None] | None = None
         self._retry_at = 0.0
         self._later: deque[tuple[float, Request]] = deque(maxlen=MOST_LATER)
 
@@ -63,52 +61,36 @@ class Node(Server):
                 return connection
         return self.take()
 
-    def give(self, connection: Connection) -> None:
-        """Take a connection back."""
-        super().give(connection)
-        self._call()
-
-    def _call(self) -> None:
-        for caller in list(self.callers):
-            caller()
-
-    def open(self) -> None:
-        """Open a connection in the background, unless enough are being opened for those who wait."""
-        if len(self._openers) >= min(MAX_OPENING, max(1, len(self.callers))):
-            return
-        if len(self._all) + len(self._openers) >= MAX_CONNECTIONS:
-            return
-        mark = object()
-        self._openers.add(mark)
-        try:
-            threading.Thread(target=self._open, args=(mark,), name=f"{self.name}-open", daemon=True).start()
-        except RuntimeError:  # at the end of the interpreter
-            self._open(mark)
+    def open(self) -> Future[None]:
+        """The attempt to open a connection that is under way in the background, one at a time. Then :meth:`take` has
+        it, unless another caller was faster."""
+        attempt = self._attempt
+        if attempt is None or attempt.done():
+            self._attempt = attempt = Future()
+            try:
+                threading.Thread(target=self._open, args=(attempt,), name=f"{self.name}-open", daemon=True).start()
+            except RuntimeError:  # at the end of the interpreter
+                self._open(attempt)
+        return attempt
 
     def retry(self) -> None:
         """:meth:`open` if it is time to try a node again that is down."""
         if clock.now() >= self._retry_at:
             self.open()
 
-    def _open(self, mark: object) -> None:
+    def _open(self, attempt: Future[None]) -> None:
+        until = clock.now() + SILENCE
         try:
-            connection = self._connect(SILENCE)
-        except Exception as error:  # of the socket or of redis-py
-            self.fail(error)
+            full = len(self._all) >= MAX_CONNECTIONS  # then the next one that is given back
+            connection = run(self.connect(until) if full else self._connected(until))
+        except ConnectionFailed as error:
+            # others are asked for a while, if they are enough
+            self.error, self._retry_at, self.down = error, clock.now() + RETRY, True
+            attempt.set_exception(error)
         else:
             self.down = False
-            self._all.add(connection)
             self._send_later(connection)
-            self._opened()
-        finally:
-            self._openers.discard(mark)
-            self._call()
-
-    def fail(self, error: Exception) -> None:
-        """It cannot be reached: others are asked for a while, if they are enough."""
-        self.error, self._retry_at = error, clock.now() + RETRY
-        self.failures += 1
-        self.down = True
+            attempt.set_result(None)
 
     def lost(self, connection: Connection) -> None:
         """It is broken; so are the idle ones, which lead to the same dead server."""

@@ -17,6 +17,7 @@ from .quorum import Answer, Verdict, majority
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from concurrent.futures import Future
 
     from django_distlock.backends.redis.scripts import Request
 
@@ -65,7 +66,7 @@ class Round:
         """Have connections to the nodes. They have SILENCE for that, and GRACE if the others are enough."""
         began, enough = clock.now(), majority(len(self._nodes))
         up = sum(not self._nodes[number].down for number in self._requests)
-        missing: dict[int, int] = {}  # the failures of the node until now
+        missing: dict[int, Future[None]] = {}
         for number in self._requests:
             node = self._nodes[number]
             connection = node.again(self._behind.get(number))
@@ -75,36 +76,28 @@ class Round:
                 node.retry()
                 self._fail(number, node.error)
             else:
-                missing[number] = node.failures
+                missing[number] = node.open()
         while missing and len(self.open) + len(missing) >= enough:
             waits = len(self.open) < enough or self._lead in missing
-            if not await self._opened(missing, began + (SILENCE if waits else GRACE)):
+            if not await _one_done(missing.values(), began + (SILENCE if waits else GRACE)):
                 break
+            self._take_opened(missing)
         for number in missing:
             self._fail(number, TimeoutError("There was no connection in time."))
 
-    async def _opened(self, missing: dict[int, int], until: float) -> bool:
-        """Wait until a node of ``missing`` has a connection for us, or has failed. False at the monotonic time
-        ``until``."""
-        parker, nodes = Parker(), [self._nodes[number] for number in missing]
-        for node in nodes:
-            node.callers.add(parker.wake)  # before the look, or it may miss the call
-        try:
-            for number, failures in list(missing.items()):
-                node = self._nodes[number]
-                connection = node.take()
-                if connection is not None:
-                    self.open[number] = connection
-                elif node.failures != failures:
-                    self._fail(number, node.error)
-                else:
-                    node.open()
-                    continue
-                del missing[number]
-            return len(missing) < len(nodes) or await parker.park(until - clock.now())
-        finally:
-            for node in nodes:
-                node.callers.discard(parker.wake)
+    def _take_opened(self, missing: dict[int, Future[None]]) -> None:
+        for number, attempt in list(missing.items()):
+            if not attempt.done():
+                continue
+            node, error = self._nodes[number], attempt.exception()
+            if isinstance(error, ConnectionFailed):
+                self._fail(number, error)
+            elif (connection := node.take()) is not None:
+                self.open[number] = connection
+            else:
+                missing[number] = node.open()
+                continue
+            del missing[number]
 
     def awaits(self, number: int) -> bool:
         """May the node still answer?"""
@@ -182,10 +175,18 @@ class Round:
             if not late or len(failed) > total - majority(total):  # these alone are too many
                 cause = _root(next(iter(failed.values())))
         text = "; ".join(parts) or f"No majority of the {total} Redis nodes confirms it"
-        cluster = next((f". {error}" for error in failed.values() if isinstance(error, ClusterNode)), ".")
+        cluster = next((f". {root}" for root in map(_root, failed.values()) if isinstance(root, ClusterNode)), ".")
         unavailable = BackendUnavailable(text + cluster)
         unavailable.__cause__ = cause
         return unavailable
+
+
+async def _one_done(attempts: Iterable[Future[None]], until: float) -> bool:
+    """Wait until one of ``attempts`` has ended. False at the monotonic time ``until``."""
+    parker = Parker()
+    for attempt in attempts:
+        attempt.add_done_callback(lambda _: parker.wake())
+    return await parker.park(until - clock.now())
 
 
 def _root(error: Exception) -> BaseException:
