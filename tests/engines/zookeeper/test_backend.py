@@ -144,6 +144,7 @@ WRONG: dict[str, list[Any]] = {
     "session_timeout": [0, -1, True, "5", float("nan")],
     "auth_data": ["app:secret", [("digest",)], [("digest", 5)], 5],
     "acl": [[], "open", [5]],
+    "sasl_options": [{}, "DIGEST-MD5"],
 }
 
 
