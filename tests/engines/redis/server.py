@@ -108,7 +108,8 @@ class Own:
 
     def start(self) -> None:
         self._folder.mkdir(exist_ok=True)
-        options = f"--port {self.port} --bind 127.0.0.1 --dir {self._folder} {self._options} --appendonly yes --shutdown-timeout 0 --save"
+        options = f"--port {self.port} --bind 127.0.0.1 --dir {self._folder} {self._options} --appendonly yes"
+        options += " --shutdown-timeout 0 --save"  # it ends without waiting for its replicas
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(["redis-server", *options.split(), ""], stdout=log)
         eventually(self._answers, "the server does not answer")
