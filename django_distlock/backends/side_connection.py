@@ -63,8 +63,9 @@ class SideConnection:
         self.wrapper.inc_thread_sharing()
         # guards the descriptors: once one is closed, another file may get its number, which cut() must not end
         self._end = threading.Lock()
-        self._fd = -1
-        #: A duplicate of the driver's descriptor, see :meth:`duplicate`; -1 if there is none.
+        #: The driver's descriptor; -1 if there is none.
+        self.fd = -1
+        #: A duplicate of that, see :meth:`duplicate`; -1 if there is none.
         self.descriptor = -1
 
     def open_driver(self) -> None:
@@ -75,7 +76,7 @@ class SideConnection:
             raw: Any = wrapper.get_new_connection(wrapper.get_connection_params())
         wrapper.connection = raw
         with contextlib.suppress(Exception):  # not every driver has fileno()
-            self._fd = raw.fileno()
+            self.fd = raw.fileno()
 
     def open(self) -> None:
         """:meth:`open_driver`, with the settings of the application's connections. No signal is sent: receivers of
@@ -87,19 +88,19 @@ class SideConnection:
     def duplicate(self) -> None:
         """Have a descriptor that stays ours whatever the driver does with its own, which it may close at any error.
         After a fork the child calls :meth:`abandon`."""
-        self.descriptor = os.dup(self._fd)
+        self.descriptor = os.dup(self.fd)
 
     def cut(self) -> None:
         """End the session from another thread, so that a statement that hangs fails."""
         with self._end:
-            fd = self.descriptor if self.descriptor >= 0 else self._fd
+            fd = self.descriptor if self.descriptor >= 0 else self.fd
             if fd >= 0:
                 sockets.shut(fd)
 
     def close(self) -> None:
         """Close the connection. Errors are dropped."""
         with self._end:
-            self._fd = -1
+            self.fd = -1
             descriptor, self.descriptor = self.descriptor, -1
             raw, self.wrapper.connection = self.wrapper.connection, None
         if raw is not None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections
 
-from django_distlock.backends.base import IDLE, TICK, Backend
+from django_distlock.backends.base import TICK, Backend
 from django_distlock.backends.text import short
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.background import Background, NotStarted
@@ -104,7 +104,7 @@ class LeaseTableBackend(Backend):
             self.store = SqliteStore(alias, self.database)
         elif connection.vendor in STATEMENTS:
             self.tables = ("leaserow", "leaseticket")
-            self.store = ServerStore(alias, self.database, lambda when: self.wake_at(when))
+            self.store = ServerStore(alias, self.database, lambda: self.wake_at(clock.now() + TICK))
         else:
             raise ImproperlyConfigured(
                 f"DISTLOCK[{alias!r}]: the database {self.database!r} is {connection.display_name}. Locks need "
@@ -267,19 +267,16 @@ class LeaseTableBackend(Backend):
     # the life of the backend
 
     def tick(self, now: float) -> float | None:
-        due = self.store.watch(now)
+        due = self.store.tick(now)
         if self._undoing:
             self._start("undo", self._undo_all)
-        if self.store.is_open:
-            if now >= self._prune_at:
-                self._prune_at = now + PRUNE_EVERY * random.uniform(0.5, 1.5)  # noqa: S311 - spreads processes
-                self._start("prune", self.prune)
-            if now - self.store.used_at >= IDLE:
-                self.store.close_idle()
-        if not self.store.is_open and not self._undoing:
+        if due is None and not self._undoing:
             self.threads.stop_if_idle()
-            return due
-        return now + TICK if due is None else min(due, now + TICK)
+            return None
+        if now >= self._prune_at:
+            self._prune_at = now + PRUNE_EVERY * random.uniform(0.5, 1.5)  # noqa: S311 - spreads processes
+            self._start("prune", self.prune)
+        return now + TICK
 
     def _start(self, name: str, work: Callable[[], object]) -> None:
         """Do ``work`` in a thread, unless it is under way."""

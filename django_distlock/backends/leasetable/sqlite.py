@@ -20,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 from django.db import connections
 
+from django_distlock.backends.base import IDLE, TICK
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.deadline import SILENCE
 from django_distlock.concurrency.fork import Order, at_fork
@@ -272,21 +273,19 @@ class SqliteStore:
         self.used_at = clock.now()
         return file
 
-    @property
-    def is_open(self) -> bool:
-        """Is there a file to be closed once it is idle?"""
-        return self._file is not None and self._file.cursor is not None and not self._file.in_memory
-
-    def watch(self, now: float) -> float | None:
-        """A file has no server that could be silent."""
-        return None
+    def tick(self, now: float) -> float | None:
+        """Close the file once it is idle. The time of the next call; None if none is needed."""
+        file = self._file
+        if file is None or file.cursor is None or file.in_memory:
+            return None
+        if now - self.used_at >= IDLE:
+            file.close()
+        return now + TICK
 
     def close(self) -> None:
         """Close the file. Leases are rows and stay; the next statement opens it again."""
         if self._file is not None:
             self._file.close()
-
-    close_idle = close
 
     def abandon(self) -> None:
         """In the child of a fork: it was closed before; what was in memory is the parent's."""

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import MySQLdb
 from MySQLdb import _mysql
 
-from django_distlock.backends.sessions.session import ServerError, Session, SessionDead
+from django_distlock.backends.sessions.session import ServerError, Session
+from django_distlock.backends.sessions.watched import SessionDead
 from django_distlock.backends.side_connection import SideConnection
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.sockets import keep_alive

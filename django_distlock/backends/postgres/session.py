@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg import Error, OperationalError, pq
 
-from django_distlock.backends.sessions.session import ServerError, Session, SessionDead
+from django_distlock.backends.sessions.session import ServerError, Session
+from django_distlock.backends.sessions.watched import SessionDead
 from django_distlock.backends.side_connection import SideConnection
 from django_distlock.concurrency import clock, sockets
 from django_distlock.exceptions import UnsupportedOperation

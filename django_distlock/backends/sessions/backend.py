@@ -33,7 +33,8 @@ from django_distlock.validation import count
 
 from . import exclusion
 from .pool import Sessions
-from .session import STATEMENT_LIMIT, ServerError, Session, SessionDead, unavailable
+from .session import STATEMENT_LIMIT, ServerError, Session, unavailable
+from .watched import SessionDead
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping

@@ -17,12 +17,12 @@ from django_distlock.backends.base import IDLE, TICK
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.background import Background, SharedCall
 
-from .session import Session
+from .watched import WatchedSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-S = TypeVar("S", bound=Session)
+S = TypeVar("S", bound=WatchedSession)
 
 
 class Sessions(Generic[S]):

@@ -13,6 +13,8 @@ from django_distlock.concurrency import clock, sockets
 from django_distlock.concurrency.deadline import SILENCE
 from django_distlock.exceptions import BackendUnavailable
 
+from .watched import SessionDead, WatchedSession
+
 if TYPE_CHECKING:
     from django_distlock.backends.side_connection import SideConnection
     from django_distlock.keys import LockKey
@@ -34,10 +36,6 @@ OPEN_LIMIT = 5.0
 Ask: TypeAlias = Callable[[bytes], list[Any]]
 
 
-class SessionDead(Exception):
-    """The session has ended; every lock on it is lost."""
-
-
 class ServerError(Exception):
     """The server refused a statement; the session lives. ``code`` is the SQLSTATE or the error number."""
 
@@ -53,8 +51,8 @@ def unavailable(alias: str, error: BaseException) -> BackendUnavailable:
     return BackendUnavailable(f"The lock session of alias {alias!r} failed: {reason}")
 
 
-class Session(ABC):
-    """One connection to the server. ``mutex`` is held for each statement, and to close the connection.
+class Session(WatchedSession, ABC):
+    """A session on which locks live.
 
     ``claims`` has each claim from before the server is asked for it until it is refused or released. So a claim whose
     caller has gone is found here, whether it was granted or not. An answer is True or False; None is an error that
@@ -69,20 +67,10 @@ class Session(ABC):
     longest_wait: ClassVar[float]
 
     def __init__(self, connection: SideConnection, waits: bool) -> None:
-        self.connection = connection
+        super().__init__(connection, waits)
         #: The server's number for this session.
         self.server_id = 0
-        connection.duplicate()
-        self.mutex = threading.Lock()
-        #: Is it one to wait on, and does a caller have it?
-        self.waits, self.lent = waits, False
-        self.claims: dict[int, Claim] = {}
-        self.dead: str | None = None
-        self.used_at = self.heard_at = clock.now()
-        # when the statement that runs now must have ended
-        self.due: float | None = None
-        # was a heartbeat sent, whose reply is to be read?
-        self.unread = False
+        self.heard_at = clock.now()
         # when others of this process may have the place of the wait that runs
         self.turn_ends = math.inf
 
@@ -123,10 +111,6 @@ class Session(ABC):
     @abstractmethod
     def _unexpected(self) -> None:
         """Read what the server sent unasked: a notice, or the end of the session."""
-
-    @abstractmethod
-    def _driver_fd(self) -> int:
-        """The descriptor that the driver has open; -1 if it has closed it."""
 
     # statements
 
@@ -218,38 +202,6 @@ class Session(ABC):
             raise
         finally:
             watchdog.cancel()
-
-    def kill(self, reason: str) -> None:
-        """Declare the session dead and end the statement that hangs on it; from any thread."""
-        self.dead = self.dead or reason
-        self.connection.cut()
-
-    def close(self) -> bool:
-        """Close the connection. False while a statement runs on it: a driver crashes if its connection is closed while
-        another thread reads from it."""
-        if self.mutex.locked():
-            return False
-        with self.mutex:  # an interrupt between an acquire() and its try would leave it locked
-            self.dead = self.dead or "closed"
-            self.connection.close()
-        return True
-
-    def close_if_unused(self) -> bool:
-        """:meth:`close`, unless a claim has come."""
-        if self.mutex.locked():
-            return False
-        with self.mutex:
-            if self.claims or self.unread:
-                return False
-            self.dead = "closed"
-            self.connection.close()
-        return True
-
-    def abandon(self) -> None:
-        """In the child of a fork: leave the parent's connection alone."""
-        self.dead = "fork"
-        if self.connection.descriptor >= 0:
-            self.connection.abandon(self._driver_fd())
 
     def notice_end(self) -> None:
         """Notice that the server has hung up, unless a statement runs."""

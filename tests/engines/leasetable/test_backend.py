@@ -15,8 +15,8 @@ from django.db import connections, transaction
 
 from django_distlock import BackendUnavailable
 from django_distlock.backends.leasetable import backend
-from django_distlock.backends.leasetable.server import ServerStore
 from django_distlock.backends.leasetable.statements import GRACE, KEPT, PLACE
+from django_distlock.backends.sessions.pool import Sessions
 from django_distlock.concurrency import clock
 from tests.conftest import PATIENCE, eventually
 from tests.engines import statements as counters
@@ -177,13 +177,11 @@ def test_r7_what_a_caller_has_left_is_undone_again_while_the_server_may_be_late(
 def test_r23_the_keepalive_thread_meets_a_session_that_another_thread_drops(
     stores: Stores, a: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between its question whether there is a session, and what it does with it."""
+    """Between its question which sessions there are, and what it does with them."""
     assert a.release(a.try_acquire(stores.claim()))
-    asked = ServerStore.is_open.fget
-    assert asked is not None
-    monkeypatch.setattr(ServerStore, "is_open", property(lambda store: (asked(store), store.close())[0]))
+    asked = Sessions.all
+    monkeypatch.setattr(Sessions, "all", lambda pool: (asked(pool), monkeypatch.undo(), pool.close())[0])
     a.tick(clock.now() + 60)
-    monkeypatch.undo()
     assert a.release(a.try_acquire(stores.claim()))
 
 
