@@ -66,14 +66,14 @@ class MemoryBackend(Backend):
                 return self._taken(claim, clock.now())
         except BaseException:  # KeyboardInterrupt after the grant
             with self._mutex:
-                self._expire(claim)
+                for entry in self._entries.get(claim.key.digest, ()):
+                    if entry.token == claim.token:
+                        self._end(entry)
             raise
 
-    def _expire(self, claim: Claim) -> None:
-        for entry in self._entries.get(claim.key.digest, ()):
-            if entry.token == claim.token:
-                entry.expires = 0.0
-        self._live(claim.key.digest, clock.now())
+    def _end(self, entry: MemoryLease) -> None:
+        entry.expires = 0.0
+        self._live(entry.key.digest, clock.now())
 
     def _taken(self, claim: Claim, now: float) -> Grant | None:
         ttl = claim.ttl or 0.0
@@ -101,15 +101,11 @@ class MemoryBackend(Backend):
         return None
 
     def release(self, grant: Grant) -> bool:
-        digest = grant.claim.key.digest
         with self._mutex:
             entry = self._find(grant, clock.now())
-            if entry is None:
-                return False
-            self._entries[digest].remove(entry)
-            if not self._entries[digest]:
-                del self._entries[digest]
-            return True
+            if entry is not None:
+                self._end(entry)
+            return entry is not None
 
     def verify(self, grant: Grant) -> bool:
         with self._mutex:
@@ -125,18 +121,14 @@ class MemoryBackend(Backend):
             if entry is None:
                 return None
             entry.expires = now + ttl
-        return Grant(
-            claim=grant.claim, fence=grant.fence, acquired_at=grant.acquired_at, valid_until=now + ttl - drift(ttl)
-        )
+        return grant._replace(valid_until=now + ttl - drift(ttl))
 
     def break_lock(self, info: LockInfo) -> bool:
         with self._mutex:
-            for digest, entries in list(self._entries.items()):
-                for entry in entries:
-                    if digest.hex() == info.key and entry.fence == info.fence:
-                        entry.expires = 0.0
-                        self._live(digest, clock.now())
-                        return True
+            for entry in [entry for entries in self._entries.values() for entry in entries]:
+                if (entry.key.path, entry.fence) == (info.key, info.fence):
+                    self._end(entry)
+                    return True
         return False
 
     def inspect(self) -> Iterable[LockInfo]:

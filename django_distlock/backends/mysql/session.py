@@ -99,28 +99,17 @@ class MySQLSession(Session):
     # statements
 
     def _ask(self, statement: bytes) -> bool | None:
-        interrupted = False
-        while True:
-            try:
-                _query(self.conn, statement)
-                answer = self._first(self.conn.store_result())
-                return True if interrupted else answer
-            except MySQLdb.Error as error:
-                failure = self._sorted(error)
-                if not self._repeatable(statement, failure):
-                    raise failure from error
-                interrupted = True
-
-    def _repeatable(self, statement: bytes, failure: Exception) -> bool:
-        """Was a release hit by somebody's KILL QUERY, before or after its effect? The other locks of the session are
-        not to be lost by that."""
-        late = self.due is not None and clock.now() >= self.due
-        return (
-            statement.startswith(FREE)
-            and isinstance(failure, ServerError)
-            and failure.code in INTERRUPTIONS
-            and not late
-        )
+        try:
+            _query(self.conn, statement)
+            return self._first(self.conn.store_result())
+        except MySQLdb.Error as error:
+            failure = self._sorted(error)
+            late = self.due is not None and clock.now() >= self.due
+            if statement.startswith(FREE) and getattr(failure, "code", None) in INTERRUPTIONS and not late:
+                # KILL QUERY may have come before or after the effect; it is not to cost the session's other locks
+                self._ask(statement)
+                return True
+            raise failure from error
 
     def _first(self, result: Any) -> bool | None:
         value = result.fetch_row()[0][0]

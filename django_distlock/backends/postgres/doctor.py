@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from django_distlock.backends.sessions.session import Ask
 
 FACTS = b"""
-SELECT current_setting('server_version'), current_setting('server_version_num'), pg_is_in_recovery(),
+SELECT current_setting('server_version'), pg_is_in_recovery(),
     inet_client_addr() IS NOT NULL, (SELECT reset_val FROM pg_settings WHERE name = 'tcp_keepalives_idle'),
     (SELECT reset_val FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout'),
     current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int,
@@ -22,9 +22,6 @@ SELECT current_setting('server_version'), current_setting('server_version_num'),
     (SELECT count(*) FROM pg_locks WHERE NOT fastpath),
     pg_has_role(current_user, 'pg_read_all_stats', 'USAGE')
 """
-# Since this version a waiter whose host has vanished leaves the queue before its turn
-# (client_connection_check_interval).
-CHECKS_CLIENTS = 140000
 # A lock table filled beyond this share may overflow under load; then every LOCK and most other statements fail.
 FULL = 0.5
 
@@ -33,7 +30,6 @@ class PostgresFacts(NamedTuple):
     """The row of FACTS, as libpq returns it."""
 
     version: str
-    number: str
     standby: str
     tcp: str
     keepalive: str
@@ -55,12 +51,6 @@ def findings(ask: Ask, wait_sessions: int) -> Iterator[Finding]:
 
 def of_server(facts: PostgresFacts) -> Iterator[Finding]:
     yield Finding("info", f"PostgreSQL {facts.version}.")
-    if int(facts.number) < CHECKS_CLIENTS:
-        yield Finding(
-            "warning",
-            "This server does not notice that a waiter has gone until its turn comes.",
-            "PostgreSQL 14 and newer look every second.",
-        )
     if facts.standby == "t":
         yield Finding(
             "error",

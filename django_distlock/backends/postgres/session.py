@@ -169,7 +169,8 @@ def _hears(session: PostgresSession, database: str) -> bool:
     try:
         session.rows(b"LISTEN " + channel)
         other.rows(b"NOTIFY " + channel)
-        heard = session.notified(clock.now() + COMES_WITHIN)
+        with session.connection.wrapper.wrap_database_errors:
+            heard = any(session.raw.notifies(timeout=COMES_WITHIN, stop_after=1))
         session.rows(b"UNLISTEN " + channel)
     finally:
         other.close()
@@ -203,8 +204,8 @@ class PostgresSession(Session):
 
     def __init__(self, connection: SideConnection, waits: bool) -> None:
         super().__init__(connection, waits)
-        raw: Any = connection.wrapper.connection
-        self.conn = raw.pgconn
+        self.raw: Any = connection.wrapper.connection
+        self.conn = self.raw.pgconn
         self.conn.nonblocking = 0
         self.server_id = int(self.conn.backend_pid)
         self.pooled = False
@@ -289,17 +290,6 @@ class PostgresSession(Session):
     def _died(self, error: Exception) -> SessionDead:
         self.kill("the server ended the session")
         return error if isinstance(error, SessionDead) else SessionDead(str(error))
-
-    def notified(self, until: float) -> bool:
-        """Does a notification come by the monotonic time ``until``, without a question?"""
-        try:
-            while (notification := self.conn.notifies()) is None and sockets.readable(
-                self.connection.descriptor, until - clock.now()
-            ):
-                self.conn.consume_input()
-        except OperationalError as error:
-            raise self._died(error) from error
-        return notification is not None
 
     def _unexpected(self) -> None:
         # a notice, a changed parameter, or the end, which libpq reports only after the server's last words

@@ -319,31 +319,23 @@ class SessionLockBackend(Backend, Generic[S]):
     def release(self, grant: Grant) -> bool:
         session: S = grant.session
         claim = grant.claim
+        freed, refused = False, None
         try:
-            freed = session.ask(session.free_lock(claim.key, claim.shared))
-        except (SessionDead, ServerError) as error:
-            return self._not_freed(session, claim, error)
-        self._freed(session, claim)
-        return bool(freed)
-
-    def release_again(self, grant: Grant) -> bool:
-        self.undo(grant.claim)
-        return True
-
-    def _freed(self, session: S, claim: Claim) -> None:
+            freed = bool(session.ask(session.free_lock(claim.key, claim.shared)))
+        except (SessionDead, ServerError) as error:  # rather lost than held without a holder
+            session.kill("a release failed")
+            refused = error if isinstance(error, ServerError) else None
         session.claims.pop(id(claim), None)
         session.used_at = session.heard_at
         if session.waits:
             self.sessions.give_back(session)
+        if refused is not None:
+            raise unavailable(self.alias, refused) from (refused.__cause__ or refused)
+        return freed
 
-    def _not_freed(self, session: S, claim: Claim, error: Exception) -> bool:
-        """What a release returns whose session has ended; one that failed ends it: rather lost than held without a
-        holder."""
-        session.kill("a release failed")
-        self._freed(session, claim)
-        if isinstance(error, ServerError):
-            raise unavailable(self.alias, error) from (error.__cause__ or error)
-        return False
+    def release_again(self, grant: Grant) -> bool:
+        self.undo(grant.claim)
+        return True
 
     # verifying
 

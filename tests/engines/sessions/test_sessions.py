@@ -147,13 +147,15 @@ def test_r2_one_statement_each_way_and_none_for_who_is_in(using: str, name: str)
 
 @each_engine
 def test_r4_who_is_busy_costs_one_statement_a_wait_one_more_and_one_behind_this_process_none(
-    using: str, name: str
+    using: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The queue of the process stands in front of the engine's: waiters of one process send nothing."""
+    monkeypatch.setattr(name_log, "CHECK_EVERY", math.inf)
     lock = advisory_lock(name, using=using)
     for turn in range(2):  # the first one opens the session to wait on, which prepares its statement
         busy, awaited = f"{name}-busy-{turn}", f"{name}-awaited-{turn}"
-        with held_elsewhere(using, busy, awaited) as let_go, ThreadPoolExecutor(1) as pool, lock:
+        others = held_elsewhere(using, busy, awaited, by=hold_without_notes)
+        with others as let_go, ThreadPoolExecutor(1) as pool, lock:
             with counted(using) as found:
                 assert pool.submit(lock.try_acquire).result(25) is None
                 assert advisory_lock(busy, using=using).try_acquire() is None
