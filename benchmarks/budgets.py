@@ -2,115 +2,124 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from benchmarks.verdicts import (
-    DJANGO,
-    IN_ATOMIC,
-    OURS,
-    WHOLE,
-    Budget,
-    Verdict,
-    at_least,
-    at_most,
-    cost_over,
-    fair,
-    judge,
-    over_sync,
-    rate,
-    rate_over,
-    ratio,
-    worst,
-    worst_over,
-)
+from benchmarks.entries.base import OURS
+from benchmarks.ratios import Spread, paired, spread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from benchmarks.results import Results
 
+    Figure = Callable[[Results, str], Spread]  # of a group
 
-def of_postgres() -> Iterable[Budget]:
-    """Postgres: queueing sessions, and one statement inside a transaction."""
-    group, bare, peer = "postgres", "bare psycopg", "django-pglock"
-    yield at_most(group, "uncontended, x bare", 1.0, ratio(group, OURS))
-    yield at_most(group, "uncontended in atomic(), x bare", 1.0, ratio(group, IN_ATOMIC))
-    yield at_most(group, "whole atomic(), x bare Django", 1.0, cost_over(group, WHOLE, DJANGO))
-    yield at_most(group, "uncontended asyncio, x sync", 2.0, over_sync(group))
-    yield at_least(group, "hand-offs, x django-pglock", 1.8, rate_over(group, OURS, peer))
-    yield at_least(group, "hand-offs in atomic(), x django-pglock xact", 1.0, rate_over(group, WHOLE, f"{peer}, xact"))
-    yield at_least(group, "fair", 0.95, fair(group))
-    yield at_least(group, "fair in atomic()", 0.95, fair(group, WHOLE))
-    yield at_most(group, "worst wait, x bare", 2.0, worst_over(group, OURS, bare))
+IN_ATOMIC, WHOLE, ASYNC = f"{OURS} in atomic()", f"{OURS}, whole atomic()", f"{OURS}, asyncio"
+UNCONTENDED, SYNC, FAIR = "uncontended, x bare", "uncontended asyncio, x sync", "fair"
 
 
-def of_mysql() -> Iterable[Budget]:
-    """MySQL: queueing sessions."""
-    group, bare = "mysql", "bare mysqlclient"
-    yield at_most(group, "uncontended, x bare", 1.2, ratio(group, OURS))
-    yield at_most(group, "uncontended asyncio, x sync", 3.0, over_sync(group))
-    yield at_least(group, "hand-offs, x django-mysql", 1.15, rate_over(group, OURS, "django-mysql"))
-    yield at_least(group, "fair", 0.95, fair(group))
-    yield at_most(group, "worst wait, x bare", 3.0, worst_over(group, OURS, bare))
+def cost(entry: str = OURS, over: str = "") -> Figure:
+    """Uncontended cost over that of another entry, or of the bare driver."""
+    return lambda results, group: paired(results.cost(group, entry).slices, results.cost(group, over).slices)
 
 
-def of_sqlite() -> Iterable[Budget]:
-    """SQLite: a lease table with a queue, against a spin lock that has neither queue nor expiry."""
-    group = "sqlite"
-    yield at_most(group, "uncontended, x bare", 1.5, ratio(group, OURS))
-    yield at_most(group, "uncontended asyncio, x sync", 3.0, over_sync(group))
-    yield at_least(group, "hand-offs per second", 2_500, rate(group))
-    yield at_least(group, "fair", 0.9, fair(group))
-    yield at_most(group, "worst wait, ms", 100, worst(group))
+def rate(over: str = "", entry: str = OURS) -> Figure:
+    """Hand-offs per second, over those of another entry if there is one."""
+
+    def found(results: Results, group: str) -> Spread:
+        rates = results.contention(group, entry).rates
+        return paired(rates, results.contention(group, over).rates) if over else spread(rates)
+
+    return found
 
 
-def of_redis() -> Iterable[Budget]:
-    """Redis: a lease with a queue that wakes its waiters; the one fair peer is python-redis-lock."""
-    group = "redis"
-    yield at_most(group, "uncontended, x bare", 1.1, ratio(group, OURS))
-    yield at_most(group, "uncontended asyncio, x sync", 2.0, over_sync(group))
-    yield at_least(group, "hand-offs, x python-redis-lock", 1.5, rate_over(group, OURS, "python-redis-lock"))
-    yield at_least(group, "fair", 0.95, fair(group))
-    yield at_most(group, "worst wait, ms", 50, worst(group))
+def fair(entry: str = OURS) -> Figure:
+    """Smallest share of the hand-offs over the largest, of all rounds together."""
+    return lambda results, group: spread([results.contention(group, entry).fair])
 
 
-def of_redlock() -> Iterable[Budget]:
-    """Redlock: all nodes at once instead of one after the other; a queue at one node, which may be lost."""
-    group = "redlock"
-    yield at_most(group, "uncontended, x bare", 1.0, ratio(group, OURS))
-    yield at_least(group, "hand-offs, x pottery", 2.0, rate_over(group, OURS, "pottery Redlock"))
-    yield at_least(group, "fair", 0.5, fair(group))
-    yield at_most(group, "worst wait, ms", 400, worst(group))
+def worst(over: str = "") -> Figure:
+    """Our worst wait in milliseconds, or over that of another entry."""
+
+    def found(results: Results, group: str) -> Spread:
+        waits = results.contention(group, OURS).worsts_ms
+        return paired(waits, results.contention(group, over).worsts_ms) if over else spread(waits)
+
+    return found
 
 
-def of_redlock_far() -> Iterable[Budget]:
-    """Redlock again, where a round trip takes milliseconds."""
-    group = "redlock-far"
-    yield at_most(group, "uncontended, x bare", 0.3, ratio(group, OURS))
+# group, what, the most or the least, limit, figure
+BUDGETS: tuple[tuple[str, str, str, float, Figure], ...] = (
+    ("postgres", UNCONTENDED, "<=", 1.0, cost()),
+    ("postgres", "uncontended in atomic(), x bare", "<=", 1.0, cost(IN_ATOMIC)),
+    ("postgres", "whole atomic(), x bare Django", "<=", 1.0, cost(WHOLE, "bare Django, whole atomic()")),
+    ("postgres", SYNC, "<=", 2.0, cost(ASYNC, OURS)),
+    ("postgres", "hand-offs, x django-pglock", ">=", 1.8, rate("django-pglock")),
+    ("postgres", "hand-offs in atomic(), x django-pglock xact", ">=", 1.0, rate("django-pglock, xact", WHOLE)),
+    ("postgres", FAIR, ">=", 0.95, fair()),
+    ("postgres", "fair in atomic()", ">=", 0.95, fair(WHOLE)),
+    ("postgres", "worst wait, x bare", "<=", 2.0, worst("bare psycopg")),
+    ("mysql", UNCONTENDED, "<=", 1.2, cost()),
+    ("mysql", SYNC, "<=", 3.0, cost(ASYNC, OURS)),
+    ("mysql", "hand-offs, x django-mysql", ">=", 1.15, rate("django-mysql")),
+    ("mysql", FAIR, ">=", 0.95, fair()),
+    ("mysql", "worst wait, x bare", "<=", 3.0, worst("bare mysqlclient")),
+    # a lease table with a queue, against a spin lock that has neither queue nor expiry
+    ("sqlite", UNCONTENDED, "<=", 1.5, cost()),
+    ("sqlite", SYNC, "<=", 3.0, cost(ASYNC, OURS)),
+    ("sqlite", "hand-offs per second", ">=", 2_500, rate()),
+    ("sqlite", FAIR, ">=", 0.9, fair()),
+    ("sqlite", "worst wait, ms", "<=", 100, worst()),
+    # a lease with a queue that wakes its waiters; the one fair peer is python-redis-lock
+    ("redis", UNCONTENDED, "<=", 1.1, cost()),
+    ("redis", SYNC, "<=", 2.0, cost(ASYNC, OURS)),
+    ("redis", "hand-offs, x python-redis-lock", ">=", 1.5, rate("python-redis-lock")),
+    ("redis", FAIR, ">=", 0.95, fair()),
+    ("redis", "worst wait, ms", "<=", 50, worst()),
+    # all nodes at once instead of one after the other; a queue at one node, which may be lost
+    ("redlock", UNCONTENDED, "<=", 1.0, cost()),
+    ("redlock", "hand-offs, x pottery", ">=", 2.0, rate("pottery Redlock")),
+    ("redlock", FAIR, ">=", 0.5, fair()),
+    ("redlock", "worst wait, ms", "<=", 400, worst()),
+    ("redlock-far", UNCONTENDED, "<=", 0.3, cost()),
+    # a queue of nodes, against two requests that exclude nobody
+    ("zookeeper", UNCONTENDED, "<=", 1.3, cost()),
+    ("zookeeper", SYNC, "<=", 3.0, cost(ASYNC, OURS)),
+    ("zookeeper", "hand-offs, x kazoo Lock", ">=", 1.2, rate("kazoo Lock")),
+    ("zookeeper", FAIR, ">=", 0.95, fair()),
+    ("zookeeper", "worst wait, ms", "<=", 100, worst()),
+)
 
 
-def of_zookeeper() -> Iterable[Budget]:
-    """ZooKeeper: a queue of nodes, against two requests that exclude nobody."""
-    group, peer = "zookeeper", "kazoo Lock"
-    yield at_most(group, "uncontended, x bare", 1.3, ratio(group, OURS))
-    yield at_most(group, "uncontended asyncio, x sync", 3.0, over_sync(group))
-    yield at_least(group, "hand-offs, x kazoo Lock", 1.2, rate_over(group, OURS, peer))
-    yield at_least(group, "fair", 0.95, fair(group))
-    yield at_most(group, "worst wait, ms", 100, worst(group))
+@dataclass(frozen=True)
+class Verdict:
+    """What came out for one budget; ``value`` is None if it was not measured, beside it the quartiles."""
 
-
-BUDGETS: dict[str, tuple[Budget, ...]] = {
-    "postgres": tuple(of_postgres()),
-    "mysql": tuple(of_mysql()),
-    "sqlite": tuple(of_sqlite()),
-    "redis": tuple(of_redis()),
-    "redlock": tuple(of_redlock()),
-    "redlock-far": tuple(of_redlock_far()),
-    "zookeeper": tuple(of_zookeeper()),
-}
+    group: str
+    what: str
+    limit: str
+    value: float | None
+    verdict: str
+    low: float | None = None
+    high: float | None = None
 
 
 def verdicts(results: Results, groups: Iterable[str]) -> list[Verdict]:
-    """Judge every budget of the groups and parts that were run."""
-    judged = (judge(budget, results) for group in groups for budget in BUDGETS[group])
-    return [verdict for verdict in judged if verdict is not None]
+    """Judge every budget of the groups and parts that were run, and say by how much a figure misses."""
+    judged = []
+    for group, what, direction, limit, figure in BUDGETS:
+        if group not in groups:
+            continue
+        told = f"{direction} {limit:g}"
+        try:
+            found = figure(results, group)
+        except KeyError:  # that part of the run was left out
+            continue
+        except (LookupError, ValueError, ZeroDivisionError):
+            judged.append(Verdict(group, what, told, None, "NOT MEASURED"))
+            continue
+        kept = found.median <= limit if direction == "<=" else found.median >= limit
+        verdict = "ok" if kept else f"MISSED by {abs(found.median / limit - 1):.0%}"
+        judged.append(Verdict(group, what, told, found.median, verdict, found.low, found.high))
+    return judged

@@ -107,7 +107,7 @@ def measure(group: str, rounds: int, seconds: float, *, all_entries: bool = True
     return results
 
 
-def due(kind: type[Entry], turn: int) -> bool:
+def due(kind: Entry, turn: int) -> bool:
     """Whether an entry runs in that round."""
     return kind.repeated or turn == 0
 

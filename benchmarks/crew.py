@@ -76,21 +76,19 @@ def work(group: str, label: str, pipe: Connection, path: str) -> None:
     """Open one entry and serve its slices until the pipe says stop; every failure is sent back as text."""
     os.setsid()  # Linux divides processors among sessions first: see benchmarks/README.md
     django.setup()
-    entry = find(group, label)()
-    try:
-        entry.open()
-    except Exception as error:
-        pipe.send(reason(error))
-        return
-    pipe.send("")
-    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as shared, memoryview(shared).cast("q") as words:
-        while (order := pipe.recv()) is not None:
-            try:
-                pipe.send(compete(entry.cycle, words, *order))
-            except Exception as error:
-                pipe.send(reason(error))
-    with contextlib.suppress(Exception):
-        entry.close()
+    with contextlib.ExitStack() as stack:
+        try:
+            ready = stack.enter_context(find(group, label).open())
+        except Exception as error:
+            pipe.send(reason(error))
+            return
+        pipe.send("")
+        with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as shared, memoryview(shared).cast("q") as words:
+            while (order := pipe.recv()) is not None:
+                try:
+                    pipe.send(compete(ready.cycle, words, *order))
+                except Exception as error:
+                    pipe.send(reason(error))
 
 
 class Crew:

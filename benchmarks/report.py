@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from benchmarks.budgets import Verdict
     from benchmarks.contended import Contention
     from benchmarks.results import Results
     from benchmarks.uncontended import Uncontended
-    from benchmarks.verdicts import Verdict
 
 TITLES = {
     "postgres": "PostgreSQL",

@@ -41,9 +41,9 @@ class Results:
     broken: list[str] = field(default_factory=list)  # parts that ended with an error of their own
 
     def cost(self, group: str, entry: str) -> Cost:
-        """Return the uncontended figures of an entry; LookupError if it did not run."""
+        """Return the uncontended figures of an entry, the bare driver's without one; LookupError if it did not run."""
         for cost in self.uncontended[group].costs:
-            if cost.entry == entry:
+            if cost.entry == (entry or self.uncontended[group].costs[0].entry):
                 return cost
         raise LookupError(self.uncontended[group].failed.get(entry, f"{entry} was not measured"))
 

@@ -16,7 +16,7 @@ from benchmarks.servers import SERVERS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from benchmarks.entries.base import Entry
+    from benchmarks.entries.base import Entry, Ready
 
 WARM_UP = 2  # slices that are thrown away: connections, prepared statements, caches
 
@@ -49,20 +49,18 @@ class Uncontended:
     failed: dict[str, str] = field(default_factory=dict)
 
 
-def opened(entries: Iterable[type[Entry]], stack: contextlib.ExitStack, failed: dict[str, str]) -> list[Entry]:
+def opened(entries: Iterable[Entry], stack: contextlib.ExitStack, failed: dict[str, str]) -> list[tuple[Entry, Ready]]:
     """Open every entry; one that cannot be opened or used is recorded with its error and the others go on."""
-    ready = []
-    for kind in entries:
-        entry = kind()
+    found = []
+    for entry in entries:
         try:
-            entry.open()
-            stack.callback(entry.close)
-            entry.slice(1)
+            ready = stack.enter_context(entry.open())
+            ready.slice(1)
         except Exception as error:
-            failed[kind.label] = reason(error)
+            failed[entry.label] = reason(error)
         else:
-            ready.append(entry)
-    return ready
+            found.append((entry, ready))
+    return found
 
 
 def measure(group: str, rounds: int, *, all_entries: bool = True) -> Uncontended:
@@ -75,10 +73,10 @@ def measure(group: str, rounds: int, *, all_entries: bool = True) -> Uncontended
     with pinned(server.pids) as together, contextlib.ExitStack() as stack:
         result = Uncontended(pinned=together or server.embedded)
         entries = opened(kinds, stack, result.failed)
-        samples: dict[str, list[list[int]]] = {entry.label: [] for entry in entries}
+        samples: dict[str, list[list[int]]] = {entry.label: [] for entry, _ in entries}
         for turn in range(-WARM_UP, rounds):
-            for entry in entries:
-                taken = entry.slice(entry.pairs)
+            for entry, ready in entries:
+                taken = ready.slice(entry.pairs)
                 if turn >= 0:
                     samples[entry.label].append(taken)
     result.costs = [cost_of(group, label, slices) for label, slices in samples.items()]

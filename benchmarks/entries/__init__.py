@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from benchmarks.entries import mysql, postgres, redis, redlock, sqlite, zookeeper
-from benchmarks.entries.base import NoLock
+from benchmarks.entries import databases, leases
+from benchmarks.entries.base import no_lock
 
 if TYPE_CHECKING:
     from benchmarks.entries.base import Entry
 
-GROUPS: dict[str, tuple[type[Entry], ...]] = {
-    "postgres": (*postgres.ENTRIES, NoLock),
-    "mysql": (*mysql.ENTRIES, NoLock),
-    "sqlite": (*sqlite.ENTRIES, NoLock),
-    "redis": (*redis.ENTRIES, NoLock),
-    "redlock": (*redlock.ENTRIES, NoLock),
-    "redlock-far": redlock.FAR,
-    "zookeeper": (*zookeeper.ENTRIES, NoLock),
+GROUPS: dict[str, tuple[Entry, ...]] = {
+    "postgres": (*databases.POSTGRES, no_lock),
+    "mysql": (*databases.MYSQL, no_lock),
+    "sqlite": (*databases.SQLITE, no_lock),
+    "redis": (*leases.REDIS, no_lock),
+    "redlock": (*leases.REDLOCK, no_lock),
+    "redlock-far": leases.REDLOCK_FAR,
+    "zookeeper": (*leases.ZOOKEEPER, no_lock),
 }
 
 
-def find(group: str, label: str) -> type[Entry]:
+def find(group: str, label: str) -> Entry:
     """Return the entry of a group by its label; a worker process gets only the two strings."""
     return next(entry for entry in GROUPS[group] if entry.label == label)

@@ -1,103 +1,178 @@
-"""What every contestant must be able to do, and the one that does not lock at all."""
+"""What a contestant is, the one that does not lock at all, and django-distlock as a project would use it."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, ClassVar
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from django.db import connections, transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Iterator
+
+    Body = Callable[[], object]
+    Cycle = Callable[[Body], None]  # acquire, call the body once, release
 
 LOCK_NAME = "bench"
 # for entries inside one transaction, where a name taken twice would be a re-entry
 LOCK_NAMES = tuple(f"{LOCK_NAME}-{number}" for number in range(25))
+OURS = "django-distlock"
 
 
 def nothing() -> None:
     """Stand in the critical section where only acquire and release are timed."""
 
 
-class Entry(ABC):
-    """One way to take and give back one lock, used from one process at a time after ``open``."""
+class Ready(NamedTuple):
+    """A contestant that is connected. ``slice`` gives the nanoseconds of each of so many acquire+release pairs."""
 
-    label: ClassVar[str]
-    uncontended: ClassVar[bool] = True
-    contended: ClassVar[bool] = True
-    exclusive: ClassVar[bool] = True
-    repeated: ClassVar[bool] = True  # takes part in every contended round; False where no budget asks: one round
-    quick: ClassVar[bool] = True  # takes part in --quick; False where no budget asks
-    pairs: ClassVar[int] = 25  # per slice; fewer where one takes milliseconds
-    ours: ClassVar[bool] = False
-    name: ClassVar[str] = LOCK_NAME
+    cycle: Cycle
+    slice: Callable[[int], list[int]]
 
-    def open(self) -> None:  # noqa: B027  most have something to open, and one has not
-        """Connect; called in the process that measures, after it was pinned."""
 
-    def close(self) -> None:  # noqa: B027
-        """Give every connection back."""
+def ready(cycle: Cycle, around: Callable[[], AbstractContextManager[object]] = nullcontext) -> Ready:
+    """``around`` surrounds a whole slice and is not timed, such as an open transaction."""
 
-    @abstractmethod
-    def cycle(self, body: Callable[[], object]) -> None:
-        """Acquire, call ``body`` once, release."""
-
-    def around(self) -> AbstractContextManager[object]:
-        """Return what surrounds a whole slice and is not timed, such as an open transaction."""
-        return nullcontext()
-
-    def slice(self, pairs: int) -> list[int]:
-        """Return the nanoseconds of each of ``pairs`` acquire+release pairs."""
-        clock, cycle, samples = time.perf_counter_ns, self.cycle, []
-        with self.around():
+    def slice_of(pairs: int) -> list[int]:
+        clock, samples = time.perf_counter_ns, []
+        with around():
             for _ in range(pairs):
                 began = clock()
                 cycle(nothing)
                 samples.append(clock() - began)
         return samples
 
+    return Ready(cycle, slice_of)
 
-class AsyncEntry(Entry):
-    """A contestant that is awaited; its slices run on one event loop that is kept between them."""
 
-    contended = False
+def awaited(runner: asyncio.Runner, cycle: Callable[[Body], Awaitable[None]]) -> Ready:
+    """One that is awaited; its slices run on one event loop that is kept between them."""
 
-    def open(self) -> None:
-        """Make the loop that all slices share, so that sessions bound to a loop are opened once."""
-        self.runner = asyncio.Runner()
-
-    def close(self) -> None:
-        """Close the loop."""
-        self.runner.close()
-
-    def cycle(self, body: Callable[[], object]) -> None:
-        """Run one pair on the loop; the loop's own start and stop are part of it, so slices do not use this."""
-        self.runner.run(self.acycle(body))
-
-    @abstractmethod
-    async def acycle(self, body: Callable[[], object]) -> None:
-        """Acquire, call ``body`` once, release."""
-
-    def slice(self, pairs: int) -> list[int]:
-        """Return the nanoseconds of each pair, taken inside the running loop."""
-        return self.runner.run(self._slice(pairs))
-
-    async def _slice(self, pairs: int) -> list[int]:
-        clock, acycle, samples = time.perf_counter_ns, self.acycle, []
+    async def slice_of(pairs: int) -> list[int]:
+        clock, samples = time.perf_counter_ns, []
         for _ in range(pairs):
             began = clock()
-            await acycle(nothing)
+            await cycle(nothing)
             samples.append(clock() - began)
         return samples
 
+    return Ready(lambda body: runner.run(cycle(body)), lambda pairs: runner.run(slice_of(pairs)))
 
-class NoLock(Entry):
+
+def holding(lock: Callable[[], AbstractContextManager[Any]]) -> Cycle:
+    """Make the lock anew each time, as the pages of the contestants show it."""
+
+    def cycle(body: Body) -> None:
+        with lock():
+            body()
+
+    return cycle
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One way to take and give back one lock, used from one process at a time inside the block of ``open``."""
+
+    label: str
+    open: Callable[[], AbstractContextManager[Ready]]
+    uncontended: bool = True
+    contended: bool = True
+    exclusive: bool = True
+    repeated: bool = True  # takes part in every contended round; False where no budget asks: one round
+    quick: bool = True  # takes part in --quick; False where no budget asks
+    pairs: int = 25  # per slice; fewer where one takes milliseconds
+    ours: bool = False
+
+
+def entry(label: str, **traits: Any) -> Callable[[Callable[[], Iterator[Ready]]], Entry]:
+    """Make an Entry of a generator that connects, yields a Ready and gives every connection back."""
+    return lambda opened: Entry(label=label, open=contextmanager(opened), **traits)
+
+
+@contextmanager
+def django_connection(alias: str) -> Iterator[None]:
+    """Connect Django's alias, and close Django's connections of this thread."""
+    connections[alias].ensure_connection()
+    yield
+    connections.close_all()
+
+
+@entry("none", uncontended=False, exclusive=False, repeated=False)
+def no_lock() -> Iterator[Ready]:
     """Exclude nobody: the checker of lost updates must find some here, or it proves nothing for the others."""
+    yield ready(lambda body: body())
 
-    label = "none"
-    uncontended = exclusive = repeated = False  # --quick checks as well
 
-    def cycle(self, body: Callable[[], object]) -> None:
-        """Call ``body`` without any lock."""
-        body()
+def tooz(url: Callable[[], str], **traits: Any) -> Entry:
+    """tooz, the one peer that has a driver for nearly every server: a lock made once, as its page shows it."""
+
+    @entry("tooz", repeated=False, quick=False, **traits)
+    def opened() -> Iterator[Ready]:
+        from tooz import coordination
+
+        coordinator = coordination.get_coordinator(url(), b"benchmarks")
+        coordinator.start()
+        lock = coordinator.get_lock(LOCK_NAME.encode())
+        yield ready(holding(lambda: lock))
+        coordinator.stop()
+
+    return opened
+
+
+def ours(alias: str, database: str = "", prepare: Callable[[], None] = lambda: None, **traits: Any) -> list[Entry]:
+    """Make our entries; those inside transactions only where the lock can be the transaction's, in ``database``."""
+
+    @contextmanager
+    def package() -> Iterator[Any]:
+        """Import it now and not before: the peers run without it. Close its sessions at once, not when they idle."""
+        from django_distlock import advisory_lock
+        from django_distlock.manager.registry import registry
+
+        prepare()
+        yield advisory_lock
+        registry.close()
+        connections.close_all()
+
+    @entry(OURS, ours=True, **traits)
+    def anew() -> Iterator[Ready]:
+        with package() as advisory_lock:
+            yield ready(holding(lambda: advisory_lock(LOCK_NAME, using=alias)))
+
+    @entry(f"{OURS}, one Lock reused", contended=False, ours=True, **traits)
+    def reused() -> Iterator[Ready]:
+        with package() as advisory_lock:
+            lock = advisory_lock(LOCK_NAME, using=alias)
+            yield ready(holding(lambda: lock))
+
+    @entry(f"{OURS} in atomic()", contended=False, ours=True, **traits)
+    def in_atomic() -> Iterator[Ready]:
+        names = itertools.cycle(LOCK_NAMES)
+        with package() as advisory_lock:
+            cycle = holding(lambda: advisory_lock(next(names), using=alias))
+            yield ready(cycle, lambda: transaction.atomic(using=database))
+
+    @entry(f"{OURS}, whole atomic()", ours=True, **traits)
+    def whole() -> Iterator[Ready]:
+        with package() as advisory_lock:
+
+            def cycle(body: Body) -> None:
+                with transaction.atomic(using=database), advisory_lock(LOCK_NAME, using=alias):
+                    body()
+
+            yield ready(cycle)
+
+    @entry(f"{OURS}, asyncio", contended=False, ours=True, **traits)
+    def in_a_task() -> Iterator[Ready]:
+        with asyncio.Runner() as runner, package() as advisory_lock:  # the sessions are closed before their loop
+
+            async def cycle(body: Body) -> None:
+                async with advisory_lock(LOCK_NAME, using=alias):
+                    body()
+
+            yield awaited(runner, cycle)
+
+    return [anew, reused, *([in_atomic, whole] if database else []), in_a_task]
