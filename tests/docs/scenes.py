@@ -216,10 +216,9 @@ def row_locks(names: Names) -> None:
         first, second = (wallet.objects.create(owner=owner, balance=1000) for owner in ("ann", "bob"))
         assert [names["withdraw"](first.pk, amount) for amount in (600, 700)] == [True, False]
         names["transfer"](second.pk, first.pk, 100)
-        names["transfer_by_names"](second.pk, first.pk, 100)
-        names["deposit"](first.pk, 50)
+        names["deposit"](first.pk, 150)
         names["withdraw_inside"](second.pk, 300)
-        assert list(wallet.objects.order_by("pk").values_list("balance", flat=True)) == [650, 500]
+        assert list(wallet.objects.order_by("pk").values_list("balance", flat=True)) == [650, 600]
         assert (names["next_wallets"](1), asyncio.run(names["report"](first.pk))) == ([first.pk], first)
     finally:
         with connection.schema_editor() as editor:
@@ -289,7 +288,6 @@ def table_locks(names: Names) -> None:
         assert names["convert"]() == names["deep"]() == 0
         names["enrol"](student, course)
         assert list(student.courses.all()) == [course]
-        assert names["try_to_close"]() == "closed"
     finally:
         for row in (account, student, course):
             row.delete()
