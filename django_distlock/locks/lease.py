@@ -14,9 +14,9 @@ from django_distlock.concurrency import clock, leftovers
 from django_distlock.concurrency.flow import in_task, run
 from django_distlock.exceptions import DistlockError, LockLost, LockNotHeld
 from django_distlock.manager import owner
-from django_distlock.manager.keepalive import RENEWALS_PER_TTL, keepalive
+from django_distlock.manager.keepalive import RENEWALS_PER_TTL, keepalive, renew
 from django_distlock.manager.lock_table import FORKED, Hold, State, lock_table
-from django_distlock.manager.release import ask_to_release, finish, give_back, lose_dead, notice_loss
+from django_distlock.manager.release import finish, give_back, notice_loss
 from django_distlock.manager.transactions import defer
 from django_distlock.validation import seconds
 
@@ -258,20 +258,11 @@ class Lease(BaseLease):
             raise hold.backend.unsupported("extend a lease: its locks have no TTL")
         ttl = hold.bounded(ttl)
         self.ensure_held()
-        lock_table.shorten(hold, ttl)
-        asked = self._grant
-        backend = hold.backend
-        grant = await backend.aextend(asked, ttl) if in_task() else backend.extend(asked, ttl)
-        if grant is None:
-            lose_dead(hold, asked, "stolen")
-            raise LockLost(self._lost_message())
-        hold.ttl = ttl
-        if lock_table.renew(hold, grant):
+        if await renew(hold, ttl, lasting=True):
             keepalive.wake_at(clock.now() + ttl / RENEWALS_PER_TTL)
             return
-        if hold.lost is not None:  # the hold ended while the engine extended it
-            await ask_to_release(backend, grant)
         self.ensure_held()
+        raise LockLost(self._lost_message())
 
     def _lost_message(self) -> str:
         return f"The lock {self.name!r} of alias {self.using!r} was lost ({self._hold.reason})."

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from django_distlock.backends.base import IDLE
 from django_distlock.concurrency import clock, leftovers
+from django_distlock.concurrency.flow import in_task, run
 from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.concurrency.text import one_line
 
 from . import owner
 from .lock_table import IN_USE, State, lock_table
 from .name_log import name_log
-from .release import finish, lose, lose_dead
+from .release import ask_to_release, finish, lose, lose_dead
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -176,30 +177,14 @@ class Keepalive:
     def _renew_all(self, backend: Backend, holds: list[Hold]) -> None:
         try:
             for hold in holds:
-                if hold.state in IN_USE:
-                    self._renew(hold)
+                ttl = hold.bounded(hold.ttl or 0.0)
+                if hold.state in IN_USE and ttl > 0:
+                    try:
+                        run(renew(hold, ttl))
+                    except Exception as error:  # unreachable is not lost: valid_until decides
+                        logger.warning("The lock %r could not be renewed: %s", hold.key.full_name, one_line(error))
         finally:
             self._renewing.discard(backend)
-
-    @staticmethod
-    def _renew(hold: Hold) -> None:
-        grant, ttl = hold.grant, hold.bounded(hold.ttl or 0.0)
-        if grant is None or ttl <= 0:
-            return
-        lock_table.shorten(hold, ttl)
-        try:
-            renewed = hold.backend.extend(grant, ttl)
-        except Exception as error:  # unreachable is not lost: valid_until decides
-            logger.warning("The lock %r could not be renewed: %s", hold.key.full_name, one_line(error))
-            return
-        if renewed is None:
-            lose_dead(hold, grant, "stolen")
-        elif not lock_table.renew(hold, renewed) and hold.lost is not None:
-            # the hold ended while the engine extended it
-            try:
-                hold.backend.release(renewed)
-            except Exception as error:
-                logger.warning("The lock %r could not be given back: %s", hold.key.full_name, one_line(error))
 
     def _end_closed_loops(self) -> None:
         """Give back what tasks hold whose event loop was closed: they never go on to their release."""
@@ -221,6 +206,27 @@ class Keepalive:
         logger.warning(
             "The lock %r of alias %r has been held for %.1f s.%s", hold.key.full_name, hold.backend.alias, held, at
         )
+
+
+async def renew(hold: Hold, ttl: float, *, lasting: bool = False) -> bool:
+    """Have the engine set the rest of the lease to ``ttl`` seconds; ``lasting``: also at each renewal that follows.
+
+    False if the lock was lost or released meanwhile.
+    """
+    grant: Any = hold.grant
+    backend = hold.backend
+    lock_table.shorten(hold, ttl)
+    renewed = await backend.aextend(grant, ttl) if in_task() else backend.extend(grant, ttl)
+    if renewed is None:
+        lose_dead(hold, grant, "stolen")
+        return False
+    if lasting:
+        hold.ttl = ttl
+    if lock_table.renew(hold, renewed):
+        return True
+    if hold.lost is not None:  # while the engine extended it
+        await ask_to_release(backend, renewed)
+    return False
 
 
 def _in_thread(name: str, work: Callable[[], object]) -> None:

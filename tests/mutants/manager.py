@@ -332,8 +332,8 @@ MANAGER = (
         "a renewal that the engine denies is not told",
         "R20",
         "manager/keepalive.py",
-        '        if renewed is None:\n            lose_dead(hold, grant, "stolen")\n        elif',
-        "        if renewed is None:\n            return\n        if",
+        '    if renewed is None:\n        lose_dead(hold, grant, "stolen")\n',
+        "    if renewed is None:\n",
         (
             "tests/unit/test_leases.py",
             "tests/unit/shared/test_waiting.py",
@@ -346,8 +346,8 @@ MANAGER = (
         "max_hold does not bound the renewals",
         "R20",
         "manager/keepalive.py",
-        "grant, ttl = hold.grant, hold.bounded(hold.ttl or 0.0)",
-        "grant, ttl = hold.grant, hold.ttl or 0.0",
+        "ttl = hold.bounded(hold.ttl or 0.0)",
+        "ttl = hold.ttl or 0.0",
         (
             "tests/unit/test_leases.py",
             "tests/unit/shared/test_waiting.py",
