@@ -64,9 +64,11 @@ def check_routers(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> lis
     found: list[CheckMessage] = []
     for config, backend in _backends():
         for finding in kept_out(backend):
-            kind, number = (Error, "E069") if finding.level == "error" else (Warning, "W068")
             text = f"DISTLOCK[{config.alias!r}]: {finding.text}"
-            found.append(kind(text, hint=finding.hint, id=f"distlock.{number}"))
+            if finding.level == "error":
+                found.append(Error(text, hint=finding.hint, id="distlock.E069"))
+            else:
+                found.append(Warning(text, hint=finding.hint, id="distlock.W068"))
     if any(backend.needs_site_key for _, backend in _backends()) and _keyless() and not migrated():
         hint = f"{CURE} Or set DISTLOCK_SITE_KEY."
         found.append(Error(f"There will be no site key. {KEPT_OUT.strip()}", hint=hint, id="distlock.E068"))

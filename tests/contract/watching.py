@@ -66,7 +66,7 @@ def end_lease(using: str, name: str) -> None:
     if connections[database].vendor == "sqlite":
         file = sqlite3.connect(f"{connections[database].settings_dict['NAME']}-distlock", timeout=20)
         with file:
-            ended = file.execute("UPDATE lease SET expires_at = 1 WHERE name = ?", [name]).rowcount
+            ended = file.execute("UPDATE django_distlock_lease SET expires_at = 1 WHERE name = ?", [name]).rowcount
         file.close()
     else:
         with connections[database].cursor() as cursor:

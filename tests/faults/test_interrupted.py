@@ -25,7 +25,7 @@ from django_distlock.exceptions import DeadlockDetected
 from django_distlock.locks import lease, lock, lockset
 from django_distlock.manager import acquire, open_transactions, release, transactions
 from django_distlock.manager import lock_table as lock_table_module
-from django_distlock.manager.keepalive import keepalive
+from django_distlock.manager.keepalive import keepalive, renew
 from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
 from tests.conftest import PATIENCE, connect, eventually
@@ -407,14 +407,15 @@ def test_r17_a_lock_that_was_lost_before_its_generator_is_closed_is_not_told_to_
     signals.lock_lost.connect(lost)
     signals.lock_released.connect(released)
     try:
-        for taken_away, reason in ((True, "stolen"), (False, "released")):
+        # the keepalive thread may notice first that it is gone
+        for taken_away, reasons in ((True, {"stolen", "session"}), (False, {"released"})):
             generator = inside()
             lease = next(generator)
             if taken_away:
                 assert registry.entry("memory").backend.release(lease._grant)
             generator.close()
             tick()
-            assert told.pop() == reason
+            assert told.pop() in reasons
         assert told == []
     finally:
         signals.lock_lost.disconnect(lost)
@@ -494,7 +495,7 @@ def test_r17_a_renewal_in_the_midst_of_a_release_is_no_loss(name: str, monkeypat
 
     def release(grant: Any) -> bool:
         result: bool = type(backend).release(backend, grant)
-        thread = threading.Thread(target=keepalive._renew, args=(lease._hold,))
+        thread = threading.Thread(target=lambda: flow.run(renew(lease._hold, 30)))
         thread.start()
         thread.join(10)
         assert not thread.is_alive()
