@@ -50,7 +50,7 @@ def check_idempotency(app_configs: Sequence[AppConfig] | None, **kwargs: Any) ->
 
 def _below() -> list[str] | None:
     """The middleware below ours, or below a class derived from it; None if it is not in use."""
-    paths = conf.middleware()
+    paths = list(conf.settings.MIDDLEWARE)
     for number, path in enumerate(paths, start=1):
         with suppress(ImportError):  # Django reports it
             factory = import_string(path)

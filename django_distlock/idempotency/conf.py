@@ -1,4 +1,7 @@
-"""The setting ``DISTLOCK_IDEMPOTENCY``, and what an option of ``@idempotent`` may be."""
+"""The setting ``DISTLOCK_IDEMPOTENCY``, and what an option of ``@idempotent`` may be.
+
+``settings`` are Django's; modules beside this one take them from here.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from functools import cache, partial
 from typing import Annotated, Any, Literal, get_type_hints
 
 from asgiref.sync import iscoroutinefunction
-from django.conf import settings
+from django.conf import settings as settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.shortcuts import resolve_url
@@ -121,11 +124,6 @@ def options_of_view(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def middleware() -> list[str]:
-    """The setting MIDDLEWARE."""
-    return list(settings.MIDDLEWARE)
-
-
 def login_url() -> str | None:
     """The address to which ``login_required`` redirects, if there is one."""
     if not settings.LOGIN_URL:
@@ -134,21 +132,6 @@ def login_url() -> str | None:
         return resolve_url(settings.LOGIN_URL)
     except NoReverseMatch:
         return None
-
-
-def secret_keys() -> list[str | bytes]:
-    """SECRET_KEY, which signs and encrypts, and the fallbacks, which only verify and decrypt."""
-    return [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS]
-
-
-def longest_body() -> int | None:
-    """The longest body that Django reads into memory."""
-    return settings.DATA_UPLOAD_MAX_MEMORY_SIZE
-
-
-def upload_files() -> dict[str, Any]:
-    """The arguments of the SpooledTemporaryFile that holds a body, as for Django's uploaded files."""
-    return {"max_size": settings.FILE_UPLOAD_MAX_MEMORY_SIZE, "dir": settings.FILE_UPLOAD_TEMP_DIR}
 
 
 def _clear(*, setting: str, **kwargs: Any) -> None:

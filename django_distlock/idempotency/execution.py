@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from asgiref.sync import sync_to_async
 from django.contrib.messages import get_messages
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DEFAULT_DB_ALIAS, Error, connections
+from django.db import DEFAULT_DB_ALIAS, Error
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.utils.crypto import salted_hmac
 from django.utils.safestring import SafeData
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
 
     from .conf import Options
     from .http.requests import Source
-    from .storage import Storage
 
 logger = logging.getLogger("django_distlock.idempotency")
 T = TypeVar("T")
@@ -83,7 +82,9 @@ def begin(request: HttpRequest, given: Mapping[str, Any]) -> KeyedRequest | Http
         if (found := find_key(request, options)) is not None:
             source, key = found
             principal = _asked(principal_of, request)
-        if source is None or (source == "header" and not (principal.known or options.anonymous)):
+        if source is None or (
+            source == "header" and principal.kind not in ("user", "credential") and not options.anonymous
+        ):
             if options.required:
                 raise decisions.MissingKey
             return None
@@ -139,7 +140,8 @@ def _attempt(request: HttpRequest, options: Options, source: Source, key: str, p
         site_key=secret,
         storage=storage,
         alias=alias,
-        tenant=_tenant(storage),
+        # a cache may have the schema of the default database in its keys
+        tenant=Tenant(storage.alias if isinstance(storage, DatabaseStorage) else DEFAULT_DB_ALIAS),
     )
 
 
@@ -162,15 +164,6 @@ def refuse_transaction(attempt: KeyedRequest) -> None:
             "Other requests do not see a claim that is made in a transaction. Use @idempotent(atomic=True) on a sync "
             "view, or let the transaction begin below the IdempotencyMiddleware."
         )
-
-
-def _tenant(storage: Storage) -> Tenant | None:
-    """The tenant that the request works for; None on a site without tenants.
-
-    A cache may have the schema of the default database in its keys.
-    """
-    alias = storage.alias if isinstance(storage, DatabaseStorage) else DEFAULT_DB_ALIAS
-    return Tenant(alias) if hasattr(connections[alias], "tenant") else None
 
 
 def _label_of(request: HttpRequest, principal: Principal, secret: str) -> str:

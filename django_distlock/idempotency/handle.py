@@ -44,7 +44,7 @@ class KeyedRequest:
     site_key: str
     storage: Storage
     alias: str | None
-    tenant: Tenant | None = None  # that of the request
+    tenant: Tenant  # that of the request, for threads
     tries: int = 0
     running: bool = False
     broken: bool = False  # the storage failed in the caller's transaction

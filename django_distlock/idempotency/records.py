@@ -22,13 +22,9 @@ class StoredResponse:
     # level, text, extra tags, whether the text is safe as HTML
     messages: tuple[tuple[int, str, str, bool], ...] = ()
 
-    def header(self, wanted: str) -> str | None:
-        """The value of a header, whose name is given in lower case."""
-        return next((value for name, value in self.headers if name.lower() == wanted), None)
-
     @property
     def location(self) -> str | None:
-        return self.header("location")
+        return next((value for name, value in self.headers if name.lower() == "location"), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

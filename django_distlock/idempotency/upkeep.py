@@ -11,6 +11,7 @@ import random
 import threading
 from typing import TYPE_CHECKING
 
+from django.core.cache import caches
 from django.db import connections
 
 from django_distlock.concurrency import clock
@@ -22,8 +23,6 @@ from .conf import config
 from .storage.database import DatabaseStorage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from django_distlock.schema import Tenant
 
     from .handle import KeyedRequest
@@ -89,13 +88,12 @@ class Renewal:
     def _renew(self, attempts: list[KeyedRequest]) -> None:
         for attempt in attempts:
             try:
-                if attempt.tenant is not None:
-                    attempt.tenant.enter()
+                attempt.tenant.enter()
                 if not attempt.storage.renew(attempt.claim):
                     self.remove(attempt)
             except Exception:
                 logger.exception("A claim could not be renewed; the next round tries again.")
-        _close({attempt.storage for attempt in attempts})
+        _close()
 
 
 class Sweeper:
@@ -105,7 +103,7 @@ class Sweeper:
         self._due: dict[str, float] = {}  # by alias; never while a sweep runs
         self._sweeps = Background("idempotency-sweep")
 
-    def sweep_if_due(self, storage: Storage, tenant: Tenant | None = None) -> None:
+    def sweep_if_due(self, storage: Storage, tenant: Tenant) -> None:
         """Start a sweep in a thread if one is due, in the schema of ``tenant``.
 
         The first is due at a random time within the interval, so that processes which began together do not sweep
@@ -124,25 +122,23 @@ class Sweeper:
         except NotStarted:
             self._due[storage.alias] = now + interval
 
-    def _sweep(self, storage: DatabaseStorage, tenant: Tenant | None, interval: float) -> None:
+    def _sweep(self, storage: DatabaseStorage, tenant: Tenant, interval: float) -> None:
         deleted = 0
         try:
-            if tenant is not None:
-                tenant.enter()
+            tenant.enter()
             deleted = storage.purge(batch=BATCH)
         except Exception:
             logger.exception("Old idempotency keys could not be deleted; the next sweep tries again.")
         finally:
-            _close([storage])
+            _close()
             self._due[storage.alias] = clock.now() + (0 if deleted == BATCH else interval)
 
 
-def _close(storages: Iterable[Storage]) -> None:
+def _close() -> None:
     """Close the connections of this thread, which ends."""
     try:
-        for storage in storages:
-            storage.close()
-        connections.close_all()  # a cache in a database has one
+        caches.close_all()
+        connections.close_all()
     except Exception:
         logger.exception("A connection could not be closed.")
 

@@ -287,7 +287,6 @@ def test_a_database_whose_sql_is_not_known_is_refused(
 ) -> None:
     """Oracle, CockroachDB, ...: before the view acts, and by a check. With a cache the site works."""
     monkeypatch.setattr(type(connections[site.alias]), "vendor", "unheard_of")
-    storage_of.cache_clear()
     assert "distlock.E035" in {message.id for message in findings()}
     with pytest.raises(ImproperlyConfigured, match='"STORAGE"] = "cache"'):
         storage_of()

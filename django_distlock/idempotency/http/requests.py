@@ -49,11 +49,6 @@ class Principal:
     text: str
     label: str
 
-    @property
-    def known(self) -> bool:
-        """A user, or a credential, which may be unchecked so far."""
-        return self.kind in ("user", "credential")
-
 
 def find_key(request: HttpRequest, options: Options) -> tuple[Source, str] | None:
     """The source and the key: from the ``key`` callable of the view, the form, or the header. :exc:`BadKey`."""
@@ -216,7 +211,7 @@ def may_be_read(request: HttpRequest) -> bool:
     """May the body be read into memory, from where the view reads it again?"""
     if getattr(request, "_read_started", False) or request.content_type == MULTIPART:
         return False
-    limit, length = conf.longest_body(), _length(request)
+    limit, length = conf.settings.DATA_UPLOAD_MAX_MEMORY_SIZE, _length(request)
     return length is not None and length >= 0 and (limit is None or length <= limit)
 
 
@@ -318,7 +313,8 @@ def _rewindable(request: HttpRequest) -> IO[bytes]:
 
 
 def _spooled(request: HttpRequest, stream: Any, limit: int) -> IO[bytes]:
-    spool: Any = tempfile.SpooledTemporaryFile(**conf.upload_files())  # noqa: SIM115 - closed with the request
+    size, folder = conf.settings.FILE_UPLOAD_MAX_MEMORY_SIZE, conf.settings.FILE_UPLOAD_TEMP_DIR
+    spool: Any = tempfile.SpooledTemporaryFile(size, dir=folder)  # noqa: SIM115 - closed with the request
     weakref.finalize(request, spool.close)  # a request that no handler closes
     closing = request.close
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.signals import setting_changed
 from django.db import connections, router
 
 from django_distlock.idempotency.conf import config
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["Storage", "TooManyKeys", "forget_user", "purge", "storage_of", "table_in"]
 
 
-@cache
 def storage_of(alias: str | None = None) -> Storage:
     """The storage that the setting names; with ``alias`` the table in that database, for the exactly-once mode."""
     require_cryptography()
@@ -84,11 +81,5 @@ def _has_table(alias: str) -> bool:
     return connection.introspection.identifier_converter(TABLE) in connection.introspection.table_names()
 
 
-def _forget_storages(*, setting: str, **kwargs: Any) -> None:
-    if setting in ("DISTLOCK_IDEMPOTENCY", "DATABASES"):
-        storage_of.cache_clear()
-
-
-setting_changed.connect(_forget_storages)
 # An expired record is of no use, however many days `distlock prune --days` keeps of other things.
 pruner = Pruner(databases, lambda database, days: _purge(database))

@@ -70,9 +70,6 @@ class Storage(ABC):
     def remove(self, held: KeyClaim, states: Sequence[str]) -> bool:
         """Delete the record of ``held`` if it is in one of ``states``."""
 
-    def close(self) -> None:  # noqa: B027 - a storage may have nothing to close
-        """Close the connection of this thread; for the background threads of the package."""
-
     # -- what is made of it
 
     def take_over(self, record: Record, claim: KeyClaim) -> bool:

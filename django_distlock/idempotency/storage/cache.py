@@ -90,9 +90,6 @@ class CacheStorage(Storage):
             self._call("delete", _alive(claim.owner))
         return freed
 
-    def close(self) -> None:
-        self._call("close")
-
     def _keep(self, claim: KeyClaim) -> bool:
         """Let the claim last until its record is written. False: another request has taken it over."""
         for pause in PAUSES:

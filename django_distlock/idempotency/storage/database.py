@@ -157,9 +157,6 @@ class DatabaseStorage(Storage):
         text = f"DELETE FROM {TABLE} WHERE {MINE} AND state IN ({marks(states)})"  # noqa: S608
         return self._change(text, held.scope, held.owner, *states) > 0
 
-    def close(self) -> None:
-        self.connection.close()
-
     def free(self, scopes: Sequence[str]) -> int:
         """Delete keys without an answer, except those of running requests. Returns their number."""
         text = f"DELETE FROM {TABLE} WHERE scope IN ({marks(scopes)}) AND state <> 'completed' AND NOT {RUNNING}"  # noqa: S608

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.crypto import salted_hmac
 
-from django_distlock.idempotency.conf import config, secret_keys
+from django_distlock.idempotency.conf import config, settings
 from django_distlock.idempotency.records import COMPLETED, STATES, UNKNOWN, Record, StoredResponse
 
 if TYPE_CHECKING:
@@ -135,5 +135,6 @@ def _head(scope: str, part: str) -> bytes:
 def _fernet() -> Any:
     from cryptography.fernet import Fernet, MultiFernet
 
-    digests = [salted_hmac(SALT, "", secret=secret, algorithm="sha256").digest() for secret in secret_keys()]
+    secrets = [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS]
+    digests = [salted_hmac(SALT, "", secret=secret, algorithm="sha256").digest() for secret in secrets]
     return MultiFernet([Fernet(base64.urlsafe_b64encode(digest)) for digest in digests])
