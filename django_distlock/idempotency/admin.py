@@ -60,11 +60,7 @@ class IdempotencyRecordAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not
     def has_release_permission(self, request: HttpRequest) -> bool:
         return bool(request.user.has_perm("django_distlock.release_idempotencyrecord"))
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
+    def _never(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
+    has_add_permission = has_change_permission = has_delete_permission = _never

@@ -31,7 +31,7 @@ class IdempotentAdmin:
     database of the keys, key and object are one transaction.
     """
 
-    idempotency_in_view = True
+    _distlock_idempotent = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         from django.contrib.admin import ModelAdmin  # needs the models of contenttypes

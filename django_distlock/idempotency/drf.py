@@ -30,7 +30,7 @@ class IdempotentMixin:
     is not stored: it frees the key.
     """
 
-    idempotency_in_view = True
+    _distlock_idempotent = True
     idempotency_options: ClassVar[dict[str, Any]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -16,10 +16,7 @@ _ADMIN_VIEWS = {"login", "logout", "password_change"}
 def is_served_by_middleware(view: Any, method: str) -> bool:
     """Does the middleware claim the keys of this view? Views with ``@idempotent`` and those of the mixins do everything
     themselves."""
-    owner = view_class(view) or getattr(view, "model_admin", None)
-    if is_exempt(view, method) or getattr(owner, "idempotency_in_view", False):
-        return False
-    return not any(hasattr(part, ATTRIBUTE) for part in _parts(view, method))
+    return not (is_exempt(view, method) or any(hasattr(part, ATTRIBUTE) for part in _parts(view, method)))
 
 
 def is_exempt(view: Any, method: str) -> bool:
@@ -37,26 +34,22 @@ def is_exempt(view: Any, method: str) -> bool:
     return of_admin and getattr(view, "__name__", "") in _ADMIN_VIEWS
 
 
-def view_class(view: Any) -> Any:
-    """The class of a class-based view, of Django or of the REST framework."""
-    return getattr(view, "view_class", None) or getattr(view, "cls", None)
-
-
 def _parts(view: Any, method: str) -> list[Any]:
-    """Where a decorator may be: the view, the handler of this method, its function, ``dispatch``; the ``run`` and the
-    function of an operation of django-ninja."""
+    """Where a decorator or a mixin may be: the view, its class, the handler of this method, its function, ``dispatch``;
+    the ``run`` and the function of an operation of django-ninja; the class of a page of the admin."""
     while isinstance(view, partial):
         view = view.func
-    kind = view_class(view)
+    kind = getattr(view, "view_class", None) or getattr(view, "cls", None)  # of Django, or of the REST framework
     if kind is None:
         operation = _operation(view, method)
-        return [view, getattr(operation, "run", None), getattr(operation, "view_func", None)]
+        run, function = (getattr(operation, name, None) for name in ("run", "view_func"))
+        return [view, run, function, getattr(view, "model_admin", None)]
     actions = getattr(view, "actions", None) or {}
     handler = getattr(kind, actions.get(method.lower(), method.lower()), None)
     # REST framework's api_view creates the handler, without functools.wraps
     of_framework = getattr(handler, "__module__", None) == "rest_framework.decorators"
     function = _enclosed(handler, "func") if of_framework else None
-    return [view, handler, function, getattr(kind, "dispatch", None)]
+    return [view, kind, handler, function, getattr(kind, "dispatch", None)]
 
 
 def _enclosed(function: Any, name: str) -> Any:

@@ -28,7 +28,7 @@ REFRESH = 2  # seconds until the page "still working" sends its form again
 
 
 class Answer(NamedTuple):
-    """One row of the table: what a program is told, and what a person. An empty ``title`` goes to people only.
+    """One row of the table: what a program is told, and what a person. An empty ``text`` goes to people only.
 
     A page with a ``button`` keeps the data that it sends again; one without it says ``text``, too.
     """
@@ -37,8 +37,8 @@ class Answer(NamedTuple):
     status: int
     title: str
     text: str
-    page_title: str
     page_text: str
+    page_title: str = ""  # where it is another one
     button: str = ""  # sends the same data again
     no_button: str = ""  # where the page does not keep them
     retry_after: float = 0.0
@@ -53,10 +53,11 @@ IN_FLIGHT = Answer(
     409,
     gettext_noop("Still working"),
     gettext_noop("A request with this idempotency key is still being worked on. Ask again in a moment."),
-    gettext_noop("Still working"),
     gettext_noop("What you sent has arrived and is being worked on. There is no need to fill it in again."),
-    gettext_noop("Look now"),
-    gettext_noop("To see what has become of it, go back and press the button once more. It is saved only once."),
+    button=gettext_noop("Look now"),
+    no_button=gettext_noop(
+        "To see what has become of it, go back and press the button once more. It is saved only once."
+    ),
     retry_after=1.0,
 )
 MISMATCH = Answer(
@@ -64,8 +65,8 @@ MISMATCH = Answer(
     422,
     gettext_noop("The request has changed"),
     gettext_noop("This idempotency key belongs to an earlier request with other data. Take a new key."),
-    gettext_noop("Already saved"),
     gettext_noop("This form has been sent before, with other data. What it says now has not been saved."),
+    gettext_noop("Already saved"),
     SUBMIT,
     FILL_IN,
 )
@@ -81,8 +82,8 @@ COMPLETED = Answer(
     409,
     gettext_noop("Already done"),
     gettext_noop("This request has been carried out. Its answer was not kept."),
-    gettext_noop("Already saved"),
     gettext_noop("This form has been sent before, and was saved then. It was not saved a second time."),
+    gettext_noop("Already saved"),
     SUBMIT,
     FILL_IN,
 )
@@ -94,10 +95,10 @@ UNKNOWN = Answer(
     409,
     gettext_noop("Outcome unknown"),
     gettext_noop("The first request with this idempotency key broke off. Whether it has acted is not known."),
-    gettext_noop("Not known whether it was saved"),
     gettext_noop(
         "Something went wrong while it was being saved. Please look whether it is there before you send it again."
     ),
+    gettext_noop("Not known whether it was saved"),
     SUBMIT,
     FILL_IN,
 )
@@ -106,7 +107,6 @@ TOO_MANY = Answer(
     429,
     gettext_noop("Too many requests"),
     gettext_noop("There are too many idempotency keys of this client that still live. Nothing was done."),
-    gettext_noop("Too many requests"),
     OPEN_AGAIN,
 )
 STORE_DOWN = Answer(
@@ -114,34 +114,31 @@ STORE_DOWN = Answer(
     503,
     gettext_noop("Please try again in a moment"),
     gettext_noop("The request was not carried out: it could not be made sure that this happens only once."),
-    gettext_noop("Please try again in a moment"),
     OPEN_AGAIN,
     retry_after=5.0,
 )
 NOT_ISSUED = Answer(
     "not_issued",
     409,
-    "",
-    "",
     gettext_noop("Not saved"),
+    "",
     gettext_noop(
         "You have logged in or out since this form was opened, or it was opened for another page. What you sent has "
         "not been saved yet."
     ),
-    SAVE,
-    FILL_IN,
+    button=SAVE,
+    no_button=FILL_IN,
 )
 SESSION_CHANGED = Answer(
     "session_changed",
     403,
-    "",
-    "",
     gettext_noop("Not saved yet"),
+    "",
     gettext_noop(
         "You have logged in since this form was opened, perhaps in another tab. What you sent has not been saved."
     ),
-    SAVE,
-    gettext_noop(
+    button=SAVE,
+    no_button=gettext_noop(
         "It has a file, a password or something of that kind, which this page does not keep. Please copy what you "
         "need, open the form again and fill it in."
     ),
@@ -156,7 +153,12 @@ def given(
     if html:
         # gettext of an empty text would be the head of the catalog
         button, no_button = (text and _(text) for text in (answer.button, answer.no_button))
-        told = {"title": _(answer.page_title), "text": _(answer.page_text), "button": button, "no_button": no_button}
+        told = {
+            "title": _(answer.page_title or answer.title),
+            "text": _(answer.page_text),
+            "button": button,
+            "no_button": no_button,
+        }
         more = _again(request, key) if button else {"detail": detail}
         response = page(request, PAGE, answer.status, code=answer.code, **told, **{**more, **context})
     else:
@@ -167,7 +169,7 @@ def given(
 
 
 def bad_key(request: HttpRequest, why: BadKey, *, html: bool) -> HttpResponse:
-    answer = Answer(why.code, why.status, why.title, why.text, gettext_noop("Not saved"), OPEN_AGAIN)
+    answer = Answer(why.code, why.status, why.title, why.text, OPEN_AGAIN, gettext_noop("Not saved"))
     response = given(answer, request, html, values=why.values)
     if why.code == "missing_key":
         response["Link"] = f'<{HELP}>; rel="help"'
