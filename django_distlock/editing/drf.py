@@ -19,7 +19,6 @@ from django_distlock.validation import refuse_order
 
 from .conf import EditingConfig, config, require_own
 from .grants import EditGrant
-from .http.forms import bring_up_to_date
 from .http.refusals import Refusal
 from .records import EditConflict
 from .resources import resource_of, rows_of
@@ -150,6 +149,7 @@ class EditLockViewSetMixin:
                     visitor,
                     lease if ID.fullmatch(lease) else "",
                     work,
+                    obj=obj,
                     attempts=1 if request.FILES else 2,  # the first one may have moved an uploaded file to its place
                 )
         finally:
@@ -158,10 +158,9 @@ class EditLockViewSetMixin:
     def _work(self, handler: Any, request: Any, obj: Any, save: Save) -> Any:
         row = save.rows[save.grant.resource.digest]
         header = request.headers.get("If-Match", "")
-        if not self._matches(header, save.object, row):
+        if not self._matches(header, obj, row):
             by = "" if f'.{row.writes}"' in header else row.changed_by  # else it was code that knows no edit locks
             raise EditConflict("changed", changed_by=by, resource=save.grant.resource)
-        bring_up_to_date(obj, save.object)
         self._edit_save = save
         try:
             response = handler()

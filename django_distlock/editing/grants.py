@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django.apps import apps
-from django.core.exceptions import FieldDoesNotExist
+from django.core.exceptions import FieldDoesNotExist, ObjectDoesNotExist
 from django.db import connections
 
 from django_distlock.http import grants
@@ -15,11 +15,13 @@ from django_distlock.leases import rows
 from django_distlock.leases.records import Resource
 
 from .conf import EditingConfig, config
-from .resources import objects_of
+from .resources import resource_of
 from .versions import Inline, version_field_of, version_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from django.db import models
 
     from django_distlock.leases.records import Row
 
@@ -60,7 +62,7 @@ class EditGrant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyForm:
-    """The grant of a form that is about to be rendered, and its object, which has the values of the grant's version.
+    """The grant of a form that is about to be rendered.
 
     ``leases`` has the row of the object, by its digest. A form that is shown again, with errors, has the ``text`` of
     the grant and the ``lease`` that were posted. ``refused``: it is, because its save was; with ``can_overwrite`` the
@@ -69,7 +71,6 @@ class ReadyForm:
 
     grant: EditGrant
     config: EditingConfig
-    obj: Any = None
     leases: Mapping[str, Row] = field(default_factory=dict)
     text: str = ""
     lease: str = ""
@@ -78,7 +79,7 @@ class ReadyForm:
 
 
 def open_grant(
-    resources: Sequence[Resource],
+    obj: models.Model,
     *,
     principal: str,
     fields: Sequence[str] | None = None,
@@ -86,33 +87,34 @@ def open_grant(
     options: EditingConfig | None = None,
     leases: dict[str, Row] | None = None,
 ) -> ReadyForm | None:
-    """Read an object and make the grant of its form; None if the object does not exist.
+    """Read an object again and make the grant of its form; None if the object does not exist any more.
 
-    The counters are read *before* the object and its many-to-many rows: a save in between then refuses this form,
-    where the other order would lose it. So build the form from ``obj``, and load nothing of it earlier; or read the
-    rows of the counters first, and give them as ``leases``. Two SELECTs, and one for each inline.
+    The counter is read *before* the object and its many-to-many rows: a save in between then refuses this form, where
+    the other order would lose it. So build the form from ``obj`` afterwards, and load nothing of it earlier; or read
+    the row of the counter first, and give it as ``leases``. Two SELECTs, and one for each inline.
     """
     options = options or config()
-    leases = rows.read(resources) if leases is None else leases
-    obj = objects_of(resources[:1]).get(resources[0])
-    if obj is None:
+    resource = resource_of(obj)
+    leases = rows.read([resource]) if leases is None else leases
+    try:
+        obj.refresh_from_db(from_queryset=type(obj)._base_manager.using(resource.database))
+    except ObjectDoesNotExist:
         return None
-    database = resources[0].database
     own = version_field_of(type(obj))
     named = tuple(fields) if fields is not None else None
     if own is not None:
         named = (own,)
-    children = {inline: list(inline.rows(obj, database)) for inline in inlines}
+    children = {inline: list(inline.rows(obj, resource.database)) for inline in inlines}
     grant = EditGrant(
-        resources=tuple(resources),
+        resources=(resource,),
         principal=principal,
         mode=options.mode,
         fields=named,
         inlines=tuple(inlines),
         version=version_of(obj, named, children),
-        writes=tuple(row.writes if (row := leases.get(each.digest)) else None for each in resources),
+        writes=(row.writes if (row := leases.get(resource.digest)) else None,),
     )
-    return ReadyForm(grant=grant, config=options, obj=obj, leases=leases)
+    return ReadyForm(grant=grant, config=options, leases=leases)
 
 
 def sign(grant: EditGrant) -> str:

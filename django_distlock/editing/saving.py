@@ -11,11 +11,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from django.core.exceptions import ObjectDoesNotExist
 from django.db import Error, connections
 from django.db.transaction import TransactionManagementError
 
 from django_distlock.leases import rows
-from django_distlock.leases.records import Claim, Row
+from django_distlock.leases.records import Row
 from django_distlock.storage.dialect import contended
 from django_distlock.storage.transactions import begin, in_transaction
 
@@ -65,24 +66,21 @@ class Save:
         """The object of the form."""
         return self.objects[self.grant.resource]
 
-    def wrote(self, *, reserve: float | None = RESERVED, deleted: bool = False) -> None:
+    def wrote(self, *, deleted: bool = False) -> None:
         """Count this write, so that forms which were rendered before it are refused.
 
-        A lease of this tab stays with it, also one that has expired: for ``reserve`` seconds, as the page is about to
-        go, or for its whole TTL with None.
+        A lease of this tab stays with it for some seconds, also one that has expired: the page is about to go.
         """
         resources = list(self.grant.resources)
         if deleted:
-            rows.wrote(resources, self.owner.label, deleted=True)
+            rows.wrote(resources, self.owner, deleted=True)
         else:
             mine = [resource for resource in resources if self._keeps(resource)]
             others = [resource for resource in resources if resource not in mine]
             if mine:
-                ttl = config().ttl if reserve is None else reserve
-                claim = Claim(self.owner.principal, self.owner.label, self.lease, ttl)
-                rows.wrote(mine, self.owner.label, claim=claim)
+                rows.wrote(mine, self.owner, lease=self.lease, ttl=RESERVED)
             if others:
-                rows.wrote(others, self.owner.label)
+                rows.wrote(others, self.owner)
         self.written = True
 
     def deleted(self) -> None:
@@ -102,16 +100,17 @@ class Save:
 
 
 @contextmanager
-def saving(grant: EditGrant, owner: Holder, lease: str = "") -> Iterator[Save]:
+def saving(grant: EditGrant, owner: Holder, lease: str = "", obj: models.Model | None = None) -> Iterator[Save]:
     """Run the block in a transaction that has locked the objects of ``grant``; call ``wrote()`` in it.
 
     ``lease`` is the id that the form had, "" without one: then the version decides. EditConflict if another user holds
     the lock, or has written since the form was rendered; with the modes "warn" and "off" only if the object is deleted.
-    "off" only locks: the caller judges. Inside another transaction the block is a savepoint of it.
+    "off" only locks: the caller judges. Inside another transaction the block is a savepoint of it. ``obj`` is the
+    object of the form, which is brought up to date; else it is read.
     """
-    stack, save = _begin(grant, owner, lease)
-    with stack:
-        yield save
+    with ExitStack() as stack:
+        begin(stack, grant.database)
+        yield _locked(grant, owner, lease, obj)
 
 
 def run_save(
@@ -120,24 +119,28 @@ def run_save(
     lease: str,
     work: Callable[[Save], T],
     *,
+    obj: models.Model | None = None,
     attempts: int = 2,
 ) -> T:
-    """Call ``work`` in :func:`saving` and return its result; once more if the database gave up for other transactions.
+    """Call ``work`` in :func:`saving` and return its result; again if the database gave up for other transactions.
 
-    EditConflict("saving") if it gave up again. Inside another transaction, which would have to begin again as a whole,
-    there is one attempt.
+    EditConflict("saving") if it goes on giving up: ``work`` is called at most ``attempts`` times. Inside another
+    transaction, which would have to begin again as a whole, there is one attempt.
     """
-    attempts = 1 if _inside_transaction(grant) else attempts
-    for attempt in range(attempts):
+    inside, failed = _inside_transaction(grant), {"locks": 0, "work": 0}
+    while True:
+        step, most = "locks", 0
         try:
-            with saving(grant, owner, lease) as save:
+            with saving(grant, owner, lease, obj) as save:
+                step, most = "work", attempts
                 return work(save)
         except Error as error:
-            if not contended(error):
+            why = contended(error)
+            if why is None:
                 raise
-            if attempt + 1 == attempts:
+            failed[step] += 1
+            if inside or failed[step] >= (most or (ATTEMPTS if why == "refused" else WAITS)):
                 raise _refusal(grant, owner, "saving") from error
-    raise ValueError("attempts must be above zero.")
 
 
 def _inside_transaction(grant: EditGrant) -> bool:
@@ -156,26 +159,9 @@ def _inside_transaction(grant: EditGrant) -> bool:
     return inside
 
 
-def _begin(grant: EditGrant, owner: Holder, lease: str) -> tuple[ExitStack, Save]:
-    """The open transaction and the save in it."""
-    inside = _inside_transaction(grant)
-    for attempt in range(ATTEMPTS):
-        try:
-            with ExitStack() as stack:
-                begin(stack, grant.database)
-                save = _locked(grant, owner, lease)
-                return stack.pop_all(), save
-        except Error as error:
-            if not contended(error):
-                raise
-            if inside or attempt + 1 == (ATTEMPTS if contended(error) == "refused" else WAITS):
-                raise _refusal(grant, owner, "saving") from error
-    raise AssertionError("unreachable")
-
-
-def _locked(grant: EditGrant, owner: Holder, lease: str) -> Save:
+def _locked(grant: EditGrant, owner: Holder, lease: str, obj: models.Model | None) -> Save:
     locked = rows.lock(grant.resources)
-    objects = _lock_objects(grant)
+    objects = _lock_objects(grant) if obj is None else _lock_object(grant, obj)
     save = Save(grant=grant, owner=owner, lease=lease, rows=locked, objects=objects, inlines={})
     if grant.resource not in objects:
         raise _refusal(grant, owner, "deleted", changed_by=locked[grant.resource.digest].changed_by)
@@ -187,6 +173,15 @@ def _locked(grant: EditGrant, owner: Holder, lease: str) -> Save:
             raise conflict
         save.warnings.append(conflict)
     return save
+
+
+def _lock_object(grant: EditGrant, obj: models.Model) -> dict[Resource, models.Model]:
+    """Lock the row of this instance, which has its values then."""
+    try:
+        obj.refresh_from_db(from_queryset=type(obj)._base_manager.using(grant.database).select_for_update())
+    except ObjectDoesNotExist:
+        return {}
+    return {grant.resource: obj}
 
 
 def _lock_objects(grant: EditGrant) -> dict[Resource, models.Model]:

@@ -28,10 +28,11 @@ from django_distlock.validation import qualified_name, refuse_order, refuse_regi
 
 from .conf import EditingConfig, config, has_login, require_own
 from .http import beats, refusals
-from .http.forms import LockedForm, bring_up_to_date, editable_fields, open_form, ready_forms
-from .http.guard import SaveGuard, SaveRefused
+from .http.forms import LockedForm, editable_fields, open_form, ready_forms
+from .http.guard import SaveGuard
+from .http.refusals import Refusal
 from .http.rows import keep_rows, new_rows_text
-from .http.takeover import TAKEOVER, decided, has_permission, has_takeover
+from .http.takeover import TAKEOVER, decided, has_permission
 from .resources import resource_of, rows_of
 from .versions import Inline
 
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
     from django_distlock.leases.records import Resource
 
-    from .http.refusals import Refusal
     from .saving import Save
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -86,7 +86,7 @@ class EditLockMixin:
 
     def may_take_over(self, request: HttpRequest, obj: Any) -> bool:
         """May the visitor take the object over from another user? The permission ``takeover_editlease`` by default."""
-        return has_takeover(user_of(request))
+        return has_permission(request)
 
     def get_edit_config(self) -> EditingConfig:
         """The options of this view."""
@@ -115,7 +115,6 @@ class EditLockMixin:
             if settings.mode != "off" and _is_saved(obj):
                 ready = open_form(request, obj, settings, fields=self.get_edit_fields(), inlines=self._inlines())
                 if ready is not None:
-                    bring_up_to_date(obj, ready.obj)
                     ready_forms(request)[ready.grant.resource] = ready
             return super().get(request, *args, **kwargs)  # type: ignore[misc,no-any-return]
 
@@ -174,9 +173,9 @@ class EditLockMixin:
                 return handler()
         guard = SaveGuard(self.request, settings, [resource_of(obj)], self.may_take_over)
         try:
-            return guard.save(lambda save: self._saved(save, obj, handler))
-        except SaveRefused as refused:
-            return self.edit_refused(guard, refused.refusal, obj)
+            return guard.save(lambda save: self._saved(save, handler), obj=obj)
+        except Refusal as refusal:
+            return self.edit_refused(guard, refusal, obj)
 
     def form_valid(self, form: Any) -> HttpResponseBase:
         """As Django's. What it saves counts, whatever the view answers then."""
@@ -194,14 +193,13 @@ class EditLockMixin:
             LockedForm(resource=resource_of(obj), config=self.get_edit_config()).tell(self.request)
         return obj
 
-    def _saved(self, save: Save, obj: Any, handler: Callable[[], HttpResponseBase]) -> HttpResponseBase:
+    def _saved(self, save: Save, handler: Callable[[], HttpResponseBase]) -> HttpResponseBase:
         """Call the handler with the object as it was locked."""
-        bring_up_to_date(obj, save.object)
         self._is_valid = False
         response = handler()
         # a form with errors is shown again with 200
         if 200 < response.status_code < 400 or (response.status_code == 200 and self._is_valid):
-            if obj.pk is None:
+            if save.object.pk is None:
                 save.deleted()
             else:
                 save.wrote()
@@ -215,7 +213,7 @@ class EditLockMixin:
         refusal.deletes = isinstance(self, DeletionMixin) or self.request.method == "DELETE"
         if ready is None or refusal.deletes or not hasattr(self, "get_form"):
             return refusals.page(self.request, refusal, template=self.edit_conflict_template)
-        self.object = copy(ready.obj)
+        self.object = copy(obj)
         self._keep_rows()
         form = self.get_form()
         refusals.add_conflict(form, refusal)
@@ -416,14 +414,14 @@ class _LockedView:
 
         try:
             return guard.save(work)
-        except SaveRefused as refused:
-            if refused.refusal.reason == "deleted" and not guard.posted.text:
-                raise Http404 from refused
+        except Refusal as refusal:
+            if refusal.reason == "deleted" and not guard.posted.text:
+                raise Http404 from refusal
             if (obj := rows_of(resource).first()) is not None:
-                guard.prepare(refused.refusal, obj)
+                guard.prepare(refusal, obj)
             if self._on_conflict is not None:
-                return self._on_conflict(request, refused.refusal, *args, **kwargs)
-            return answer(request, refused.refusal)
+                return self._on_conflict(request, refusal, *args, **kwargs)
+            return answer(request, refusal)
 
 
 def _object_of(resource: Resource) -> Any:

@@ -245,20 +245,22 @@ def lock(resources: Sequence[Resource]) -> dict[str, Row]:
         return {row[0]: decode(row) for row in cursor.fetchall()}
 
 
-def wrote(resources: Sequence[Resource], label: str, *, claim: Claim | None = None, deleted: bool = False) -> None:
-    """Count a write of rows that are locked. With ``claim`` they become, or stay, its lease.
+def wrote(
+    resources: Sequence[Resource], holder: Holder, *, lease: str = "", ttl: float = 0.0, deleted: bool = False
+) -> None:
+    """Count a write of rows that are locked. With a ``lease`` they become it, or stay it, for ``ttl`` seconds.
 
     ``deleted`` ends the leases, because the objects are gone.
     """
     alias = resources[0].database
     names = {f"digest{number}": digest for number, digest in enumerate(sorted(each.digest for each in resources))}
-    parameters: dict[str, Any] = {"label": shown(label), "reason": "deleted"}
+    parameters: dict[str, Any] = {"label": shown(holder.label), "reason": "deleted"}
     assignments = COUNT
     if deleted:
         assignments = f"{COUNT}, {DROP}"
-    elif claim is not None:
+    elif lease:
         assignments = f"{COUNT}, {HOLD}"
-        parameters = claim.parameters({}, reason="saved")
+        parameters = Claim(holder.principal, holder.label, lease, ttl).parameters({}, reason="saved")
     text = f"UPDATE {TABLE} SET {assignments} WHERE digest IN ({marks(names)})"  # noqa: S608
     with connections[alias].cursor() as cursor:
         cursor.execute(text_for(alias, text), {**parameters, **names})

@@ -13,7 +13,7 @@ from django_distlock.concurrency import clock
 from django_distlock.editing.records import EditLease
 from django_distlock.editing.resources import resource_of
 from django_distlock.leases import rows, upkeep
-from django_distlock.leases.records import Busy, Claim, Lost, Resource
+from django_distlock.leases.records import Busy, Lost, Resource
 from django_distlock.storage.dialect import contended
 from tests.browserlocks.store.tabs import Tab
 from tests.editing.store.desks import TTL, Desk, expire, make_article, new_id
@@ -46,7 +46,7 @@ def test_the_life_of_an_object(dialect: str) -> None:
     assert upkeep.break_lease(resource) is not None
     with transaction.atomic(using=dialect):
         rows.lock([resource])
-        rows.wrote([resource], "Ada", claim=Claim(*ada.owner, ada.lease, 60))
+        rows.wrote([resource], ada.owner, lease=ada.lease, ttl=60)
         if dialect != "default":
             at_the_side(Place(dialect, READ_COMMITTED), lambda: bob.claim(resource))
     assert [row.lease for row in upkeep.held(dialect, of_objects=True, model="articles.article", limit=5)] == [

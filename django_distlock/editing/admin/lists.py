@@ -21,7 +21,7 @@ from django_distlock.editing.conf import config
 from django_distlock.editing.grants import EditGrant
 from django_distlock.editing.http import refusals
 from django_distlock.editing.http.forms import FIELD
-from django_distlock.editing.http.guard import SaveGuard, SaveRefused
+from django_distlock.editing.http.guard import SaveGuard
 from django_distlock.editing.http.refusals import Refusal
 from django_distlock.editing.listing import editors, held_of
 from django_distlock.editing.records import EditConflict, editor_of
@@ -221,8 +221,8 @@ class EditLockLists:
                 return self._save_rows(request, of, page)
 
             return guard.save(work, grant=grant)
-        except SaveRefused as refused:
-            return refusals.page(request, refused.refusal, template=self.edit_conflict_template)
+        except Refusal as refusal:
+            return refusals.page(request, refusal, template=self.edit_conflict_template)
 
     def _posted_rows(self, request: HttpRequest) -> list[Resource]:
         """The objects of the rows that were sent."""
@@ -246,7 +246,7 @@ class EditLockLists:
         if (formset := _formset_of(response)) is not None:
             self._show_again(request, response, formset, of)
         elif of.written:
-            rows.wrote(of.written, of.save.owner.label)
+            rows.wrote(of.written, of.save.owner)
             for conflict in of.conflicts:
                 text = _("This was saved, although: %(why)s") % {"why": Refusal.of(conflict).text}
                 self.message_user(request, text, messages.WARNING)  # type: ignore[attr-defined]
@@ -333,4 +333,4 @@ def _shown_versions(request: HttpRequest, principal: str, settings: EditingConfi
     try:
         return dict(grants.read(SALT, text, principal, settings.form_ttl)) if text else {}
     except (GrantError, TypeError, ValueError) as error:
-        raise SaveRefused(Refusal(reason="grant")) from error
+        raise Refusal(reason="grant") from error

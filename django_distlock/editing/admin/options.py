@@ -19,15 +19,14 @@ from django.views.decorators.csrf import csrf_protect
 from django_distlock.editing.conf import EditingConfig, config
 from django_distlock.editing.grants import ReadyForm
 from django_distlock.editing.http import beats, refusals
-from django_distlock.editing.http.forms import bring_up_to_date, editable_fields, open_form, ready_forms, rendered
-from django_distlock.editing.http.guard import SaveGuard, SaveRefused
+from django_distlock.editing.http.forms import editable_fields, open_form, ready_forms, rendered
+from django_distlock.editing.http.guard import SaveGuard
 from django_distlock.editing.http.refusals import Refusal, add_conflict, add_saved_values
 from django_distlock.editing.http.rows import keep_rows, new_rows_text
-from django_distlock.editing.http.takeover import has_takeover
+from django_distlock.editing.http.takeover import has_permission
 from django_distlock.editing.resources import resource_of, rows_of
 from django_distlock.editing.views import SAFE_METHODS
 from django_distlock.http.transactions import outside_transactions, transactions_of_request
-from django_distlock.http.visitors import user_of
 from django_distlock.validation import refuse_order
 
 from . import pages
@@ -68,7 +67,7 @@ class EditLockAdmin(EditLockLists):
 
     def may_take_over(self, request: HttpRequest, obj: Any) -> bool:
         """May the user take the object over from another one? The permission ``takeover_editlease`` by default."""
-        return has_takeover(user_of(request))
+        return has_permission(request)
 
     def get_edit_config(self, request: HttpRequest) -> EditingConfig:
         """The options of this admin."""
@@ -160,14 +159,10 @@ class EditLockAdmin(EditLockLists):
             return obj
         return super().get_object(request, object_id, from_field, **kwargs)  # type: ignore[misc]
 
-    def _load(self, request: HttpRequest, object_id: str, obj: Any, current: Any) -> None:
+    def _keep(self, request: HttpRequest, object_id: str, obj: Any) -> None:
         """Let Django's page have the object as it is now, unless the page writes another version of it first."""
         if not _reverts(request):
-            bring_up_to_date(obj, current)
-            self._keep(request, object_id, obj)
-
-    def _keep(self, request: HttpRequest, object_id: str, obj: Any) -> None:
-        request._distlock_loaded = (self, unquote(object_id), obj)  # type: ignore[attr-defined]
+            request._distlock_loaded = (self, unquote(object_id), obj)  # type: ignore[attr-defined]
 
     def _open(self, request: HttpRequest, object_id: str, settings: EditingConfig) -> None:
         """Make the grant of the form, before the form and its inlines are read."""
@@ -178,7 +173,7 @@ class EditLockAdmin(EditLockLists):
         ready = open_form(request, obj, settings, fields=fields, inlines=inlines)
         if ready is None:
             return
-        self._load(request, object_id, obj, ready.obj)
+        self._keep(request, object_id, obj)
         if _reverts(request):  # what a page claims that is rolled back is lost
             ready = replace(ready, config=replace(settings, when="change"))
         ready_forms(request)[ready.grant.resource] = ready
@@ -205,13 +200,13 @@ class EditLockAdmin(EditLockLists):
             return self._deleted(request, object_id, settings, page)
         guard = SaveGuard(request, settings, [resource_of(obj)], self.may_take_over)
         try:
-            return guard.save(lambda save: self._saved(request, object_id, save, obj, page))
-        except SaveRefused as refused:
-            return self._refused(request, object_id, guard, refused.refusal, obj, page)
+            return guard.save(lambda save: self._saved(request, object_id, save, obj, page), obj=obj)
+        except Refusal as refusal:
+            return self._refused(request, object_id, guard, refusal, obj, page)
 
     def _saved(self, request: HttpRequest, object_id: str, save: Save, obj: Any, page: Page) -> HttpResponse:
         """Django's own page, with the object as it was locked."""
-        self._load(request, object_id, obj, save.object)
+        self._keep(request, object_id, obj)
         request._distlock_saved = False  # type: ignore[attr-defined]
         response: HttpResponse = page()
         if 300 <= response.status_code < 400 or request._distlock_saved:  # type: ignore[attr-defined]
@@ -221,7 +216,7 @@ class EditLockAdmin(EditLockLists):
     def response_change(self, request: HttpRequest, obj: Any, **kwargs: Any) -> HttpResponse:
         """Called by Django once everything is saved; the answer to a popup is no redirect."""
         if (refusal := _refusal(request)) is not None:  # neither get_form() nor save_form() of this class was called
-            raise SaveRefused(refusal)
+            raise refusal
         request._distlock_saved = True  # type: ignore[attr-defined]
         return super().response_change(request, obj, **kwargs)  # type: ignore[misc,no-any-return]
 
@@ -242,12 +237,12 @@ class EditLockAdmin(EditLockLists):
         ready = guard.prepare(refusal, obj, fields=fields, inlines=inlines)
         if ready is None:
             return refusals.page(request, refusal, template=self.edit_conflict_template)
-        self._load(request, object_id, obj, ready.obj)
+        self._keep(request, object_id, obj)
         request._distlock_refusal = refusal  # type: ignore[attr-defined]
         try:
             with transactions_of_request():
                 response = page()
-        except SaveRefused:  # a form that get_form() has not made
+        except Refusal:  # a form that get_form() has not made
             return refusals.page(request, refusal, template=self.edit_conflict_template)
         if response.status_code == 200:
             response.status_code = refusals.CONFLICT
@@ -261,7 +256,7 @@ class EditLockAdmin(EditLockLists):
     def save_form(self, request: HttpRequest, form: Any, change: bool, **kwargs: Any) -> Any:
         """Called by Django for a valid form, which the form of a refused save is not."""
         if (refusal := _refusal(request)) is not None:
-            raise SaveRefused(refusal)
+            raise refusal
         return super().save_form(request, form, change, **kwargs)
 
     def get_formset_kwargs(self, request: HttpRequest, obj: Any, inline: Any, prefix: str) -> dict[str, Any]:
@@ -311,10 +306,10 @@ class EditLockAdmin(EditLockLists):
             return response  # type: ignore[no-any-return]
         guard = SaveGuard(request, settings, [resource_of(obj)])
         try:
-            return guard.save(lambda save: self._delete(request, object_id, save, obj, page))
-        except SaveRefused as refused:
-            refused.refusal.deletes = True
-            return refusals.page(request, refused.refusal, template=self.edit_conflict_template)
+            return guard.save(lambda save: self._delete(request, object_id, save, obj, page), obj=obj)
+        except Refusal as refusal:
+            refusal.deletes = True
+            return refusals.page(request, refusal, template=self.edit_conflict_template)
 
     def _deletable(self, request: HttpRequest, object_id: str) -> Any:
         """The object, if the user may delete it, which does not need the permission to change it."""

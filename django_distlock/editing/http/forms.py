@@ -11,7 +11,6 @@ from django.template.loader import render_to_string
 from django.utils.html import json_script
 
 from django_distlock.editing.grants import EditGrant, ReadyForm, open_grant, read_grant, sign
-from django_distlock.editing.resources import resource_of
 from django_distlock.http.visitors import visitor_of
 from django_distlock.leases import rows
 from django_distlock.leases.records import Row
@@ -84,31 +83,13 @@ def open_form(
     visitor: Visitor | None = None,
     leases: dict[str, Row] | None = None,
 ) -> ReadyForm | None:
-    """Read the object as its form is to show it, and make the grant; None if it is deleted.
+    """Read the object again, as its form is to show it, and make the grant; None if it is deleted.
 
     ``leases`` has the row of the object, if it was read before.
     """
     visitor = visitor or visitor_of(request, config.label_of)
-    resource, signer = resource_of(obj), visitor.signer
-    return open_grant([resource], principal=signer, fields=fields, inlines=inlines, options=config, leases=leases)
-
-
-def bring_up_to_date(obj: Model, current: Model) -> None:
-    """Give ``obj`` the values of the row as it is now; it keeps the annotations that its queryset has added.
-
-    What ``prefetch_related()`` has loaded is older than the row: it is dropped, and read again when it is used.
-    """
-    obj.__dict__.pop("_prefetched_objects_cache", None)
-    if obj is current or type(obj)._meta.concrete_model is not type(current)._meta.concrete_model:
-        return
-    deferred = obj.get_deferred_fields()
-    for column in obj._meta.concrete_fields:
-        if column.attname in deferred:
-            continue
-        value = getattr(current, column.attname)
-        if getattr(obj, column.attname) != value:
-            obj._state.fields_cache.pop(column.name, None)  # the related object
-        setattr(obj, column.attname, value)
+    signer = visitor.signer
+    return open_grant(obj, principal=signer, fields=fields, inlines=inlines, options=config, leases=leases)
 
 
 def is_prefetch(request: HttpRequest) -> bool:

@@ -39,14 +39,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class SaveRefused(Exception):
-    """The save was refused; nothing was written."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        self.refusal = refusal
-        super().__init__(refusal.reason)
-
-
 class SaveGuard:
     """The save of ``resources`` by one request. The first one is the object of the form.
 
@@ -71,24 +63,25 @@ class SaveGuard:
     def grant(self) -> EditGrant:
         """The grant of the form. Without one the save asks only whether another user holds the lock.
 
-        SaveRefused if the grant is forged, too old, of another visitor or for another object.
+        Refusal if the grant is forged, too old, of another visitor or for another object.
         """
         try:
             found = self.posted.grant(self.visitor)
         except GrantError as error:
-            raise SaveRefused(Refusal(reason="grant")) from error
+            raise Refusal(reason="grant") from error
         if found is None:
             return EditGrant(resources=self.resources, principal=self.visitor.signer, mode=self.config.mode)
         if found.resources[: len(self.resources)] != self.resources:  # edited along with another one is not enough
-            raise SaveRefused(Refusal(reason="grant"))
+            raise Refusal(reason="grant")
         # in the mode of this view: the grant of another page of the same object may be weaker
         return replace(found, mode=self.config.mode)
 
-    def save(self, work: Callable[[Save], T], *, grant: EditGrant | None = None) -> T:
-        """Lock, compare, and call ``work`` in the transaction. SaveRefused if the save would destroy another one.
+    def save(self, work: Callable[[Save], T], *, obj: Model | None = None, grant: EditGrant | None = None) -> T:
+        """Lock, compare, and call ``work`` in the transaction. Refusal if the save would destroy another one.
 
         ``work`` may be called twice: once again if the database gave up because of other transactions. While it runs,
-        the form of the object has the fields that were posted, for a page that shows it again with errors.
+        the form of the object has the fields that were posted, for a page that shows it again with errors. ``obj``, the
+        object as the view has it, is brought up to date.
         """
         grant = grant or self.grant()
         if self.posted.choice == "overwrite":
@@ -98,15 +91,12 @@ class SaveGuard:
         try:
             with transactions_of_request(but=[grant.database]):
                 repeatable = self._repeatable(work, queued, before)
-                found = run_save(grant, self.visitor, self.lease, repeatable, attempts=self._attempts())
+                attempts = 1 if self.request.FILES else 2  # the first one may have moved a file to its place
+                found = run_save(grant, self.visitor, self.lease, repeatable, obj=obj, attempts=attempts)
         except EditConflict as conflict:
             del queued[before:]
-            raise SaveRefused(Refusal.of(conflict)) from conflict
+            raise Refusal.of(conflict) from conflict
         return found
-
-    def _attempts(self) -> int:
-        """An uploaded file may have been moved to its place by the first attempt."""
-        return 1 if self.request.FILES else 2
 
     def _repeatable(self, work: Callable[[Save], T], queued: list[Any], before: int) -> Callable[[Save], T]:
         """Take back the messages of an attempt that was rolled back; say what the mode "warn" has let through."""
@@ -138,7 +128,7 @@ class SaveGuard:
     def _take_over(self, grant: EditGrant) -> None:
         present = rows.read(grant.resources)
         if not self._may_overwrite(present):
-            raise SaveRefused(Refusal(reason="held"))
+            raise Refusal(reason="held")
         self.lease = self.lease or secrets.token_hex(16)
         for resource in sorted(grant.resources, key=lambda resource: resource.digest):
             row = present.get(resource.digest)
@@ -146,14 +136,14 @@ class SaveGuard:
                 continue
             why, ttl = _("To save other text."), self.config.ttl
             if not isinstance(take_over(self.request, self.visitor, resource, row, self.lease, ttl, why), Row):
-                raise SaveRefused(Refusal(reason="saving"))
+                raise Refusal(reason="saving")
 
     def deleted(self, template: str) -> HttpResponse | None:
         """The page that keeps the text of a form whose object does not exist; None if no such form was sent."""
         try:
             if self.posted.text and self.grant().resources:
                 return refusals.page(self.request, Refusal(reason="deleted"), template=template)
-        except SaveRefused:
+        except Refusal:
             pass
         return None
 
@@ -169,7 +159,7 @@ class SaveGuard:
         if opened is None:
             refusal.reason, refusal.obj = "deleted", None
             return None
-        refusal.obj = opened.obj
+        refusal.obj = obj
         if refusal.replaces or not self.posted.text:
             refusal.grant = sign(replace(opened.grant, mode=self.config.mode))
         else:

@@ -33,9 +33,9 @@ FORBIDDEN = 403
 CONFLICT = 409
 
 
-@dataclass(slots=True, kw_only=True)
-class Refusal:
-    """Why a save was refused.
+@dataclass(kw_only=True, eq=False)
+class Refusal(Exception):
+    """Why a save was refused; nothing was written.
 
     ``reason``: "held", "changed", "deleted", "saving", "grant" (the form is too old, or of another visitor) or "csrf".
     ``obj`` is the object as it is now; None if it is deleted or was not read.

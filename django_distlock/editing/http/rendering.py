@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,7 @@ def _opened(request: HttpRequest, obj: Any, found: LockedForm, form: Any, option
     if settings.mode == "off":
         return None
     fields = editable_fields(form) if getattr(form, "instance", None) is obj else None
-    opened = open_form(request, obj, settings, fields=fields, leases=found.leases)
+    opened = open_form(request, copy(obj), settings, fields=fields, leases=found.leases)
     if opened is None or request.method != "GET":
         return opened
     # the view has loaded what the form shows before: its version, and not that of the row as it is now

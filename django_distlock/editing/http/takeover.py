@@ -41,12 +41,7 @@ def decided(answer: Any) -> bool:
     return bool(answer)
 
 
-def has_permission(request: HttpRequest, permission: str) -> bool:
+def has_permission(request: HttpRequest, permission: str = TAKEOVER) -> bool:
     """Has the user the permission? A visitor without an account has none."""
     user = user_of(request)
     return user is not None and bool(user.is_authenticated and user.has_perm(permission))
-
-
-def has_takeover(user: Any) -> bool:
-    """Has the user the permission to take over what another one edits?"""
-    return user is not None and bool(user.is_authenticated and user.has_perm(TAKEOVER))

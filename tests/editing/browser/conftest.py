@@ -16,8 +16,8 @@ from django.db import connections
 from django.test import override_settings
 from pytest_django.live_server_helper import LiveServer
 
+from django_distlock.editing import saving
 from django_distlock.editing.http import beats
-from django_distlock.editing.saving import Save
 from testproject.articles.models import Article
 from testproject.articles.people import person as user_of
 from tests.editing.store.desks import emptied
@@ -114,7 +114,7 @@ def bo(people: list[Person], times: None) -> Iterator[Person]:
 def times(databases: None, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     settings.DISTLOCK_EDITING = dict(TIMES)
     monkeypatch.setattr(beats, "RESERVED", RESERVED)
-    monkeypatch.setitem(Save.wrote.__kwdefaults__, "reserve", RESERVED)
+    monkeypatch.setattr(saving, "RESERVED", RESERVED)
     yield
     wire.clear()
 

@@ -13,7 +13,6 @@ from django.db.models.functions import Concat
 
 from django_distlock.editing.grants import open_grant
 from django_distlock.editing.records import EditLease, Owner
-from django_distlock.editing.resources import resource_of
 from django_distlock.editing.saving import run_save
 from django_distlock.leases import rows
 from django_distlock.models import WebLease
@@ -120,8 +119,8 @@ class Desk:
 
     def open(self, article: Article) -> None:
         """Render the form."""
-        opened = open_grant([resource_of(article)], principal=self.owner.principal, fields=["title", "body"])
-        self.grant, self.shown = opened.grant, opened.obj.body
+        opened = open_grant(article, principal=self.owner.principal, fields=["title", "body"])
+        self.grant, self.shown = opened.grant, article.body
 
     def claim(self, resource: Resource) -> Any:
         return self._held(lambda lease: rows.take("claim", resource, self.owner, lease, TTL))
@@ -153,6 +152,7 @@ class Desk:
             article = save.object
             article.body = f"{self.shown};{token}"
             article.save(using=self.grant.database, update_fields=["title", "body"], force_update=True)
-            save.wrote(reserve=None)
+            save.wrote()
+            save.keep()
 
         run_save(self.grant, self.owner, self.lease, work)

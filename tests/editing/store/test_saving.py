@@ -67,8 +67,8 @@ def refused(desk: Desk) -> str:
     return caught.value.reason
 
 
-def grant_of(desk: Desk, *objects: Any, **options: Any) -> EditGrant:
-    return open_grant([resource_of(obj) for obj in objects], principal=desk.owner.principal, **options).grant
+def grant_of(desk: Desk, obj: Any, **options: Any) -> EditGrant:
+    return open_grant(obj, principal=desk.owner.principal, **options).grant
 
 
 # what other writers do
@@ -162,7 +162,8 @@ def test_e4_rows_of_inlines_and_of_the_parent_are_locked_too(alias: str, article
 def test_e2_several_objects_of_one_grant(alias: str, article: Article) -> None:
     """One refused object refuses all; one save counts for all."""
     other, ada, bob = make_article(alias), Desk("ada"), Desk("bob")
-    grant, resource = grant_of(ada, article, other, fields=["body"]), resource_of(other)
+    resource = resource_of(other)
+    grant = EditGrant(resources=(resource_of(article), resource), principal=ada.owner.principal)
     bob.claim(resource)
     with hearing(edit_refused) as heard, pytest.raises(EditConflict, match="Bob") as caught:
         saving(grant, ada.owner).__enter__()
