@@ -80,10 +80,11 @@ class Round:
         while missing and len(self.open) + len(missing) >= enough:
             waits = len(self.open) < enough or self._lead in missing
             if not await _one_done(missing.values(), began + (SILENCE if waits else GRACE)):
+                self._errors.update(dict.fromkeys(missing, TimeoutError("There was no connection in time.")))
                 break
             self._take_opened(missing)
         for number in missing:
-            self._fail(number, TimeoutError("There was no connection in time."))
+            self.answers[number] = Answer.FAILED
 
     def _take_opened(self, missing: dict[int, Future[None]]) -> None:
         for number, attempt in list(missing.items()):
