@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from django_distlock.backends.redis.scripts import Request
 
 # How long the nodes that are at hand are not asked yet because others are being connected to; seconds.
-GRACE = 0.05
+GRACE = 0.1
 
 
 class Round:
