@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from django_distlock.backends.base import TICK
 from django_distlock.backends.remote import RemoteBackend
@@ -27,11 +27,14 @@ from .servers import Servers
 from .target import Target, WrongTarget
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Awaitable, Iterable, Mapping
 
     from django.core.checks import CheckMessage
 
     from django_distlock.keys import LockKey
+
+
+T = TypeVar("T")
 
 
 class RedisBackend(RemoteBackend):
@@ -59,18 +62,12 @@ class RedisBackend(RemoteBackend):
     async def atry_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
         attempt = Attempt(self.servers, claim)
         try:
-            return await attempt.run(clock.now() + wait, wait > 0)
-        except ConnectionFailed as error:
-            raise self._failed(error) from (error.__cause__ or error)
-        except (asyncio.CancelledError, GeneratorExit):
+            return await self._told(attempt.run(clock.now() + wait, wait > 0))
+        except (asyncio.CancelledError, GeneratorExit, BackendUnavailable):
             raise
         except BaseException:  # of a signal, which may have come between the reply and here
-            leftovers.leave(partial(self._take_back, attempt))
+            leftovers.leave(lambda: self._run(attempt.place.leave()))
             raise
-
-    def _take_back(self, attempt: Attempt) -> None:
-        with self._wrapped():
-            self._run(attempt.place.leave())
 
     async def arelease(self, grant: Grant) -> bool:
         try:
@@ -98,10 +95,17 @@ class RedisBackend(RemoteBackend):
         claim = grant.claim
         keys = keys_of(claim.key.text_bytes)
         request = Request(script, keys, holder_of(claim, grant.session), *args)
+        return await self._told(self.servers.call(keys, lambda server: request, clock.now() + patience))
+
+    async def _told(self, asking: Awaitable[T]) -> T:
+        """Its result, or its error in the words of a caller."""
         try:
-            return await self.servers.call(keys, lambda server: request, clock.now() + patience)
+            return await asking
         except ConnectionFailed as error:
             raise self._failed(error) from (error.__cause__ or error)
+
+    def _failed(self, error: ConnectionFailed) -> BackendUnavailable:
+        return BackendUnavailable(f"The Redis server of alias {self.alias!r}: {error}")
 
     # for operators
 
@@ -112,28 +116,19 @@ class RedisBackend(RemoteBackend):
         return doctor.findings(self.servers)
 
     def listed(self, keys: frozenset[str] | None) -> list[LockInfo]:
-        with self._wrapped():
-            return introspection.listed(self.servers, self.alias, keys, PATIENCE)
-
-    def break_lock(self, info: LockInfo) -> bool:
-        with self._wrapped():
-            return bool(self._run(introspection.break_request(info)))
-
-    def _run(self, request: Request) -> Any:
-        reply, _ = run(self.servers.call(request.keys, lambda server: request, clock.now() + PATIENCE))
-        return reply
-
-    @contextlib.contextmanager
-    def _wrapped(self) -> Iterator[None]:
         try:
-            yield
+            return introspection.listed(self.servers, self.alias, keys, PATIENCE)
         except ConnectionFailed as error:
             raise self._failed(error) from (error.__cause__ or error)
         finally:
             self.wake_at(clock.now() + TICK)  # closes the connection of a process that only lists locks
 
-    def _failed(self, error: ConnectionFailed) -> BackendUnavailable:
-        return BackendUnavailable(f"The Redis server of alias {self.alias!r}: {error}")
+    def break_lock(self, info: LockInfo) -> bool:
+        return bool(self._run(introspection.break_request(info)))
+
+    def _run(self, request: Request) -> Any:
+        reply, _ = run(self._told(self.servers.call(request.keys, lambda server: request, clock.now() + PATIENCE)))
+        return reply
 
     # looking after
 
