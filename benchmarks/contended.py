@@ -86,7 +86,7 @@ def measure(group: str, rounds: int, seconds: float, *, all_entries: bool = True
 
     Entries that no budget names run in the first round only, or not at all.
     """
-    kinds = [kind for kind in GROUPS[group] if kind.contended and (all_entries or kind.quick)]
+    kinds = [kind for kind in GROUPS[group] if kind.contended and (all_entries or kind.judged)]
     results = [Contention(group, kind.label, kind.exclusive) for kind in kinds]
     with contextlib.ExitStack() as stack:
         crews = [stack.enter_context(Crew(group, kind.label, PROCESSES)) for kind in kinds]
@@ -108,8 +108,8 @@ def measure(group: str, rounds: int, seconds: float, *, all_entries: bool = True
 
 
 def due(kind: Entry, turn: int) -> bool:
-    """Whether an entry runs in that round."""
-    return kind.repeated or turn == 0
+    """Whether an entry runs in that round; the one that excludes nobody needs no second one."""
+    return turn == 0 or (kind.judged and kind.exclusive)
 
 
 @contextlib.contextmanager

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from xml.sax.saxutils import escape
 
 from benchmarks.entries import GROUPS
 from benchmarks.report import TITLES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
+    from benchmarks.entries.base import Entry
     from benchmarks.results import Results
 
 LABEL_WIDTH, PLOT_WIDTH, VALUE_WIDTH, GAP = 270, 140, 62, 18
@@ -32,38 +32,30 @@ STYLE = """
 """
 
 
-@dataclass(frozen=True)
-class Axis:
-    """One column: what it shows, which way is good, and its scale."""
+class Axis(NamedTuple):
+    """One column: what it shows, which way is good, and its ticks, equally far from each other."""
 
     title: str
     hint: str
     pattern: str
-    low: float
-    high: float
-    logarithmic: bool
+    ticks: tuple[float, ...]
     value: Callable[[Results, str, str], float]
 
     def place(self, value: float) -> float:
         """Return where a value lies, from 0 to PLOT_WIDTH; what is out of range sits on the edge."""
-        low, high, here = self.low, self.high, min(max(value, self.low), self.high)
-        if self.logarithmic:
-            low, high, here = math.log10(low), math.log10(high), math.log10(here)
+        scale = math.log10 if self.ticks[0] else float
+        low, high = scale(self.ticks[0]), scale(self.ticks[-1])
+        here = scale(min(max(value, self.ticks[0]), self.ticks[-1]))
         return PLOT_WIDTH * (here - low) / (high - low)
-
-    def ticks(self) -> Sequence[float]:
-        """Return the decades of the scale, or its quarters."""
-        if not self.logarithmic:
-            return [self.low + (self.high - self.low) * part / 4 for part in (0, 2, 4)]
-        first, last = round(math.log10(self.low)), round(math.log10(self.high))
-        return [10.0**power for power in range(first, last + 1)]
 
 
 AXES = (
-    Axis("uncontended, x bare", "less is better", ",.2f", 0.1, 100, True, lambda r, g, e: r.cost(g, e).ratio),
-    Axis("hand-offs/s", "more is better", ",.0f", 10, 100_000, True, lambda r, g, e: r.contention(g, e).rate),
-    Axis("fair", "1 is equal shares", ".2f", 0, 1, False, lambda r, g, e: r.contention(g, e).fair),
-    Axis("worst wait, ms", "less is better", ",.0f", 1, 10_000, True, lambda r, g, e: r.contention(g, e).worst_ms),
+    Axis("uncontended, x bare", "less is better", ",.2f", (0.1, 1, 10, 100), lambda r, g, e: r.cost(g, e).ratio),
+    Axis("hand-offs/s", "more is better", ",.0f", (10, 100, 1e3, 1e4, 1e5), lambda r, g, e: r.contention(g, e).rate),
+    Axis("fair", "1 is equal shares", ".2f", (0, 0.5, 1), lambda r, g, e: r.contention(g, e).fair),
+    Axis(
+        "worst wait, ms", "less is better", ",.0f", (1, 10, 100, 1e3, 1e4), lambda r, g, e: r.contention(g, e).worst_ms
+    ),
 )
 WIDTH = MARGIN * 2 + LABEL_WIDTH + COLUMN * len(AXES) - GAP
 
@@ -71,38 +63,25 @@ WIDTH = MARGIN * 2 + LABEL_WIDTH + COLUMN * len(AXES) - GAP
 def draw(results: Results) -> str:
     """Return the SVG document; an entry that has no figure at all is left out."""
     body, y = [], TOP
-    for group in sorted({*results.uncontended, *results.contended}, key=list(GROUPS).index):
+    for group in (group for group in GROUPS if group in results.uncontended or group in results.contended):
         y += ROW
         body.append(text(MARGIN, y, TITLES[group], "group"))
-        for kind in GROUPS[group]:
-            values = [figure(axis, results, group, kind.label) for axis in AXES]
-            if (kind.exclusive or kind.uncontended) and any(value is not None for value in values):
+        for entry in GROUPS[group]:
+            if (entry.exclusive or entry.uncontended) and (dots := list(row(results, group, entry, y + ROW))):
                 y += ROW
-                body += row(y, kind.label, values, "ours" if kind.ours else "peer")
+                body += [text(MARGIN + 10, y, entry.label, "ours" if entry.ours else ""), *dots]
         y += ROW // 2
     height = y + ROW
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
-            ' role="img" aria-labelledby="title description">',
-            '<title id="title">Locks side by side</title>',
-            f'<desc id="description">{escape(describe(results))}</desc>',
-            f"<style>{STYLE}</style>",
-            f'<rect class="page" width="{WIDTH}" height="{height}"/>',
-            text(MARGIN, 26, "Acquire and release, side by side in one run", "title"),
-            *header(y),
-            *body,
-            "</svg>\n",
-        ]
-    )
-
-
-def figure(axis: Axis, results: Results, group: str, entry: str) -> float | None:
-    """Return the value of one cell, None if it was not measured."""
-    try:
-        return axis.value(results, group, entry)
-    except LookupError:
-        return None
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
+        ' role="img" aria-labelledby="title description">',
+        '<title id="title">Locks side by side</title>',
+        f'<desc id="description">{escape(describe(results))}</desc>',
+        f"<style>{STYLE}</style>",
+        f'<rect class="page" width="{WIDTH}" height="{height}"/>',
+        text(MARGIN, 26, "Acquire and release, side by side in one run", "title"),
+    ]
+    return "\n".join([*parts, *header(y), *body, "</svg>\n"])
 
 
 def header(bottom: int) -> Iterator[str]:
@@ -111,17 +90,19 @@ def header(bottom: int) -> Iterator[str]:
         left = MARGIN + LABEL_WIDTH + COLUMN * number
         yield text(left, 46, axis.title, "group")
         yield text(left, 60, axis.hint, "faint")
-        for tick in axis.ticks():
+        for tick in axis.ticks:
             x = left + axis.place(tick)
             yield f'<line class="rule" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP + 4}" y2="{bottom}"/>'
-            yield text(x, TOP, short(tick), "faint", "middle")
+            yield text(x, TOP, f"{tick / 1000:g}k" if tick >= 1000 else f"{tick:g}", "faint", "middle")
 
 
-def row(y: int, label: str, values: Sequence[float | None], kind: str) -> Iterator[str]:
-    """Draw one entry: its name, and for every figure a dot and the number."""
-    yield text(MARGIN + 10, y, label, kind if kind == "ours" else "")
-    for number, (axis, value) in enumerate(zip(AXES, values, strict=True)):
-        if value is None:
+def row(results: Results, group: str, entry: Entry, y: int) -> Iterator[str]:
+    """Draw a dot and the number for every figure of one entry that was measured."""
+    kind = "ours" if entry.ours else "peer"
+    for number, axis in enumerate(AXES):
+        try:
+            value = axis.value(results, group, entry.label)
+        except LookupError:
             continue
         left = MARGIN + LABEL_WIDTH + COLUMN * number
         yield f'<circle class="{kind}" cx="{left + axis.place(value):.1f}" cy="{y - 4}" r="5"/>'
@@ -131,11 +112,6 @@ def row(y: int, label: str, values: Sequence[float | None], kind: str) -> Iterat
 def text(x: float, y: float, content: str, kind: str = "", anchor: str = "start") -> str:
     """Return one text element."""
     return f'<text x="{x:.1f}" y="{y}" text-anchor="{anchor}" class="{kind}">{escape(content)}</text>'
-
-
-def short(value: float) -> str:
-    """Write a tick so that it fits between its neighbours."""
-    return f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"
 
 
 def describe(results: Results) -> str:

@@ -69,7 +69,7 @@ def measure(group: str, rounds: int, *, all_entries: bool = True) -> Uncontended
     ``all_entries``: also those that no budget names.
     """
     server, bare = SERVERS[group], GROUPS[group][0]
-    kinds = [kind for kind in GROUPS[group] if kind.uncontended and (all_entries or kind.quick)]
+    kinds = [kind for kind in GROUPS[group] if kind.uncontended and (all_entries or kind.judged)]
     with pinned(server.pids) as together, contextlib.ExitStack() as stack:
         result = Uncontended(pinned=together or server.embedded)
         entries = opened(kinds, stack, result.failed)

@@ -82,8 +82,7 @@ class Entry:
     uncontended: bool = True
     contended: bool = True
     exclusive: bool = True
-    repeated: bool = True  # takes part in every contended round; False where no budget asks: one round
-    quick: bool = True  # takes part in --quick; False where no budget asks
+    judged: bool = True  # by a budget; others take part in one contended round only, and not in --quick
     pairs: int = 25  # per slice; fewer where one takes milliseconds
     ours: bool = False
 
@@ -101,7 +100,7 @@ def django_connection(alias: str) -> Iterator[None]:
     connections.close_all()
 
 
-@entry("none", uncontended=False, exclusive=False, repeated=False)
+@entry("none", uncontended=False, exclusive=False)
 def no_lock() -> Iterator[Ready]:
     """Exclude nobody: the checker of lost updates must find some here, or it proves nothing for the others."""
     yield ready(lambda body: body())
@@ -110,7 +109,7 @@ def no_lock() -> Iterator[Ready]:
 def tooz(url: Callable[[], str], **traits: Any) -> Entry:
     """tooz, the one peer that has a driver for nearly every server: a lock made once, as its page shows it."""
 
-    @entry("tooz", repeated=False, quick=False, **traits)
+    @entry("tooz", judged=False, **traits)
     def opened() -> Iterator[Ready]:
         from tooz import coordination
 

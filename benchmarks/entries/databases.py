@@ -57,7 +57,7 @@ def bare_in_transaction() -> Iterator[Ready]:
         yield ready(cycle, connection.transaction)
 
 
-@entry("bare psycopg, whole transaction", quick=False)
+@entry("bare psycopg, whole transaction", judged=False)
 def bare_whole_transaction() -> Iterator[Ready]:
     """BEGIN, lock, COMMIT on one psycopg cursor."""
     with Postgres.connect() as connection:

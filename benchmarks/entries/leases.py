@@ -55,14 +55,14 @@ def bare_redis() -> Iterator[Ready]:
         yield ready(cycle)
 
 
-@entry("redis-py Lock", quick=False)
+@entry("redis-py Lock", judged=False)
 def redis_py() -> Iterator[Ready]:
     """It polls every 100 ms, which is its default."""
     with redis_clients() as (client,):
         yield ready(holding(lambda: client.lock(f"redis-py:{LOCK_NAME}", timeout=TTL)))
 
 
-@entry("django-redis cache.lock", repeated=False, quick=False)
+@entry("django-redis cache.lock", judged=False)
 def django_redis() -> Iterator[Ready]:
     """The lock of a cache such as CACHES would make; it polls every 100 ms, which is its default."""
     from django_redis.cache import RedisCache
@@ -81,7 +81,7 @@ def python_redis_lock() -> Iterator[Ready]:
         yield ready(holding(lambda: Lock(client, LOCK_NAME, expire=TTL)))
 
 
-@entry("pottery Redlock, one master", repeated=False, quick=False)
+@entry("pottery Redlock, one master", judged=False)
 def pottery_one() -> Iterator[Ready]:
     """It polls after up to 200 ms, as it always does."""
     from pottery import Redlock as Lock
@@ -90,7 +90,7 @@ def pottery_one() -> Iterator[Ready]:
         yield ready(holding(lambda: Lock(key=LOCK_NAME, masters={client}, auto_release_time=TTL)))
 
 
-@entry("sherlock", repeated=False, quick=False)
+@entry("sherlock", judged=False)
 def sherlock() -> Iterator[Ready]:
     """It polls every 100 ms, which is its default."""
     from sherlock import RedisLock
