@@ -41,9 +41,7 @@ if site_key := os.environ.get("DISTLOCK_SITE_KEY"):
 # These scenes show parts of the package that can be taken out, and go with them.
 ORDERS = ["testproject.orders"] if find_spec("django_distlock.idempotency") else []
 ARTICLES = ["testproject.articles"] if find_spec("django_distlock.editing") else []
-BROWSER = (
-    ["testproject.board", "testproject.cart", "testproject.workers"] if find_spec("django_distlock.browser") else []
-)
+BROWSER = ["testproject.tabs"] if find_spec("django_distlock.browser") else []
 
 INSTALLED_APPS = [
     "django_distlock",

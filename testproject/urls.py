@@ -18,10 +18,8 @@ if apps.is_installed("testproject.orders"):
     urlpatterns.insert(0, path("orders/", include("testproject.orders.urls")))
 if apps.is_installed("testproject.articles"):
     urlpatterns.insert(0, path("articles/", include("testproject.articles.urls")))
-if apps.is_installed("testproject.cart"):
+if apps.is_installed("testproject.tabs"):
     urlpatterns[:0] = [
-        path("cart/", include("testproject.cart.urls")),
-        path("board/", include("testproject.board.urls")),
-        path("workers/", include("testproject.workers.urls")),
+        path("", include("testproject.tabs.urls")),
         path("distlock/", include("django_distlock.browser.urls")),
     ]

@@ -6,7 +6,6 @@ from . import views
 
 urlpatterns = [
     path("", views.ArticleList.as_view(), name="articles"),
-    path("as/<slug:slug>/", views.become, name="articles-as"),
     path("<int:pk>/plain/", views.PlainEdit.as_view(), name="articles-plain"),
     path("<int:pk>/", views.LockedEdit.as_view(), name="articles-edit"),
 ]

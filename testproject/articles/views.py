@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from django.contrib.auth import login
 from django.contrib.auth.mixins import LoginRequiredMixin
-from django.http import Http404, HttpResponseRedirect
-from django.urls import reverse, reverse_lazy
-from django.views.decorators.http import require_POST
+from django.urls import reverse_lazy
 from django.views.generic import ListView, UpdateView
 
 from django_distlock.editing import EditLockMixin, editors
+from testproject.people import PEOPLE
 
 from .models import Article
-from .people import PEOPLE, person
-
-if TYPE_CHECKING:
-    from django.http import HttpRequest, HttpResponse
 
 
 class ArticleList(ListView):  # type: ignore[type-arg]
@@ -46,11 +40,3 @@ class LockedEdit(EditLockMixin, PlainEdit):
     """One person edits at a time; others see who."""
 
     extra_context: ClassVar = {"title": "With an edit lock", "locked": True}
-
-
-@require_POST
-def become(request: HttpRequest, slug: str) -> HttpResponse:
-    if slug not in PEOPLE:
-        raise Http404(f"There is nobody called {slug!r}.")
-    login(request, person(slug), backend="django.contrib.auth.backends.ModelBackend")
-    return HttpResponseRedirect(reverse("articles"))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from django.db import connections
 
-from testproject.board.models import Move, Piece
 from testproject.replay.server import Server
+from testproject.tabs.models import Move, Piece
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

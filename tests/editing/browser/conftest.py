@@ -19,7 +19,7 @@ from pytest_django.live_server_helper import LiveServer
 from django_distlock.editing import saving
 from django_distlock.editing.http import beats
 from testproject.articles.models import Article
-from testproject.articles.people import person as user_of
+from testproject.people import person as user_of
 from tests.editing.store.desks import emptied
 from tests.support.browsers import browser, in_browsers
 from tests.support.wire import wire
@@ -45,7 +45,7 @@ class Person:
 
     def log_in(self, tab: Tab, url: str = "") -> None:
         tab.open(f"{url or self.url}/articles/")
-        tab.follow(lambda: tab.click(f"[formaction='/articles/as/{self.slug}/']"))
+        tab.follow(lambda: tab.click(f"[formaction='/be/{self.slug}/']"))
         assert tab.text("#me") == self.slug.title()
 
     def open(self, path: str) -> Tab:

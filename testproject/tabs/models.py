@@ -1,12 +1,14 @@
-"""A board with pieces, and where each one was put by whom."""
+"""What several tabs and people change at once: a board with pieces, and carts; each with a list of what was asked."""
 
 from __future__ import annotations
 
+from django.conf import settings
 from django.db import models
 
 COLUMNS, ROWS = 8, 5
 # name, sign, column, row
 START = (("Tower", "♜", 1, 1), ("Knight", "♞", 3, 2), ("Queen", "♛", 5, 3), ("Bishop", "♝", 6, 5), ("Pawn", "♟", 8, 4))
+ITEMS = ("Teapot", "Kettle", "Cup")
 
 
 class Piece(models.Model):
@@ -36,6 +38,38 @@ class Move(models.Model):
 
     def __str__(self) -> str:
         return f"{self.piece} to {self.to}"
+
+
+class Line(models.Model):
+    """Of a cart."""
+
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
+    item = models.CharField(max_length=20)
+    quantity = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        ordering = ("pk",)
+        constraints = (models.UniqueConstraint(fields=("user", "item"), name="cart_one_line_per_item"),)
+
+    def __str__(self) -> str:
+        return f"{self.quantity} x {self.item}"
+
+
+class Entry(models.Model):
+    """A request to change a cart, and how it was answered."""
+
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
+    at = models.DateTimeField(auto_now_add=True)
+    tab = models.CharField(max_length=8)
+    asked = models.CharField(max_length=40)
+    fence = models.BigIntegerField(null=True)
+    status = models.PositiveSmallIntegerField()
+
+    class Meta:
+        ordering = ("-pk",)
+
+    def __str__(self) -> str:
+        return f"{self.asked}: {self.status}"
 
 
 def pieces() -> models.QuerySet[Piece]:
