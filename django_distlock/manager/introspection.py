@@ -29,7 +29,7 @@ from .registry import registry
 from .site_key import site_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator
     from concurrent.futures import Future
 
     from django_distlock.backends.base import Backend
@@ -57,16 +57,12 @@ def held_locks(using: str | None = None) -> list[BackendReport]:
     """
     aliases = [using] if using is not None else registry.aliases()
     for alias in aliases:
-        _load(alias)
+        with suppress(Exception):  # the query fails with the same error, and reports it
+            # before the time begins: the first import of a driver in a process can take seconds
+            registry.entry(alias).backend.load()
     until = clock.now() + PATIENCE
     reports = [(alias, _begun(alias)) for alias in aliases]
     return [_taken(alias, report, until) for alias, report in reports]
-
-
-def _load(alias: str) -> None:
-    """Import the driver before the time begins: the first import in a process can take seconds."""
-    with suppress(Exception):  # the query fails with the same error, and reports it
-        registry.entry(alias).backend.load()
 
 
 async def held_names(names: Iterable[str], using: str) -> set[str]:
@@ -126,7 +122,7 @@ def _report(alias: str) -> BackendReport:
     try:
         backend = registry.entry(alias).backend
         name = type(backend).__name__
-        locks = _known_here(backend, backend.inspect())
+        locks = tuple(_known_here(backend, backend.inspect()))
     except (DistlockError, ImproperlyConfigured) as error:
         logger.warning("The locks of alias %r cannot be listed: %s", alias, one_line(error))
         cause = error.__cause__ if isinstance(error, DistlockError) else None
@@ -136,21 +132,16 @@ def _report(alias: str) -> BackendReport:
     return BackendReport(alias=alias, backend=name, breakable=backend.supports_break, locks=locks)
 
 
-def _known_here(backend: Backend, infos: Iterable[LockInfo]) -> tuple[LockInfo, ...]:
+def _known_here(backend: Backend, infos: Iterable[LockInfo]) -> Iterator[LockInfo]:
     """Add what only this process knows: the names that it has used, and its own waiters."""
     names = backend.known_names() if backend.keeps_notes else {}
     queues = _waiting_here(backend)
-    return tuple(_awaited(_named(info, names), queues.get(info.key)) for info in infos)
-
-
-def _named(info: LockInfo, names: Mapping[str, str]) -> LockInfo:
-    return replace(info, name=names[info.key]) if info.name is None and info.key in names else info
-
-
-def _awaited(info: LockInfo, queue: Sequence[str] | None) -> LockInfo:
-    if not queue:
-        return info
-    return replace(info, waiters=(info.waiters or 0) + len(queue), waiting=(*info.waiting, *queue)[:MOST_WAITING])
+    for info in infos:
+        found = replace(info, name=names[info.key]) if info.name is None and info.key in names else info
+        if here := queues.get(info.key):
+            waiting = (*info.waiting, *here)[:MOST_WAITING]
+            found = replace(found, waiters=(info.waiters or 0) + len(here), waiting=waiting)
+        yield found
 
 
 def _waiting_here(backend: Backend) -> dict[str, list[str]]:

@@ -219,12 +219,7 @@ def prune(backend: Backend, days: float) -> int:
 
 def describe_holder(hold: Hold) -> str:
     """Describe a holder: host:pid:thread or task, and the address that it served at the acquire."""
-    return f"{this_process()}:{origin.of(hold.owner, hold.address)}"
-
-
-def this_process() -> str:
-    """host:pid, which is also part of the name of each lock session."""
-    return f"{socket.gethostname()}:{os.getpid()}"
+    return f"{socket.gethostname()}:{os.getpid()}:{origin.of(hold.owner, hold.address)}"
 
 
 name_log = NameLog()

@@ -148,15 +148,11 @@ class Registry:
         for entry in list(self._entries.values()):
             entry.keys.clear()
             entry.backend.after_fork()
+        keepalive.backends = self
 
 
 registry = Registry()
 keepalive.backends = registry
-
-
-def _after_fork() -> None:
-    registry.after_fork()
-    keepalive.backends = registry
 
 
 def _settings_changed(*, setting: str, **kwargs: Any) -> None:
@@ -167,5 +163,5 @@ def _settings_changed(*, setting: str, **kwargs: Any) -> None:
         site_key.forget()
 
 
-at_fork(Order.SESSIONS, child=_after_fork)
+at_fork(Order.SESSIONS, child=registry.after_fork)
 setting_changed.connect(_settings_changed, dispatch_uid="django_distlock.registry")

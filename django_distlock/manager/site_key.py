@@ -141,10 +141,6 @@ def _row(connection: BaseDatabaseWrapper) -> Any:
     return row
 
 
-def _after_fork() -> None:
-    """The child may use another database: Django's test runner gives each of its processes a copy."""
-    site_key.__init__()  # type: ignore[misc]
-
-
 site_key = SiteKeyHolder()
-at_fork(Order.PRIMITIVES, child=_after_fork)
+# the child may use another database: Django's test runner gives each of its processes a copy
+at_fork(Order.PRIMITIVES, child=site_key.__init__)  # type: ignore[misc]

@@ -78,18 +78,6 @@ def test_r4_a_waiter_that_gives_up_lets_the_next_one_through(people: People) -> 
     people.futures["c", "x"].result(PATIENCE)
 
 
-def test_r4_in_order_and_nobody_overtakes(people: People) -> None:
-    people.takes("a", "x")
-    for reader in "bc":
-        people.waits(reader, "x", shared=True)
-    people.waits("d", "x")
-    people.waits("e", "x", shared=True)
-    for who, inside in (("a", "bc"), ("b", "c"), ("c", "d"), ("d", "e")):
-        people.gives(who, "x")
-        eventually(lambda inside=inside: people.inside() == inside, f"not {inside} are in")
-        assert who == "d" or advisory_lock(people.name + "x", using="memory", shared=True).try_acquire() is None
-
-
 def test_r23_a_lock_counts_once_however_many_readers_it_has(people: People, settings: Any) -> None:
     """The limit is that of the server, which keeps one entry for the readers of a session."""
     settings.DISTLOCK = {**settings.DISTLOCK, "memory": {**settings.DISTLOCK["memory"], "MAX_HELD": 2}}
