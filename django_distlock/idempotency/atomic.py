@@ -10,7 +10,7 @@ from django.db import Error, connections, transaction
 from django.http import HttpResponseBase
 
 from django_distlock import BackendUnavailable, LockNotAcquired
-from django_distlock.concurrency.flow import run
+from django_distlock.concurrency.flow import in_task, run
 from django_distlock.storage.dialect import contended
 from django_distlock.storage.transactions import in_transaction
 
@@ -64,16 +64,20 @@ class AnswerNotStored(Exception):
     """The answer could not be stored: the transaction must not be committed."""
 
 
-def is_left_to_middleware(state: Idempotency, response: Any) -> bool:
-    """Is this no response yet, but what an operation of django-ninja returns? Then the middleware stores the answer."""
+def is_left_to_middleware(attempt: KeyedRequest, state: Idempotency, response: Any) -> bool:
+    """Does the middleware store the answer later, as an ordinary claim: because it is no response yet, but what an
+    operation of django-ninja returns; or after the commit of another database than that of the keys, which may fail?"""
     if isinstance(response, HttpResponseBase):
-        return False
-    if not state.has_middleware:
+        elsewhere = attempt.alias is None and not in_task() and any(in_transaction(alias) for alias in connections)
+        state.late = state.has_middleware and elsewhere
+        return state.late
+    if attempt.options.atomic or not state.has_middleware:
         raise TypeError(
             f"@idempotent keeps the response of a view, not {type(response).__name__}. In django-ninja use the "
-            "IdempotencyMiddleware, or put it around the operation: @decorate_view(idempotent) below @api.post."
+            "IdempotencyMiddleware, or put it around the operation: @decorate_view(idempotent(atomic=True)) below "
+            "@api.post."
         )
-    state.late = True
+    attempt.alias, state.late = None, True
     return True
 
 
@@ -82,13 +86,7 @@ def _finish_inside(attempt: KeyedRequest, state: Idempotency, response: Any) -> 
         if inspect.iscoroutine(response):
             response.close()
         raise TypeError("atomic=True needs a sync view: Django's transactions are not for async code.")
-    if attempt.options.atomic and not isinstance(response, HttpResponseBase):
-        raise TypeError(
-            f"@idempotent(atomic=True) keeps the response of a view, not {type(response).__name__}. In django-ninja "
-            "put it around the operation: @decorate_view(idempotent(atomic=True)) below @api.post."
-        )
-    if is_left_to_middleware(state, response):
-        attempt.alias = None  # it is a claim like others as soon as this transaction is committed
+    if is_left_to_middleware(attempt, state, response):
         return response
     # the store was down and on_store_error is "open", or the view has chosen to roll back
     if not attempt.running or connections[attempt.alias].needs_rollback:  # type: ignore[index]

@@ -180,22 +180,16 @@ async def _claimed(attempt: KeyedRequest, state: Idempotency, call: Callable[[],
     state.attempt = attempt
     try:
         response = await _called(call)
-        is_left = is_left_to_middleware(state, response)
+        is_left = is_left_to_middleware(attempt, state, response)
     except Exception:
         await in_thread(finish, attempt)
         raise
     except BaseException:  # otherwise the claim would be renewed as long as the process lives
         end(attempt)
         raise
-    # the commit of another database than that of the keys may fail, so the middleware stores the answer after it
-    if not (is_left or _in_other_transaction(state)):
+    if not is_left:
         await in_thread(finish, attempt, response)
     return response
-
-
-def _in_other_transaction(state: Idempotency) -> bool:
-    state.late = state.has_middleware and not in_task() and any(in_transaction(alias) for alias in connections)
-    return state.late
 
 
 async def _called(call: Callable[[], Any]) -> Any:
