@@ -72,7 +72,7 @@ def attempt(alias: str, text: str, parameters: Any, locked: str = "") -> list[An
 
 def delete(alias: str, table: str, key: str, condition: str, parameters: dict[str, Any], batch: int = 1000) -> int:
     """Delete at most ``batch`` rows; those that another transaction has locked stay. Returns their number."""
-    chosen = f"SELECT {key} FROM {table} WHERE {condition} LIMIT {batch:d}"  # noqa: S608
+    chosen, before = f"SELECT {key} FROM {table} WHERE {condition} LIMIT {batch:d}", ""  # noqa: S608
     vendor = connections[alias].vendor
     if vendor == "mysql":  # a DELETE that searches an index locks more than it deletes
         keys = sorted(found for (found,) in query(alias, chosen, parameters))
@@ -81,8 +81,10 @@ def delete(alias: str, table: str, key: str, condition: str, parameters: dict[st
         names = {f"key{number}": found for number, found in enumerate(keys)}
         chosen, parameters = marks(names), {**parameters, **names}
     elif vendor == "postgresql":
-        chosen += " FOR UPDATE SKIP LOCKED"
-    text = f"DELETE FROM {table} WHERE {key} IN ({chosen}) AND {condition}"  # noqa: S608
+        # named, or a plan that joins in a loop would choose again for each row, and delete them all
+        before = f"WITH chosen AS MATERIALIZED ({chosen} FOR UPDATE SKIP LOCKED) "
+        chosen = f"SELECT {key} FROM chosen"  # noqa: S608
+    text = f"{before}DELETE FROM {table} WHERE {key} IN ({chosen}) AND {condition}"  # noqa: S608
     gone = attempt(alias, text, parameters)
     return gone if isinstance(gone, int) else 0
 

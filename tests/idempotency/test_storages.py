@@ -269,8 +269,11 @@ def test_torn_entries_are_unknown_and_a_cache_that_keeps_nothing_an_error(key: s
 
 @every_database
 def test_purge_in_batches(alias: str, databases: None, tables: None) -> None:
-    """What still runs is left, also if its lifetime is shorter."""
+    """What still runs is left, also if its lifetime is shorter. Fault: PostgreSQL may join in a loop, and chose a batch
+    for each row of the table, which was then emptied at once."""
     storage = DatabaseStorage(alias)
+    for way in ("hashjoin", "mergejoin", "hashagg", "sort", "material") if alias == "postgres" else ():
+        sql(alias, f"SET enable_{way} = off")
     for number in range(25):
         storage.claim(claim_of(f"{number:02d}"))
     sql(alias, "UPDATE {keys} SET lives_until = 1 WHERE scope < '21'")
@@ -280,6 +283,7 @@ def test_purge_in_batches(alias: str, databases: None, tables: None) -> None:
         assert storage.read("20".ljust(64, "0")) is not None
     finally:
         forget_everything(alias)
+        connections[alias].close()
 
 
 def test_a_database_whose_sql_is_not_known_is_refused(
