@@ -47,8 +47,6 @@ class EditGrant:
     def __post_init__(self) -> None:
         if not self.resources or len({resource.database for resource in self.resources}) > 1:
             raise ValueError("A grant is for objects of one database.")
-        if self.writes and len(self.writes) != len(self.resources):
-            raise ValueError("A grant has a counter of writes for each resource, or none.")
 
     @property
     def resource(self) -> Resource:

@@ -41,7 +41,7 @@ T = TypeVar("T")
 # Attempts to get the locks if the database refuses them at once: at REPEATABLE READ each wait for another save ends in
 # an error of serialization. And if each attempt has waited for as long as the database allows.
 ATTEMPTS, WAITS = 5, 2
-# Seconds that a lease is kept after a save, for the next page of the same tab.
+# Seconds that a lease is kept after a save, or after its page is gone, for the next page of the same tab.
 RESERVED = 5.0
 
 

@@ -66,15 +66,11 @@ def version_of(
     return f"1.{hashlib.sha256(packed.encode()).hexdigest()[:40]}"
 
 
-def columns_of(model: type[models.Model], fields: Iterable[str] | None) -> list[models.Field[Any, Any]]:
-    """The fields among ``fields`` that are columns, by name; None is every one."""
-    columns = {field.name: field for field in model._meta.concrete_fields}
-    names = columns if fields is None else [name for name in set(fields) if name in columns]
-    return [columns[name] for name in sorted(names)]
-
-
 def _values(obj: models.Model, fields: Iterable[str] | None) -> list[list[Any]]:
-    return [[field.name, _plain(field, obj)] for field in columns_of(type(obj), fields)]
+    """The columns among ``fields``, by name; None is every one."""
+    columns = {field.name: field for field in obj._meta.concrete_fields}
+    names = set(columns) if fields is None else columns.keys() & fields
+    return [[name, _plain(columns[name], obj)] for name in sorted(names)]
 
 
 def _plain(field: models.Field[Any, Any], obj: models.Model) -> Any:

@@ -131,10 +131,7 @@ class EditLockMixin:
             if is_beat and (handler is not None or method == "post") and method != "options":
                 setattr(self, method, self._beat)
             elif handler is not None and method.upper() not in SAFE_METHODS:
-                setattr(self, method, functools.partial(self._handled, handler))
-
-    def _handled(self, handler: Callable[..., HttpResponseBase], *args: Any, **kwargs: Any) -> HttpResponseBase:
-        return self._guarded(functools.partial(handler, *args, **kwargs))
+                setattr(self, method, functools.partial(self._guarded, handler))
 
     def _beat(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         return beats.answer(request, self._editable, self.get_edit_config(), self.may_take_over)
@@ -145,12 +142,12 @@ class EditLockMixin:
             raise Http404
         return obj
 
-    def _guarded(self, handler: Callable[[], HttpResponseBase]) -> HttpResponseBase:
+    def _guarded(self, handler: Callable[..., HttpResponseBase], *args: Any, **kwargs: Any) -> HttpResponseBase:
         if self._is_saving:  # put() has called post(), for example
-            return handler()
+            return handler(*args, **kwargs)
         self._is_saving = True
         try:
-            return self._under_lock(handler)
+            return self._under_lock(functools.partial(handler, *args, **kwargs))
         finally:
             self._is_saving = False
 

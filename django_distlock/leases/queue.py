@@ -9,7 +9,7 @@ from django.db import connections
 from django_distlock.storage.statements import PAUSES, attempt, delete, marks, query, tries
 from django_distlock.storage.values import exact, micros
 
-from .records import NO_END, NO_QUOTA, Claim, Full, Head, Quota, Row, Waiting, digest_of, holder_of, named
+from .records import NO_END, NO_QUOTA, Full, Head, Quota, Row, Waiting, claim_of, digest_of, holder_of, named
 from .rows import FREE, HELD, HOLD, LIVE, READ, TABLE, decode, insert, update_and_read
 from .rows import release as release_row
 
@@ -84,11 +84,9 @@ def acquire(
     ``again``, which looks first.
     """
     resource = named(alias, name)
-    claim = Claim(principal, label, lease, ttl, NO_END if max_hold is None else max_hold)
-    parameters = claim.parameters(
-        resource.columns(), holder=holder_of(lease, principal), reason="released", most=quota.leases
-    )
-    seen, crowded = _take_or_see(resource, claim, parameters, quota, again)
+    claim = claim_of(principal, label, lease, ttl, hold=NO_END if max_hold is None else max_hold, reason="released")
+    parameters = claim | resource.columns() | {"holder": holder_of(lease, principal), "most": quota.leases}
+    seen, crowded = _take_or_see(resource, parameters, quota, again)
     if isinstance(seen, Row):
         return seen
     if quota.refuses(seen.leases, seen.places if queue else 0):
@@ -101,18 +99,16 @@ def acquire(
     )
 
 
-def _take_or_see(
-    resource: Resource, claim: Claim, parameters: dict[str, Any], quota: Quota, again: bool
-) -> tuple[Row | Seen, bool]:
+def _take_or_see(resource: Resource, parameters: dict[str, Any], quota: Quota, again: bool) -> tuple[Row | Seen, bool]:
     """The lease; else what is seen, and True if the row should be free for the caller, and is kept busy."""
     seen, alias = Seen(), resource.database
     for _ in tries((0.0, *PAUSES[:-1])):  # whoever finds it busy asks again soon
-        taken = None if again else _take(alias, claim, parameters)
+        taken = None if again else _take(alias, parameters)
         if taken is not None:
             return taken, False
         seen = _look(alias, parameters)
         row = seen.row
-        mine = row is not None and row.held and row.is_of(claim.principal, claim.lease)
+        mine = row is not None and row.held and row.is_of(parameters["principal"], parameters["lease"])
         if row is None:
             insert(resource)
         elif mine and not again:  # a request that the lock protects has locked the row
@@ -185,14 +181,14 @@ def forget(alias: str, condition: str, parameters: dict[str, Any], batch: int = 
     return delete(alias, TICKETS, "holder", condition, parameters, batch)
 
 
-def _take(alias: str, claim: Claim, parameters: dict[str, Any]) -> Row | None:
+def _take(alias: str, parameters: dict[str, Any]) -> Row | None:
     """The row, if it was there and the condition held; the ticket of the caller and dead ones are cleared away."""
     condition = MAY_TAKE if parameters["most"] is None else f"({LIVE} OR ({MAY_TAKE} AND {ROOM}))"
     found = update_and_read(alias, HOLD, condition, parameters, f"{READ}, {QUEUE}")
     if found is None:
         return None
     row = decode(found[:-1])
-    if not row.is_of(claim.principal, claim.lease):  # MySQL reads it by a second statement
+    if not row.is_of(parameters["principal"], parameters["lease"]):  # MySQL reads it by a second statement
         return None
     if found[-1]:
         forget(alias, "digest = %(digest)s AND (holder = %(holder)s OR alive_until <= {now})", parameters)

@@ -74,31 +74,26 @@ class Holder(Protocol):
     def label(self) -> str: ...
 
 
-class Claim(NamedTuple):
-    """Who wants a row, by which lease, for ``ttl`` seconds, and for at most ``hold`` with all renewals."""
+def claim_of(
+    principal: str, label: str, lease: str, ttl: float, *, hold: float = NO_END, idle: float = 0.0, **more: Any
+) -> dict[str, Any]:
+    """Who wants a row, by which lease, for ``ttl`` seconds, and for at most ``hold`` with all renewals; for statements.
 
-    principal: str
-    label: str
-    lease: str
-    ttl: float
-    hold: float = NO_END
-    idle: float = 0.0  # seconds since the last input
-
-    def parameters(self, columns: dict[str, Any], **more: Any) -> dict[str, Any]:
-        """For the statements. ValueError for a principal of a wrong length, or a lease that is no id."""
-        if not 0 < len(self.principal) <= LONGEST_PRINCIPAL:
-            raise ValueError(f"principal must have 1 to {LONGEST_PRINCIPAL} characters.")
-        return {
-            **columns,
-            "principal": exact(self.principal),
-            "label": shown(self.label),
-            "lease": check_id("lease", self.lease),
-            "ttl": micros(self.ttl),
-            "hold": micros(self.hold),
-            "first": micros(min(self.ttl, self.hold)),
-            "idle": micros(self.idle),
-            **more,
-        }
+    ``idle`` are the seconds since the last input. ValueError for a principal of a wrong length, or a lease that is no
+    id.
+    """
+    if not 0 < len(principal) <= LONGEST_PRINCIPAL:
+        raise ValueError(f"principal must have 1 to {LONGEST_PRINCIPAL} characters.")
+    return {
+        "principal": exact(principal),
+        "label": shown(label),
+        "lease": check_id("lease", lease),
+        "ttl": micros(ttl),
+        "hold": micros(hold),
+        "first": micros(min(ttl, hold)),
+        "idle": micros(idle),
+        **more,
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from django_distlock.storage import dialect
 from django_distlock.storage.statements import PAUSES, RELEASE_PAUSES, attempt, marks, query, text_for, tries
 from django_distlock.storage.values import exact, micros, moment, shown
 
-from .records import Busy, Claim, Lost, Row
+from .records import Busy, Lost, Row, claim_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -84,8 +84,8 @@ def take(
     """
     principal, leases, row = holder.principal, (lease, former), None
     told = "taken_over" if verb == "takeover" else "other_tab"  # to the tab that loses it
-    claim = Claim(principal, holder.label, lease, ttl, idle=idle)
-    parameters = claim.parameters(resource.columns(), reason=told, former=former)
+    claim = claim_of(principal, holder.label, lease, ttl, idle=idle, reason=told, former=former)
+    parameters = claim | resource.columns()
     for _ in tries(PAUSES):
         row = update(resource.database, HOLD, MAY[verb], parameters) or read_one(resource)
         if row is None:
@@ -260,7 +260,7 @@ def wrote(
         assignments = f"{COUNT}, {DROP}"
     elif lease:
         assignments = f"{COUNT}, {HOLD}"
-        parameters = Claim(holder.principal, holder.label, lease, ttl).parameters({}, reason="saved")
+        parameters = claim_of(holder.principal, holder.label, lease, ttl, reason="saved")
     text = f"UPDATE {TABLE} SET {assignments} WHERE digest IN ({marks(names)})"  # noqa: S608
     with connections[alias].cursor() as cursor:
         cursor.execute(text_for(alias, text), {**parameters, **names})

@@ -20,6 +20,7 @@ from django_distlock import BackendUnavailable
 from django_distlock.concurrency.text import one_line
 from django_distlock.editing.grants import EditGrant, read_grant
 from django_distlock.editing.resources import resource_of, rows_of
+from django_distlock.editing.saving import RESERVED
 from django_distlock.editing.versions import version_of
 from django_distlock.http.bodies import BadRequest, body_of, json_object, private_json
 from django_distlock.http.grants import GrantError
@@ -48,7 +49,6 @@ VERBS = ("claim", "adopt", "renew", "watch", "takeover", "release")
 LONGEST_BODY = 64 * 1024
 LONGEST_REASON = 500
 LONGEST_IDLE = 10 * 86400
-RESERVED = 5.0  # seconds that a lease is kept for its tab after the page is gone
 
 
 def is_beat(request: HttpRequest) -> bool:

@@ -6,7 +6,6 @@ import json
 import logging
 from typing import Any
 
-import django
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
@@ -55,7 +54,6 @@ def test_visitors_without_an_account(settings: Any) -> None:
     assert Person().ask(visitor.grant).json()["detail"] == "foreign"
 
 
-@pytest.mark.skipif(django.VERSION < (5, 1), reason="LoginRequiredMiddleware came with Django 5.1")
 def test_login_required_middleware(settings: Any) -> None:
     """A redirect would tell the script nothing."""
     visitor = Person().tab()
