@@ -65,7 +65,7 @@ class SideConnection:
         self._end = threading.Lock()
         #: The driver's descriptor; -1 if there is none.
         self.fd = -1
-        #: A duplicate of that, see :meth:`duplicate`; -1 if there is none.
+        #: A duplicate of that, which stays ours whatever the driver does with its own: any error may close it.
         self.descriptor = -1
 
     def open_driver(self) -> None:
@@ -77,6 +77,7 @@ class SideConnection:
         wrapper.connection = raw
         with contextlib.suppress(Exception):  # not every driver has fileno()
             self.fd = raw.fileno()
+            self.descriptor = os.dup(self.fd)
 
     def open(self) -> None:
         """:meth:`open_driver`, with the settings of the application's connections. No signal is sent: receivers of
@@ -85,17 +86,11 @@ class SideConnection:
         self.wrapper.set_autocommit(True)
         self.wrapper.init_connection_state()
 
-    def duplicate(self) -> None:
-        """Have a descriptor that stays ours whatever the driver does with its own, which it may close at any error.
-        After a fork the child calls :meth:`abandon`."""
-        self.descriptor = os.dup(self.fd)
-
     def cut(self) -> None:
         """End the session from another thread, so that a statement that hangs fails."""
         with self._end:
-            fd = self.descriptor if self.descriptor >= 0 else self.fd
-            if fd >= 0:
-                sockets.shut(fd)
+            if self.descriptor >= 0:
+                sockets.shut(self.descriptor)
 
     def close(self) -> None:
         """Close the connection. Errors are dropped."""

@@ -109,9 +109,14 @@ class FairLock:
         """A caller's turn at this lock, for ``try``/``finally``."""
         return Turn(self)
 
-    def wanted(self) -> bool:
-        """Does anybody wait?"""
-        return bool(self._queue)
+    def give_way(self, turn: Turn) -> bool:
+        """Give the place of ``turn`` to the caller that has waited longest; False if nobody waits."""
+        with self._guard:
+            if not self._queue:
+                return False
+            self._holders.discard(turn)
+            self._serve()
+            return True
 
     def _arrive(self, turn: Turn, first: bool) -> None:
         if turn not in self._holders and turn not in self._queue:

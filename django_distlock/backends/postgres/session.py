@@ -324,8 +324,8 @@ class PostgresSession(Session):
         self._setting = wanted
         return b"set_" + name, (key.number_bytes, b"%d" % wanted)
 
-    def wait(self, key: LockKey, shared: bool, until: float) -> bool | None:
-        granted = super().wait(key, shared, until)
+    def wait(self, *args: Any) -> bool | None:
+        granted = super().wait(*args)
         if granted:
             self._timeout = self._setting
         return granted

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-import threading
 from abc import abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -33,7 +32,7 @@ from django_distlock.validation import count
 
 from . import exclusion
 from .pool import Sessions
-from .session import STATEMENT_LIMIT, ServerError, Session, unavailable
+from .session import STATEMENT_LIMIT, TURN, ServerError, Session, TurnOver, unavailable
 from .watched import SessionDead
 
 if TYPE_CHECKING:
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
 
     from django.db.backends.base.base import BaseDatabaseWrapper
 
+    from django_distlock.concurrency.parking import Turn
     from django_distlock.keys import LockKey
     from django_distlock.records import Claim, Finding, Grant, LockInfo
 
@@ -52,19 +52,12 @@ WAIT_SESSIONS = 8
 # How long a key counts as busy, in seconds, and how many are kept.
 BUSY = 1.0
 MOST_BUSY = 1000
-# How long a waiter keeps its place at the server while others want one; seconds. A waiter without a place is in no
-# queue of the server. Doubled each time, so that it gets in at last even where many wait for its lock.
-TURN = 1.0
 # A waiter without a place asks at this interval whether the lock is free; seconds.
 ASK_EVERY = 0.25
 # The default ports of poolers: pgbouncer, Odyssey and PgCat, Supabase in transaction mode; ProxySQL.
 POOLER_PORTS = {"postgresql": {"6432", "6543"}, "mysql": {"6033"}}
 # Neon, Supabase, and the proxies of Amazon RDS, by the names that they give their poolers.
 POOLER_HOSTS = re.compile(r"-pooler\.|\.pooler\.supabase\.com$|\.proxy-[^.]+\.[^.]+\.rds\.amazonaws\.com(\.cn)?$", re.I)
-
-
-class TurnOver(Exception):
-    """The wait has had its turn, and others of this process want to wait."""
 
 
 class BusyKeys(dict[bytes, float]):
@@ -108,8 +101,6 @@ class SessionLockBackend(Backend, Generic[S]):
         self.sessions: Sessions[S] = Sessions(alias, self.open_session, lambda: self.wake_at(clock.now() + TICK))
         self._places = FairLock(self.wait_sessions)
         self._busy = BusyKeys()
-        # guards the end of a turn, which must not hit a wait that has just been granted
-        self._turns = threading.Lock()
 
     def open_session(self, waits: bool) -> S:
         """Connect, blocking this thread. BackendUnavailable; UnsupportedOperation for a server whose locks exclude
@@ -142,7 +133,6 @@ class SessionLockBackend(Backend, Generic[S]):
         self.sessions.abandon()
         self._busy.clear()
         self._places = FairLock(self._places.size)
-        self._turns = threading.Lock()
 
     # acquiring
 
@@ -218,21 +208,18 @@ class SessionLockBackend(Backend, Generic[S]):
                 if not taken:
                     taken = await place.acquire(min(until - clock.now(), ASK_EVERY))
                     grant = await self._try(claim, answer_by)
-                    if not taken and grant is None:
-                        self._end_turn(clock.now())
                 if taken and grant is None:
                     try:
-                        grant = await self._wait(claim, until, clock.now() + seconds)
+                        grant = await self._wait(claim, until, place, clock.now() + seconds)
                         break
                     except TurnOver:
-                        place.release()
                         taken, seconds = False, 2 * seconds
             return grant
         finally:
             place.release()
 
-    async def _wait(self, claim: Claim, until: float, turn_ends: float) -> Grant | None:
-        """Wait on a session that is lent for it; None at the deadline. TurnOver: others want the place."""
+    async def _wait(self, claim: Claim, until: float, place: Turn, turn_ends: float) -> Grant | None:
+        """Wait on a session that is lent for it; None at the deadline. TurnOver: another caller has got the place."""
         try:
             session = await self.sessions.lend(max(until, clock.now() + SILENCE))
             return await self.threads.long(
@@ -240,6 +227,7 @@ class SessionLockBackend(Backend, Generic[S]):
                 session,
                 claim,
                 until,
+                place,
                 turn_ends,
                 stop=lambda: session.kill("its caller has gone"),
                 undo=lambda _: self.undo(claim),
@@ -249,26 +237,23 @@ class SessionLockBackend(Backend, Generic[S]):
         except NotStarted as error:
             raise BackendUnavailable(f"The server of alias {self.alias!r} did not answer. {error}") from error
 
-    def _wait_on(self, session: S, claim: Claim, until: float, turn_ends: float) -> Grant | None:
+    def _wait_on(self, session: S, claim: Claim, until: float, place: Turn, turn_ends: float) -> Grant | None:
         granted = False
         try:
             asked = clock.now()
             if asked < until:
-                session.claims[id(claim)], session.turn_ends = claim, turn_ends
-                answer = session.wait(claim.key, claim.shared, until)
+                session.claims[id(claim)] = claim
+                answer = session.wait(claim, until, turn_ends, lambda: self._places.give_way(place))
                 if answer is None:
                     session.ask(session.free_lock(claim.key, claim.shared))
-                granted = self._keep(session, bool(answer))
+                granted = bool(answer)
             return grant_of((claim, asked, None, None, session)) if granted else None
         except BaseException as error:
-            turn_over = self._is_over(session)
             session.kill("a wait was cut off")
             if isinstance(error, ServerError) and error.code in session.deadlocks:
                 raise DeadlockDetected from error
             if not isinstance(error, SessionDead):
                 raise
-            if turn_over:
-                raise TurnOver from error
             if clock.now() >= until:
                 raise
             return None  # the caller asks again, on another session
@@ -276,27 +261,6 @@ class SessionLockBackend(Backend, Generic[S]):
             if not granted:
                 session.claims.pop(id(claim), None)
                 self.sessions.give_back(session)
-
-    def _end_turn(self, now: float) -> None:
-        """Take the place of a wait that has had its turn: the caller has none."""
-        with self._turns:
-            session = min(self.sessions.all(), key=lambda each: each.turn_ends, default=None)
-            if session is not None and session.turn_ends <= now:
-                session.turn_ends = -math.inf
-                session.kill("its turn is over")
-
-    def _keep(self, session: S, granted: bool) -> bool:
-        """The wait is over; SessionDead if its turn has ended just now."""
-        with self._turns:
-            if granted and session.dead is not None:
-                raise SessionDead(session.dead)
-            session.turn_ends = math.inf
-            return granted
-
-    def _is_over(self, session: S) -> bool:
-        """Did the turn of a wait that has failed end?"""
-        ended, session.turn_ends = session.turn_ends == -math.inf, math.inf
-        return ended
 
     def undo(self, claim: Claim) -> None:
         """Give back what ``claim`` may have got; nobody waits for it any more."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -32,8 +31,16 @@ HEARTBEAT = 3.9
 # A session that is not ready this long after it was connected has met a server that hangs; seconds.
 OPEN_LIMIT = 5.0
 
+# How long a waiter keeps its place at the server while others want one; seconds. A waiter without a place is in no
+# queue of the server. Doubled each time, so that it gets in at last even where many wait for its lock.
+TURN = 1.0
+
 # Returns the rows of a statement.
 Ask: TypeAlias = Callable[[bytes], list[Any]]
+
+
+class TurnOver(Exception):
+    """The wait has had its turn, and another caller of this process waits instead."""
 
 
 class ServerError(Exception):
@@ -71,8 +78,6 @@ class Session(WatchedSession, ABC):
         #: The server's number for this session.
         self.server_id = 0
         self.heard_at = clock.now()
-        # when others of this process may have the place of the wait that runs
-        self.turn_ends = math.inf
 
     # what an engine must do
 
@@ -134,24 +139,33 @@ class Session(WatchedSession, ABC):
             self.heard_at = now
             return answer
 
-    def wait(self, key: LockKey, shared: bool, until: float) -> bool | None:
+    def wait(self, claim: Claim, until: float, turn_ends: float, gives_way: Callable[[], bool]) -> bool | None:
         """Wait for the lock in the server's queue until the monotonic time ``until``; the session must hold nothing.
 
         None: it was not granted, or perhaps it was, and is to be released. After an exception the session must be
-        ended.
+        ended. TurnOver: after ``turn_ends`` the place at the server was given to another caller, by ``gives_way()``.
         """
         until = min(until, clock.now() + self.longest_wait)
         with self.mutex:
             self._make_ready()
-            self._send(self.wait_lock(key, shared, until))
-            if not sockets.readable(self.connection.descriptor, until + SILENCE - clock.now()):
-                raise SessionDead("the server did not end a wait")
+            self._send(self.wait_lock(claim.key, claim.shared, until))
+            self._await_reply(until + SILENCE, turn_ends, gives_way)
             try:
                 return self._read()
             except ServerError as error:
                 if error.code in self.wait_is_over:
                     return None
                 raise
+
+    def _await_reply(self, until: float, turn_ends: float, gives_way: Callable[[], bool]) -> None:
+        """See :meth:`wait`."""
+        while not sockets.readable(self.connection.descriptor, min(until, turn_ends) - clock.now()):
+            if (now := clock.now()) >= until:
+                raise SessionDead("the server did not end a wait")
+            if now >= turn_ends:
+                if gives_way():
+                    raise TurnOver
+                turn_ends = now + TURN
 
     def _make_ready(self) -> None:
         """Before a statement is sent; the caller has the mutex."""

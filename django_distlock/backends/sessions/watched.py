@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from django_distlock.concurrency import clock
@@ -26,8 +25,6 @@ class WatchedSession:
 
     def __init__(self, connection: SideConnection, waits: bool = False) -> None:
         self.connection = connection
-        with suppress(OSError):  # not every driver tells its descriptor
-            connection.duplicate()
         self.mutex = threading.Lock()
         #: Is it one to wait on, and does a caller have it?
         self.waits, self.lent = waits, False

@@ -11,12 +11,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.conf import settings
 from django.db import transaction
 from django.db.backends.signals import connection_created
 
 from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.backends.mysql.session import MySQLSession
-from django_distlock.backends.sessions import session
+from django_distlock.backends.sessions import backend, session
 from django_distlock.backends.side_connection import SideConnection
 from django_distlock.backends.side_connection import ask as ask_aside
 from django_distlock.manager import name_log
@@ -83,6 +84,25 @@ def test_many_busy_names_take_few_sessions_and_all_get_on(using: str, name: str)
             each.result(25)
     assert most <= WAIT_SESSIONS + 1
     assert most_held <= len(names) + 1
+
+
+@each_engine
+def test_r4_without_a_place_at_the_server_a_waiter_gets_one_in_turn(
+    using: str, name: str, alias: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many names are busy, none waits for ever outside the server's queue."""
+    for module in (backend, session):
+        monkeypatch.setattr(module, "TURN", 0.2)
+    alias(using, **settings.DISTLOCK[using]["OPTIONS"], wait_sessions=1)
+    names = [f"{name}{number}" for number in range(3)]
+    with held_elsewhere(using, *names) as let_go, ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(advisory_lock(one, using=using, timeout=60).acquire) for one in names]
+        for one in (*names, names[0]):
+            eventually(partial(waiters, using, one), "it gets no turn")
+        let_go()
+        for each in waiting:
+            each.result(25).release()
+    registry.reset()
 
 
 @each_engine
