@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import signal
@@ -36,9 +35,3 @@ def stop_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def post_worker_init(worker) -> None:
-    """Tell whoever started the server that this process has loaded the application."""
-    with contextlib.suppress(BrokenPipeError):  # it replaces one that has died, and nobody waits for it
-        os.write(int(os.environ["REPLAY_READY_FD"]), b"%d\n" % worker.pid)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
 import importlib.util
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import IO, Self
 
@@ -34,10 +33,9 @@ class Server:
         self, *, workers: int = 4, threads: int = 40, port: int = 0, or_any_port: bool = False, show_log: bool = False
     ) -> None:
         if importlib.util.find_spec("gunicorn") is None:
-            raise ReplayError("gunicorn is not installed: `pip install --group demo`, or use `make demo`.")
+            raise ReplayError("gunicorn is not installed: `pip install --group demo-sqlite`, or use `make demo`.")
         self.workers, self.threads, self.port, self.or_any_port = workers, threads, port, or_any_port
         self.show_log = show_log
-        self.pids: frozenset[int] = frozenset()
         self.process: subprocess.Popen[bytes]
         self.log: IO[bytes]
 
@@ -49,19 +47,15 @@ class Server:
         self.log = tempfile.TemporaryFile()
         # The server's end of the lifeline is readable only once this process is gone: see gunicorn_conf.py.
         lifeline, self._lifeline = os.pipe()
-        ready, told = os.pipe()
         with self._listener() as listener:
             self.port = listener.getsockname()[1]
-            self.process = self._start(listener.fileno(), told, lifeline)
-        os.close(told)
+            self.process = self._start(listener.fileno(), lifeline)
         os.close(lifeline)
         try:
-            self.pids = self._wait_until_ready(ready)
+            self._wait_until_ready()
         except BaseException:
             self._stop()
             raise
-        finally:
-            os.close(ready)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -94,11 +88,10 @@ class Server:
             raise
         return listener
 
-    def _start(self, listener: int, told: int, lifeline: int) -> subprocess.Popen[bytes]:
+    def _start(self, listener: int, lifeline: int) -> subprocess.Popen[bytes]:
         given = {
             "REPLAY_WORKERS": str(self.workers),
             "REPLAY_THREADS": str(self.threads),
-            "REPLAY_READY_FD": str(told),
             "REPLAY_LIFELINE_FD": str(lifeline),
         }
         return subprocess.Popen(
@@ -108,24 +101,22 @@ class Server:
             ],
             cwd=ROOT,
             env={**os.environ, **given},
-            pass_fds=(listener, told, lifeline),
+            pass_fds=(listener, lifeline),
             stdin=subprocess.DEVNULL,
             stdout=None if self.show_log else self.log,
             stderr=None if self.show_log else subprocess.STDOUT,
         )
 
-    def _wait_until_ready(self, ready: int) -> frozenset[int]:
-        """The process ids of the workers; each writes one line when it has loaded the application."""
-        deadline = time.monotonic() + START_SECONDS
-        received = b""
-        while received.count(b"\n") < self.workers:
-            readable, _, _ = select.select([ready], [], [], max(0, deadline - time.monotonic()))
-            chunk = os.read(ready, 4096) if readable else b""
-            if not chunk:
-                reason = "ended" if readable else f"was not ready after {START_SECONDS} s"
-                raise ReplayError(f"The server {reason}. Its log:\n{self.log_tail()}")
-            received += chunk
-        return frozenset(int(line) for line in received.split())
+    def _wait_until_ready(self) -> None:
+        """The application is loaded once, before the first worker: when one answers, no other one has to load it."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=START_SECONDS)
+        try:
+            connection.request("HEAD", "/")
+            connection.getresponse()
+        except OSError as error:
+            raise ReplayError(f"The server did not start ({error}). Its log:\n{self.log_tail()}") from error
+        finally:
+            connection.close()
 
     def _stop(self) -> None:
         if self.process.poll() is None:
