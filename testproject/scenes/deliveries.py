@@ -32,7 +32,7 @@ START, AMOUNT = 1_000_000, 1
 EACH = Way(
     "each",
     "Each delivery acts",
-    "bank.transfer(...)",
+    'transfer("row", source, target, amount)',
     "The rows are locked and no money is made, but a message that is delivered twice moves it twice.",
     prevents=False,
 )
