@@ -12,7 +12,6 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from . import clock
-from .flow import run
 from .parking import Parker
 
 if TYPE_CHECKING:
@@ -103,17 +102,13 @@ class SharedCall(Generic[T]):
         self._mutex = threading.Lock()
         self._future: Future[T] | None = None
 
-    async def aresult(self, until: float) -> T:
+    async def result(self, until: float) -> T:
         """The result, or the exception of the call. CallTimeout at the monotonic time ``until``; NotStarted."""
         with self._mutex:
             future = self._future
             if future is None or future.done():
                 future = self._future = self._background.start(self._function)
         return await self._background.result(future, until)
-
-    def result(self, until: float) -> T:
-        """:meth:`aresult` in a thread, which it blocks."""
-        return run(self.aresult(until))
 
 
 def _run(future: Future[T], function: Callable[..., T], args: tuple[Any, ...]) -> None:

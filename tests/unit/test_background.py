@@ -153,13 +153,13 @@ def test_r5_a_shared_call_is_made_once_for_all_who_wait_each_until_its_own_deadl
 
     shared = SharedCall(NAME, connect)
     with ThreadPoolExecutor(3) as pool:
-        patient = [pool.submit(shared.result, FAR) for _ in range(2)]
+        patient = [pool.submit(lambda: run(shared.result(FAR))) for _ in range(2)]
         eventually(lambda: calls, "it is not called")
         for _ in range(3):
             with pytest.raises(CallTimeout):
-                shared.result(clock.now() + 0.01)
+                run(shared.result(clock.now() + 0.01))
         door.opened.set()
         assert [each.result(PATIENCE) for each in patient] == ["result"] * 2
     assert calls == ["connect"]
-    assert shared.result(FAR) == "result"
+    assert run(shared.result(FAR)) == "result"
     assert calls == ["connect"] * 2, "a call that has ended is made again"

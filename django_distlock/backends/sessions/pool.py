@@ -45,7 +45,7 @@ class Sessions(Generic[S]):
     async def shared(self, until: float) -> S:
         """The shared session, opened if need be. CallTimeout at the monotonic time ``until``, NotStarted."""
         session = self.open_shared
-        return session if session is not None and session.dead is None else await self._opening.aresult(until)
+        return session if session is not None and session.dead is None else await self._opening.result(until)
 
     async def lend(self, until: float) -> S:
         """A session to wait on, for the caller alone. CallTimeout, NotStarted."""
