@@ -258,7 +258,7 @@ class Listener:
     async def open(self, until: float) -> Ear:
         """An ear that hears. ConnectionFailed at the monotonic time ``until``."""
         try:
-            return self.ear or await self._opening.aresult(until)
+            return self.ear or await self._opening.result(until)
         except CallTimeout:
             raise ConnectionFailed("Redis did not confirm the subscription in time.", silent=True) from None
         except ConnectionFailed:
