@@ -161,7 +161,7 @@ class EditLockViewSetMixin:
         if not self._matches(header, obj, row):
             by = "" if f'.{row.writes}"' in header else row.changed_by  # else it was code that knows no edit locks
             raise EditConflict("changed", changed_by=by, resource=save.grant.resource)
-        self._edit_save = save
+        self._edit_save, self._edit_object = save, obj  # an attempt that was rolled back has left another object there
         try:
             response = handler()
         except Error:

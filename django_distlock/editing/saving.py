@@ -22,7 +22,7 @@ from django_distlock.storage.transactions import begin, in_transaction
 
 from .conf import config
 from .records import EditConflict, editor_of
-from .resources import among, matched, model_of
+from .resources import among, matched, model_of, pk_of
 from .signals import edit_refused
 from .versions import version_of
 
@@ -139,6 +139,8 @@ def run_save(
             if why is None:
                 raise
             failed[step] += 1
+            if obj is not None:  # ``work`` may have deleted it, or given it another key: that was rolled back
+                obj.pk = pk_of(grant.resource)
             if inside or failed[step] >= (most or (ATTEMPTS if why == "refused" else WAITS)):
                 raise _refusal(grant, owner, "saving") from error
 

@@ -13,7 +13,9 @@ from django.db import OperationalError, connection
 from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
+from django_distlock.editing import saving
 from django_distlock.editing.http.refusals import Refusal, add_conflict
+from django_distlock.editing.saving import Save
 from django_distlock.leases import upkeep
 from django_distlock.models import WebLease
 from testproject.articles.models import Article, Source
@@ -291,6 +293,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(site, "HttpResponseRedirect", failing_after(site.HttpResponseRedirect))  # of the function
     monkeypatch.setattr(site.Cheerful, "form_valid", failing_after(site.Cheerful.form_valid))
     monkeypatch.setattr(site.Api, "perform_update", failing_after(site.Api.perform_update))
+    monkeypatch.setattr(Save, "deleted", failing_after(Save.deleted))
     return left
 
 
@@ -315,3 +318,42 @@ def test_e9_once_more_then_a_page(ada: Person, article: Article, failing: list[i
     assert body() == "By Ada."
     said = [str(message) for message in get_messages(done.wsgi_request)]
     assert said == (["Saved."] if kind == "cheerful" else [])
+
+
+@pytest.mark.parametrize("path", ["/delete/{}/", "/at-once/{}/", "/admin/articles/article/{}/delete/", "/api/{}/"])
+def test_e9_a_deletion_once_more_then_a_page(ada: Person, article: Article, failing: list[int], path: str) -> None:
+    """Django takes the key from an object that it deletes; the second attempt needs it."""
+    path, is_api = path.format(article.pk), "api" in path
+    failing.extend([1, 1])
+    answer = ada.client.delete(path) if is_api else ada.client.post(path, {"post": "yes"})
+    assert answer.status_code == (423 if is_api else 409)
+    assert "saving this at the same moment" in answer.content.decode()
+    assert Article.objects.exists()
+    failing.append(1)
+    answer = ada.client.delete(path) if is_api else ada.client.post(path, {"post": "yes"})
+    assert answer.status_code == (204 if is_api else 302)
+    assert not Article.objects.exists()
+
+
+def test_e9_the_second_attempt_of_the_api_has_the_object_as_it_was_locked(
+    ada: Person, article: Article, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts: list[str] = []
+    wrote, lock = Save.wrote, saving.rows.lock
+
+    def failing_once(save: Save, **options: Any) -> None:
+        wrote(save, **options)
+        if len(attempts) == 1:
+            raise OperationalError("database is locked")
+
+    def locked(resources: Any) -> Any:
+        if attempts:  # between the two
+            Article.objects.update(section="culture")
+        attempts.append("")
+        return lock(resources)
+
+    monkeypatch.setattr(Save, "wrote", failing_once)
+    monkeypatch.setattr(saving.rows, "lock", locked)
+    assert ada.patch(f"/api/{article.pk}/").status_code == 200
+    article.refresh_from_db()
+    assert (len(attempts), article.body, article.section) == (2, "By the API.", "culture")
