@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from .records import Editor
 
 logger = logging.getLogger("django_distlock.editing")
-# Leases of one model that lists, filters and actions look through.
+# Leases of one model that the filters and actions of an admin look through.
 MOST_HELD = 5_000
 
 
@@ -65,15 +65,15 @@ def _is_final(query: Any) -> bool:
 def _of_queryset(objects: QuerySet[Any], besides: str | None) -> dict[Any, Editor]:
     if not isinstance(objects.model._meta.pk, models.IntegerField):  # keys that a collation may mix up, or no columns
         return editors(list(objects), besides=besides)
-    found = _editors(held_of(objects.model, database_of(objects)), besides)
+    found = _editors(held_of(objects.model, database_of(objects), None), besides)
     chosen = set(objects.filter(pk__in=list(found)).values_list("pk", flat=True)) if found else ()
     return {pk: editor for pk, editor in found.items() if pk in chosen}
 
 
-def held_of(model: type[models.Model], database: str) -> dict[Any, Row]:
-    """The leases of the objects of a model that are edited now, by primary key."""
+def held_of(model: type[models.Model], database: str, most: int | None = MOST_HELD) -> dict[Any, Row]:
+    """The leases of the objects of a model that are edited now, by primary key; at most the ``most`` oldest ones."""
     found = {}
-    for held in edit_leases.held(database, [label_of(model)], MOST_HELD):
+    for held in edit_leases.held(database, [label_of(model)], most):
         with suppress(ValueError):
             found[pk_of(replace(held.resource, kind=model._meta.label_lower))] = held.row
     return found
