@@ -85,7 +85,7 @@ class SaveGuard:
         """
         grant = grant or self.grant()
         if self.posted.choice == "overwrite":
-            self._take_over(grant)
+            self._take_over(grant, obj)
         queued = getattr(get_messages(self.request), "_queued_messages", [])
         before = len(queued)
         try:
@@ -116,18 +116,18 @@ class SaveGuard:
 
         return repeatable
 
-    def _may_overwrite(self, leases: Mapping[str, Row]) -> bool:
+    def _may_overwrite(self, leases: Mapping[str, Row], obj: Model) -> bool:
         """May the visitor take over from each other user among the holders? Asked about None if there is none."""
-        others = [row for row in leases.values() if row.is_held_by_another(self.visitor.principal)]
-        hook, obj = self.hook, rows_of(self.resources[0]).first()
-        if hook is None or obj is None:  # of an object that is gone the save says so
-            return hook is not None
+        hook, others = self.hook, [row for row in leases.values() if row.is_held_by_another(self.visitor.principal)]
         holders: list[Row | None] = [*others] or [None]
-        return all(may_take_over(self.request, self.config, obj, holder, hook) for holder in holders)
+        return hook is not None and all(may_take_over(self.request, self.config, obj, each, hook) for each in holders)
 
-    def _take_over(self, grant: EditGrant) -> None:
+    def _take_over(self, grant: EditGrant, obj: Model | None) -> None:
         present = rows.read(grant.resources)
-        if not self._may_overwrite(present):
+        obj = rows_of(self.resources[0]).first() if obj is None else obj
+        if obj is None:
+            return  # there is nobody to ask about, and nothing to take: the save says that the object is gone
+        if not self._may_overwrite(present, obj):
             raise Refusal(reason="held")
         self.lease = self.lease or secrets.token_hex(16)
         for resource in sorted(grant.resources, key=lambda resource: resource.digest):
@@ -169,7 +169,7 @@ class SaveGuard:
             text=refusal.grant or self.posted.text,
             lease=self.posted.lease,
             refused=True,
-            can_overwrite=refusal.reason == "held" and self._may_overwrite(opened.leases),
+            can_overwrite=refusal.reason == "held" and self._may_overwrite(opened.leases, obj),
         )
         return ready
 

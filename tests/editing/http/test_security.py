@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib.admin.models import LogEntry
 from django.contrib.sessions.models import Session
 from django.core import signing
 from django.db import OperationalError, connection
@@ -19,7 +20,7 @@ from django_distlock.editing.http.beats import LONGEST_BODY
 from django_distlock.models import WebLease
 from testproject.articles.models import Article
 from testproject.articles.views import LockedEdit
-from tests.editing.people import GRANT, LEASE, Person, body, hidden, is_held, refused, row
+from tests.editing.people import CHOICE, GRANT, LEASE, Person, body, hidden, is_held, refused, row
 
 JSON = "application/json"
 
@@ -237,3 +238,12 @@ def test_e7_the_text_is_kept_and_sent_again(ada: Person, path: str, settings: An
     again = {**data, **hidden(answer), "csrfmiddlewaretoken": TOKEN.findall(text)[0]}
     assert client.post(path, again, headers=HOST).status_code == 302
     assert body() == "By Ada."
+
+
+def test_e18_nobody_takes_over_what_is_gone_without_being_asked(ada: Person, bo: Person, article: Article) -> None:
+    path = f"/function/{article.pk}/"
+    fields, _held = bo.open(path), ada.hold(path)
+    before = row(article)
+    Article.objects.filter(pk=article.pk).delete()
+    refused(bo.save(path, fields, body="By Bo.", **{CHOICE: "overwrite"}), "By Bo.", "deleted")
+    assert (row(article).lease, LogEntry.objects.count()) == (before.lease, 0)
