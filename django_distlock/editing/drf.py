@@ -191,7 +191,7 @@ class EditLockViewSetMixin:
 
     def _version(self, obj: Any, row: Row | None) -> str:
         """The version, and the counter of the saves that change no column (many-to-many)."""
-        own = version_field_of(type(obj))
+        own = version_field_of(obj.__class__)
         version = version_of(obj, (own,) if own is not None else self.edit_lock_fields)
         return version if row is None or row.changed_at is None else f"{version}.{row.writes}"
 

@@ -95,10 +95,10 @@ def open_grant(
     resource = resource_of(obj)
     leases = rows.read([resource]) if leases is None else leases
     try:
-        obj.refresh_from_db(from_queryset=type(obj)._base_manager.using(resource.database))
+        obj.refresh_from_db(from_queryset=obj.__class__._base_manager.using(resource.database))
     except ObjectDoesNotExist:
         return None
-    own = version_field_of(type(obj))
+    own = version_field_of(obj.__class__)
     named = tuple(fields) if fields is not None else None
     if own is not None:
         named = (own,)

@@ -27,7 +27,7 @@ def resource_of(obj: models.Model | type[models.Model], pk: Any = None, database
     if isinstance(obj, models.Model):
         if obj._state.adding or obj.pk is None:
             raise ValueError("An object that is not saved yet cannot be locked for editing.")
-        model, pk = type(obj), obj.pk
+        model, pk = obj.__class__, obj.pk  # request.user is a SimpleLazyObject, whose type is no model
         database = database or router.db_for_write(model, instance=obj)
     else:
         model = obj

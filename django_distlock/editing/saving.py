@@ -180,7 +180,7 @@ def _locked(grant: EditGrant, owner: Holder, lease: str, obj: models.Model | Non
 def _lock_object(grant: EditGrant, obj: models.Model) -> dict[Resource, models.Model]:
     """Lock the row of this instance, which has its values then."""
     try:
-        obj.refresh_from_db(from_queryset=type(obj)._base_manager.using(grant.database).select_for_update())
+        obj.refresh_from_db(from_queryset=obj.__class__._base_manager.using(grant.database).select_for_update())
     except ObjectDoesNotExist:
         return {}
     return {grant.resource: obj}

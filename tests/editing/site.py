@@ -10,7 +10,7 @@ from django.contrib import admin, messages
 from django.contrib.admin.utils import quote, unquote
 from django.contrib.auth.decorators import permission_required
 from django.contrib.auth.mixins import PermissionRequiredMixin
-from django.contrib.auth.models import Group
+from django.contrib.auth.models import Group, User
 from django.contrib.messages.views import SuccessMessageMixin
 from django.db import transaction
 from django.forms import inlineformset_factory
@@ -139,6 +139,16 @@ def answering(*args: Any, **kwargs: Any) -> Any:
             return HttpResponse(*args, **kwargs)
 
     return Answering.as_view()
+
+
+class Profile(EditLockMixin, Page, UpdateView):
+    """The object is lazy."""
+
+    model = User
+    fields = ("first_name",)
+
+    def get_object(self, queryset: Any = None) -> Any:
+        return self.request.user
 
 
 class Delete(EditLockMixin, Page, DeleteView):
@@ -457,6 +467,7 @@ VIEWS: dict[str, Any] = {
     "at-once": DeleteAtOnce.as_view(),
     "publish": Publish.as_view(),
     "row": Row.as_view(),
+    "profile": Profile.as_view(),
     "all": Everything.as_view(),
     "function": locked(),
     "counted": counted,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from django import forms
+from django.contrib.auth.models import User
 from django.contrib.messages import get_messages
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import OperationalError, connection
@@ -107,6 +108,13 @@ def test_deletion(ada: Person, bo: Person, article: Article, kind: str, method: 
     assert "DELETE" not in bo.client.options(form)["Allow"]
     assert send(path, fields).status_code == 302
     assert not Article.objects.exists()
+
+
+def test_the_profile_of_the_user_of_the_request(ada: Person) -> None:
+    first, second = (ada.hold("/profile/1/") for _ in range(2))
+    done = ada.client.post("/profile/1/", {**first, "first_name": "Ada L."})
+    assert (done.status_code, User.objects.get(username="ada").first_name) == (302, "Ada L.")
+    refused(ada.client.post("/profile/1/", {**second, "first_name": "A."}), "Ada L.")
 
 
 def test_e7_a_form_of_no_model_with_a_secret_and_a_file(ada: Person, bo: Person, article: Article) -> None:
