@@ -17,7 +17,7 @@ from django_distlock.records import Claim, Grant, LockInfo, drift
 from .base import Backend
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from django_distlock.keys import LockKey
 
@@ -66,10 +66,15 @@ class MemoryBackend(Backend):
                 return self._taken(claim, clock.now())
         except BaseException:  # KeyboardInterrupt after the grant
             with self._mutex:
-                for entry in self._entries.get(claim.key.digest, ()):
-                    if entry.token == claim.token:
-                        self._end(entry)
+                self._end_all(lambda entry: entry.token == claim.token)
             raise
+
+    def _end_all(self, ends: Callable[[MemoryLease], bool]) -> bool:
+        """A loop stands in a function of its own, and not in the block of the mutex: see manager/lock_table.py."""
+        found = [entry for entries in self._entries.values() for entry in entries if ends(entry)]
+        for entry in found:
+            self._end(entry)
+        return bool(found)
 
     def _end(self, entry: MemoryLease) -> None:
         entry.expires = 0.0
@@ -125,11 +130,7 @@ class MemoryBackend(Backend):
 
     def break_lock(self, info: LockInfo) -> bool:
         with self._mutex:
-            for entry in [entry for entries in self._entries.values() for entry in entries]:
-                if (entry.key.path, entry.fence) == (info.key, info.fence):
-                    self._end(entry)
-                    return True
-        return False
+            return self._end_all(lambda entry: (entry.key.path, entry.fence) == (info.key, info.fence))
 
     def inspect(self) -> Iterable[LockInfo]:
         now, wall = clock.now(), time.time()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
+import re
 import subprocess
 import sys
 
@@ -15,6 +17,7 @@ from django_distlock.backends.base import Backend
 from tests.matrix import MATRIX
 from tests.support.paths import ROOT
 
+LOOPS, MUTEX = (ast.For, ast.While), re.compile(r"\b_?(mutex|guard|turns|end)$")
 PUBLIC = [
     "BackendReport",
     "BackendUnavailable",
@@ -89,3 +92,15 @@ def test_importing_touches_no_settings_no_models_and_no_driver() -> None:
         "assert not wrong, wrong\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, env={"PATH": ""}, timeout=60)
+
+
+def test_no_loop_in_the_block_of_a_mutex() -> None:
+    """From Python 3.12 on the exception of a signal at its jump back would keep the mutex: see lock_table.py."""
+    found = []
+    for folder in ("backends", "concurrency"):
+        for path in (ROOT / "django_distlock" / folder).rglob("*.py"):
+            for block in ast.walk(ast.parse(path.read_text())):
+                if isinstance(block, ast.With) and MUTEX.search(ast.unparse(block.items[0].context_expr)):
+                    loops = [each for part in block.body for each in ast.walk(part) if isinstance(each, LOOPS)]
+                    found += [f"{path.relative_to(ROOT)}, line {loop.lineno}" for loop in loops]
+    assert not found

@@ -71,10 +71,15 @@ class Sessions(Generic[S]):
 
     def _take_idle(self) -> S | None:
         with self._guard:
-            for session in reversed(self._all):
-                if session.waits and not session.lent and session.dead is None and not session.unread:
-                    session.used_at, session.lent = clock.now(), True
-                    return session
+            session = self._find_idle()  # no loop in here: see manager/lock_table.py
+            if session is not None:
+                session.used_at, session.lent = clock.now(), True
+            return session
+
+    def _find_idle(self) -> S | None:
+        for session in reversed(self._all):
+            if session.waits and not session.lent and session.dead is None and not session.unread:
+                return session
         return None
 
     def give_back(self, session: S) -> None:
