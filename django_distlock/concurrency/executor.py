@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from queue import SimpleQueue
@@ -157,7 +158,8 @@ class Threads:
                 if isinstance(error, asyncio.CancelledError):
                     await uninterrupted(call.wait_on())
                     if call.outcome:
-                        await uninterrupted(self.short(call.dispose))
+                        with suppress(NotStarted):  # then it is left, below
+                            await uninterrupted(self.short(call.dispose))
             finally:
                 if call.outcome:  # the event loop is closed, and this frame perhaps by the garbage collector
                     leftovers.leave(call.dispose)

@@ -11,6 +11,7 @@ import pytest
 
 from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.backends import base
+from django_distlock.concurrency import leftovers
 from django_distlock.concurrency.background import CallTimeout, NotStarted
 from django_distlock.concurrency.executor import Threads
 from django_distlock.keys import derive_key
@@ -161,6 +162,39 @@ def test_r5_a_call_behind_one_that_hangs_is_given_up_and_never_begun(threads: Th
 
     asyncio.run(main())
     eventually(lambda: ran == ["release"], f"{ran}")
+
+
+def test_r7_without_a_thread_to_undo_it_a_cancelled_call_is_undone_later(
+    threads: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[Any] = []
+    monkeypatch.setattr(leftovers, "leave", left.append)
+    undone: list[str] = []
+    may_end = threading.Event()
+
+    def granted() -> str:
+        may_end.wait(PATIENCE)
+        return "granted"
+
+    async def main() -> None:
+        task = asyncio.create_task(threads.long(granted, stop=lambda: None, undo=undone.append))
+        await asyncio.sleep(0)
+        may_end.set()
+        eventually(lambda: not any("test-wait" in each.name for each in threading.enumerate()), "it runs")
+        with monkeypatch.context() as patch:
+            patch.setattr(threads, "_start", none_to_be_had)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    def none_to_be_had(*args: Any) -> Any:
+        raise NotStarted("No thread can be started.")
+
+    asyncio.run(main())
+    assert not undone
+    for job in left:
+        job()
+    assert undone == ["granted"]
 
 
 class Engine(base.Backend):
