@@ -220,6 +220,7 @@ class SessionLockBackend(Backend, Generic[S]):
 
     async def _wait(self, claim: Claim, until: float, place: Turn, turn_ends: float) -> Grant | None:
         """Wait on a session that is lent for it; None at the deadline. TurnOver: another caller has got the place."""
+        session: S | None = None
         try:
             session = await self.sessions.lend(max(until, clock.now() + SILENCE))
             return await self.threads.long(
@@ -229,12 +230,14 @@ class SessionLockBackend(Backend, Generic[S]):
                 until,
                 place,
                 turn_ends,
-                stop=lambda: session.kill("its caller has gone"),
+                stop=partial(session.kill, "its caller has gone"),
                 undo=lambda _: self.undo(claim),
             )
         except CallTimeout:
             return None  # the server has just said that it is busy; let the session come for the next wait
         except NotStarted as error:
+            if session is not None:
+                self.sessions.give_back(session)
             raise BackendUnavailable(f"The server of alias {self.alias!r} did not answer. {error}") from error
 
     def _wait_on(self, session: S, claim: Claim, until: float, place: Turn, turn_ends: float) -> Grant | None:

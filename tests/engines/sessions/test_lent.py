@@ -1,0 +1,41 @@
+"""A session to wait on comes back whatever happens to its caller."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from django_distlock import BackendUnavailable, LockTimeout, advisory_lock
+from django_distlock.manager.registry import registry
+from tests.engines.actors import held_elsewhere
+
+pytestmark = pytest.mark.usefixtures("databases")
+
+
+@pytest.mark.parametrize("using", ["postgres", "mysql"])
+def test_r7_a_wait_without_a_thread_gives_its_session_back(
+    using: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, sessions = threading.Thread.start, registry.entry(using).backend.sessions  # type: ignore[attr-defined]
+
+    def no_more(thread: threading.Thread) -> Any:
+        if thread.name.endswith("-wait"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    async def main() -> None:
+        lock = advisory_lock(name, using=using)
+        with pytest.raises(LockTimeout):
+            await lock.aacquire(timeout=0.1)
+        before = len(sessions.all())
+        monkeypatch.setattr(threading.Thread, "start", no_more)
+        for _ in range(3):
+            with pytest.raises(BackendUnavailable, match="can't start new thread"):
+                await lock.aacquire(timeout=0.1)
+        assert len(sessions.all()) == before
+
+    with held_elsewhere(using, name):
+        asyncio.run(main())
