@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,7 +25,7 @@ from tests.support.processes import Child
 from tests.support.timing import within
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from tests.faults.conftest import Proxied
 
@@ -87,6 +88,42 @@ def test_r5_a_silent_server_costs_no_more_than_the_timeout(using: str, name: str
     proxy.blackhole()
     took = in_vain(using, name, 12)
     within(took[-1], TIMEOUT + 2, what=took)
+
+
+@pytest.mark.alone
+@each_session
+def test_r5_releases_that_hang_keep_no_task_waiting(using: str, name: str, proxied: Proxied) -> None:
+    """Each of these locks was waited for, and so has a session of its own."""
+    with ExitStack() as stack:
+        names = [f"{name}{number}" for number in range(5)]
+        rivals = [stack.enter_context(held_elsewhere(using, each)) for each in names]
+        proxy = proxied(using)
+        connect(using)
+        sessions: Any = registry.entry(using).backend.sessions  # type: ignore[attr-defined]
+
+        def waits(session: Any) -> bool:
+            return bool(session.waits and session.claims)
+
+        async def main() -> list[float]:
+            waiting = [asyncio.create_task(advisory_lock(each, using=using).aacquire(timeout=20)) for each in names]
+            await asyncio.to_thread(
+                eventually, lambda: sum(map(waits, sessions.all())) == len(names), "they do not wait"
+            )
+            for let_go in rivals:
+                let_go()
+            leases = await asyncio.gather(*waiting)
+            proxy.blackhole()
+            calls = [lease.arelease() for lease in leases]
+            return await asyncio.gather(*map(timed, [*calls, advisory_lock(name, using=using).aacquire(timeout=0)]))
+
+        async def timed(call: Awaitable[object]) -> float:
+            began = time.monotonic()
+            with pytest.raises((LockLost, *FAILURES)):
+                await call
+            return time.monotonic() - began
+
+        took = asyncio.run(main())
+        within(max(took), 2.5, what=took)
 
 
 @each_session

@@ -300,6 +300,19 @@ class SessionLockBackend(Backend, Generic[S]):
             raise unavailable(self.alias, refused) from (refused.__cause__ or refused)
         return freed
 
+    async def arelease(self, grant: Grant) -> bool:
+        return await self._asked(self.release, grant)
+
+    async def averify(self, grant: Grant) -> bool:
+        return await self._asked(self.verify, grant)
+
+    async def _asked(self, function: Callable[[Grant], bool], grant: Grant) -> bool:
+        """In a thread of its own on a session of its own: others do not queue behind one that hangs (R5)."""
+        if getattr(grant.session, "waits", False):
+            with contextlib.suppress(NotStarted):
+                return await self.threads.long(function, grant, stop=lambda: None)
+        return await self._in_thread(function, grant)
+
     def release_again(self, grant: Grant) -> bool:
         self.undo(grant.claim)
         return True
