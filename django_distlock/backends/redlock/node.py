@@ -71,6 +71,9 @@ class Node(Server):
                 threading.Thread(target=self._open, args=(attempt,), name=f"{self.name}-open", daemon=True).start()
             except RuntimeError:  # at the end of the interpreter
                 self._open(attempt)
+            except BaseException:  # of a signal: nobody waits for an attempt that was perhaps not begun
+                self._attempt = None
+                raise
         return attempt
 
     def retry(self) -> None:

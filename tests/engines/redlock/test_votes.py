@@ -7,11 +7,14 @@ import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 
 from django_distlock import BackendUnavailable, LockLost, LockTimeout
+from django_distlock.backends.redis.connection import ConnectionFailed
 from django_distlock.backends.redlock import round as rounds
+from django_distlock.backends.redlock.node import Node
 from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.concurrency.sockets import readable
 from django_distlock.records import drift
@@ -269,3 +272,16 @@ def test_a_shorter_ttl_counts_though_its_confirmation_is_lost(nodes: Nodes, name
             assert lease.lost, "it is valid, and somebody else may have it"
     with contextlib.suppress(LockLost):
         lease.release()
+
+
+def test_r7_an_interrupt_at_the_beginning_of_an_attempt_to_connect_does_not_end_all_attempts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target: Any = mock.Mock()
+    target.connect.side_effect = OSError
+    node = Node(target, "node", lambda: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", mock.Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            node.open()
+    assert isinstance(node.open().exception(10), ConnectionFailed)
