@@ -77,7 +77,12 @@ class SideConnection:
         wrapper.connection = raw
         with contextlib.suppress(Exception):  # not every driver has fileno()
             self.fd = raw.fileno()
-            self.descriptor = os.dup(self.fd)
+        if self.fd >= 0:
+            try:
+                self.descriptor = os.dup(self.fd)
+            except OSError as error:  # without it a statement that hangs could not be ended
+                self.close()
+                raise OperationalError(str(error)) from error
 
     def open(self) -> None:
         """:meth:`open_driver`, with the settings of the application's connections. No signal is sent: receivers of

@@ -1,10 +1,13 @@
-"""A session to wait on comes back whatever happens to its caller."""
+"""Sessions in a process that may have no more threads or files."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import threading
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -39,3 +42,16 @@ def test_r7_a_wait_without_a_thread_gives_its_session_back(
 
     with held_elsewhere(using, name):
         asyncio.run(main())
+
+
+@pytest.mark.parametrize("using", ["postgres", "mysql", "leasetable_postgres", "leasetable_mariadb"])
+def test_r6_a_process_that_may_open_no_more_files_gets_no_session(
+    using: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its watchdog could not end a statement that hangs."""
+    registry.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "dup", mock.Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+        with pytest.raises(BackendUnavailable, match="Too many open files"):
+            advisory_lock(name, using=using).acquire(timeout=1)
+    advisory_lock(name, using=using).acquire(timeout=5).release()
