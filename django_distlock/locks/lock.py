@@ -151,8 +151,9 @@ class BaseLock(decorators.Recipe, Generic[L]):
 
     def _block(self) -> L | None:
         """The lease of the latest block of the caller, or of the only open block (R24); None without."""
-        me = owner.current() if len(self._open) > 1 else None
-        for lease in reversed(self._open):
+        entries = self._open[::-1]  # a copy: other threads enter and leave their blocks meanwhile
+        me = owner.current() if len(entries) > 1 else None
+        for lease in entries:
             if me is None or lease.owner is me:
                 return lease
         return None

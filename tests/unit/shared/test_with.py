@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +12,8 @@ from django_distlock import LockNotAcquired, LockNotHeld, advisory_lock, lock_al
 from tests.contract.conftest import both_faces
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.contract.actors import Actor, Face
 
 
@@ -68,3 +72,57 @@ def test_r24_a_failed_entry_opens_nothing(me: Actor, other: Actor, using: str, n
     me.exit(lock)
     with pytest.raises(LockNotHeld):
         other.exit(lock)
+
+
+def exit_with(pool: Any, at: int, meanwhile: Callable[[], object]) -> None:
+    """Leave a block of ``pool``; other threads run at step ``at`` of the search for its entry."""
+    steps = 0
+
+    def look(frame: Any, event: str, argument: object) -> Any:
+        nonlocal steps
+        if frame.f_code is not pool._block.__func__.__code__:
+            return None
+        if event == "line":
+            steps += 1
+            if steps == at:
+                meanwhile()
+        return look
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        pool.__exit__(None, None, None)
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("at", range(1, 8))
+def test_r24_an_exit_closes_its_own_entry_while_another_one_comes(using: str, name: str, at: int) -> None:
+    pool = semaphore(name, 2, using=using)
+    with ThreadPoolExecutor(1) as other:
+        mine, theirs = pool.__enter__(), []
+        exit_with(pool, at, lambda: theirs.append(other.submit(pool.__enter__).result()))
+        assert not mine.held
+        for lease in theirs or [other.submit(pool.__enter__).result()]:
+            assert lease.held
+            other.submit(pool.__exit__, None, None, None).result()
+
+
+@pytest.mark.parametrize("at", range(1, 8))
+def test_r24_an_exit_finds_its_own_entry_while_others_go(using: str, name: str, at: int) -> None:
+    pool = semaphore(name, 3, using=using)
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two:
+        gone: list[bool] = []
+
+        def go() -> None:
+            for other in (one, two):
+                other.submit(pool.__exit__, None, None, None).result()
+            gone.append(True)
+
+        mine = pool.__enter__()
+        for other in (one, two):
+            other.submit(pool.__enter__).result()
+        exit_with(pool, at, go)
+        assert not mine.held
+        if not gone:
+            go()
