@@ -14,6 +14,8 @@ from django.db import connections, transaction
 from psycopg.pq import TransactionStatus
 
 from django_distlock import BackendUnavailable, DeadlockDetected, LockNotAcquired, LockTimeout, advisory_lock
+from django_distlock.backends.postgres import transaction as transaction_locks
+from django_distlock.concurrency import clock
 from django_distlock.manager.registry import registry
 from tests.conftest import eventually
 from tests.faults.proxy import Proxy
@@ -24,6 +26,7 @@ from tests.transactions.world import changed, check_connections_are_clean, optio
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import Any
 
     from tests.transactions.world import World
 
@@ -264,3 +267,23 @@ def test_r5_wait_is_over_in_time_and_a_busy_process_does_not_cost_the_user_his_t
     assert min(took) >= 0.55
     within(max(took[:4]), 0.6, what=f"took {took}")
     assert postgres.written() == 1
+
+
+def test_r5_a_late_answer_does_not_cost_the_transaction(
+    postgres: World, busy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server says after 1.4 s that the lock is busy, when a timeout of 0.1 s and a second of silence are over."""
+    now, results, late = clock.now, transaction_locks.results, 0.0
+
+    def answered_late(*args: Any) -> Any:
+        nonlocal late
+        found, late = results(*args), 1.4
+        return found
+
+    monkeypatch.setattr(transaction_locks, "SILENCE", 1.0)
+    monkeypatch.setattr(clock, "now", lambda: now() + late)
+    with transaction.atomic("postgres"):
+        ask("SELECT 1")
+        monkeypatch.setattr(transaction_locks, "results", answered_late)
+        in_vain(busy)
+        assert ask("SELECT 1") == 1
