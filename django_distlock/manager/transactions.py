@@ -15,6 +15,8 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from django.db import connections
+
 from django_distlock import signals
 from django_distlock.concurrency import leftovers
 from django_distlock.concurrency.fork import Order, at_fork
@@ -48,13 +50,17 @@ at_fork(Order.PRIMITIVES, child=_after_fork)
 
 
 def choose_scope(backend: Any, opened: list[BaseDatabaseWrapper]) -> Scope:
-    """Choose "transaction" only if the one open transaction is on the backend's own database; else "session".
+    """Choose "transaction" only if the one open transaction is on the connection that the backend would use; else
+    "session".
 
-    A task takes the lock on a session: Django's connections are not for tasks. With DJANGO_ALLOW_ASYNC_UNSAFE the
+    Other code may have put another connection in its place, where the lock would end with its statement. A task takes the lock on a session: Django's connections are not for tasks. With DJANGO_ALLOW_ASYNC_UNSAFE the
     transaction of sync code in the thread of an event loop may be on a connection of another thread.
     """
-    inside = backend.supports_transaction_scope and len(opened) == 1 and opened[0].alias == backend.database
-    return "transaction" if inside and asyncio._get_running_loop() is None else "session"
+    if not backend.supports_transaction_scope or len(opened) != 1 or asyncio._get_running_loop() is not None:
+        return "session"
+    (connection,) = opened
+    inside = connection.alias == backend.database and connection is connections[backend.database]
+    return "transaction" if inside else "session"
 
 
 class TransactionWatch:

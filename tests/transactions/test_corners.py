@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from unittest import mock
 
 import pytest
-from django.db import transaction
+from django.db import connections, transaction
 
 from django_distlock import LockLost
 from tests.transactions.world import check_connections_are_clean, in_thread
@@ -58,6 +58,21 @@ def test_r11_nested_transactions_of_two_databases_lose_nothing(world: World) -> 
     assert not world.is_out()
     assert world.heard == ["acquired", "released"] * 2
     check_connections_are_clean()
+
+
+def test_r11_other_code_may_put_another_connection_in_the_place_of_that_in_a_transaction(postgres: World) -> None:
+    """The other one is in autocommit: a lock of a transaction would be free again at once."""
+    with transaction.atomic("postgres"):
+        inside = postgres.connection
+        connections["postgres"] = inside.copy()
+        try:
+            with postgres.lock():
+                assert postgres.is_out()
+        finally:
+            postgres.connection.close()
+            connections["postgres"] = inside
+        assert postgres.is_out()
+    assert not postgres.is_out()
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["before_ours", "after_ours"])
