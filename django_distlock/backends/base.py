@@ -23,8 +23,11 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 
-# Seconds without a command after which a session is closed, and between two ticks of a backend that is in use.
-IDLE, TICK = 5.0, 0.5
+# Seconds without a command after which a session is closed.
+IDLE = 5.0
+# Longest sleep of the keepalive thread while a lock or a session is left; seconds. A session that was killed is noticed
+# within this time.
+TICK = 0.5
 
 
 def _no_keepalive(when: float) -> None:
@@ -198,6 +201,7 @@ class Backend(ABC):
     async def _in_thread(
         self, function: Callable[..., T], *args: Any, undo: Callable[[Any], Any] | None = None, wait: float = 0
     ) -> T:
+        """Call ``function``: for a task in the thread of short statements, else at once in the calling thread."""
         patience = None if self.patience is None else min(wait + self.patience, threading.TIMEOUT_MAX)
         try:
             return await self.threads.short(function, *args, undo=undo, patience=patience)

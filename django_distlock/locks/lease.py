@@ -16,7 +16,7 @@ from django_distlock.exceptions import DistlockError, LockLost, LockNotHeld
 from django_distlock.manager import owner
 from django_distlock.manager.keepalive import RENEWALS_PER_TTL, keepalive, renew
 from django_distlock.manager.lock_table import FORKED, Hold, State, lock_table
-from django_distlock.manager.release import finish, give_back, notice_loss
+from django_distlock.manager.release import finish_release, give_back, notice_loss
 from django_distlock.manager.transactions import defer
 from django_distlock.validation import seconds
 
@@ -57,7 +57,7 @@ class BaseLease:
         errors: list[BaseException] = []
         for lease in reversed(self._leases):
             try:
-                if lease._ends_hold():
+                if lease._leave_hold():
                     if wait:
                         await give_back(lease._hold)
                     else:
@@ -67,7 +67,7 @@ class BaseLease:
         if errors:
             _report(errors, raising)
 
-    def _give_up(self) -> None:
+    def _finish_release(self) -> None:
         """Do what is left of the release, in a thread that may wait. Does nothing if nothing is left."""
         for lease in reversed(self._leases):
             lease._finish_release()
@@ -75,14 +75,14 @@ class BaseLease:
     def _close(self, kind: type[BaseException] | None) -> None:
         """Release in this thread. ``kind``: the exception that is being raised."""
         if kind is GeneratorExit:
-            leftovers.leave(self._give_up)
+            leftovers.leave(self._finish_release)
         else:
             run(self._arelease(kind is None, wait=not in_task()))
 
     async def _aclose(self, kind: type[BaseException] | None) -> None:
         try:
             if kind is GeneratorExit:
-                leftovers.leave(self._give_up)
+                leftovers.leave(self._finish_release)
             else:
                 await self._arelease(kind is None)
         except BaseException as error:
@@ -92,7 +92,7 @@ class BaseLease:
     def _failed(self, error: BaseException) -> None:
         """The release has failed: an error of ours has ended it, any other exception has cut it off."""
         if not isinstance(error, DistlockError):
-            leftovers.leave(self._give_up)
+            leftovers.leave(self._finish_release)
 
     def release(self) -> None:
         """Release the lock. A second release does nothing.
@@ -141,7 +141,8 @@ class Lease(BaseLease):
     _hold: Hold
     # cancels the task of an ``async with`` block if the lock is lost
     _guard: TaskGuard | None = None
-    # what its hold counts: its own, because a collector that finds both gone clears it before it closes a block
+    # What its hold counts. It is kept here, because the hold discards the same object: the garbage collector may clear
+    # it before it closes the block of the lease, and a new reference would not equal it.
     _reference: weakref.ref[Lease] | None = None
     # True once its release has begun
     _released: bool = False
@@ -285,15 +286,14 @@ class Lease(BaseLease):
         return (self,)
 
     def _finish_release(self) -> None:
-        """See :meth:`BaseLease._give_up`."""
         hold, self._released = self._hold, True
         first = lock_table.leave(hold, self)
         cut_off = not first and self._last and hold.state is State.RELEASING
         if (first or cut_off) and not defer(hold):
-            finish(hold, again=cut_off)
+            finish_release(hold, again=cut_off)
 
-    def _ends_hold(self) -> bool:
-        """Stop using the hold. True if the engine is to be asked to release it now. LockLost."""
+    def _leave_hold(self) -> bool:
+        """Stop using the hold. True if the caller must ask the engine now to release it. LockLost if it was lost."""
         hold = self._hold
         if self._released or hold.lost == FORKED:
             return False
@@ -308,7 +308,7 @@ class Lease(BaseLease):
 
 
 def _report(errors: list[BaseException], raising: bool) -> None:
-    """Raise a cancellation or the first error."""
+    """Raise a cancellation, or else the first error if ``raising``; log it otherwise."""
     first = next((error for error in errors if isinstance(error, asyncio.CancelledError)), errors[0])
     if raising or isinstance(first, asyncio.CancelledError):
         raise first

@@ -49,7 +49,7 @@ class BaseLock(decorators.Recipe, Generic[L]):
         if into is not None:
             check_names(into=into)
         self.into = into
-        # the leases of the open ``with`` blocks; each change is one operation of a list, which needs no mutex
+        # the leases of the open ``with`` blocks of all contexts; each use is one operation of a list, without a mutex
         self._open: list[L] = []
 
     def __getstate__(self) -> dict[str, object]:
@@ -79,9 +79,10 @@ class BaseLock(decorators.Recipe, Generic[L]):
         raise NotImplementedError
 
     def _resolve(self, timeout: Timeout) -> float | None:
+        """The seconds to wait: those of the call, else of the recipe, else of the alias."""
         owner.refuse_trio()
         timeout = self.timeout if timeout is UNSET else optional_seconds("timeout", timeout, none=True)
-        # created before the caller's time begins: the first one may have to import a driver
+        # asked for before the caller's time begins: the first use of an alias imports its engine, perhaps a driver
         entry = registry.entry(self.using)
         return entry.config.timeout if timeout is UNSET else timeout
 
@@ -138,7 +139,7 @@ class BaseLock(decorators.Recipe, Generic[L]):
             self._open.append(lease)
         except BaseException:  # KeyboardInterrupt: no block would ever release it
             self._close_block(lease)
-            leftovers.leave(lease._give_up)
+            leftovers.leave(lease._finish_release)
             raise
         return lease
 

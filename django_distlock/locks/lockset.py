@@ -93,7 +93,7 @@ class lock_all(BaseLock[LeaseSet]):
                     raise
                 await clean_up(LeaseSet(taken)._arelease(False))
             except BaseException:  # an interrupt, perhaps of the clean-up
-                leftovers.leave(LeaseSet(taken)._give_up)
+                leftovers.leave(LeaseSet(taken)._finish_release)
                 raise
             raise
 

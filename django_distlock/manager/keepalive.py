@@ -14,7 +14,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from django_distlock.backends.base import IDLE
+from django_distlock.backends.base import IDLE, TICK
 from django_distlock.concurrency import clock, leftovers
 from django_distlock.concurrency.flow import in_task, run
 from django_distlock.concurrency.fork import Order, at_fork
@@ -23,7 +23,7 @@ from django_distlock.concurrency.text import one_line
 from . import owner
 from .lock_table import IN_USE, State, lock_table
 from .name_log import name_log
-from .release import ask_to_release, finish, lose, lose_dead
+from .release import ask_to_release, finish_release, lose, lose_dead
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_distlock.locks")
 
-# Longest sleep of the thread in seconds: a session that was killed is noticed within this time.
-TICK = 0.5
 # A lease is renewed when a third of its TTL is over: two more attempts fit before it ends.
 RENEWALS_PER_TTL = 3
 
@@ -50,6 +48,7 @@ class Keepalive:
         self._mutex = threading.Lock()
         self.thread: threading.Thread | None = None
         self.next_tick = math.inf
+        # an acquire sets it, and a tick clears it: the thread stays for IDLE seconds after that tick
         self.used = False
         self._stays_until = -math.inf
         self._warned: set[Hold] = set()
@@ -254,7 +253,7 @@ def _end_task(task: Any, holds: list[Hold]) -> None:
         logger.warning("A task of a closed event loop could not clean up: %s", one_line(error))
     for hold in holds:
         if hold.state in (State.WAITING, State.CLAIMING) or lock_table.start_release(hold):
-            finish(hold, again=False)
+            finish_release(hold, again=False)
 
 
 keepalive = Keepalive()

@@ -76,11 +76,11 @@ async def ask_to_release(backend: Backend, grant: Grant) -> bool:
 async def give_back(hold: Hold) -> None:
     """Release at the engine, then let the next one of this process ask. LockLost, BackendUnavailable.
 
-    What the exception of a signal cuts off is left to the caller: see :func:`finish`.
+    What the exception of a signal cuts off is left to the caller: see :func:`finish_release`.
     """
     grant: Any = hold.grant
     try:
-        released = await hold.backend.arelease(grant) if in_task() else hold.backend.release(grant)
+        released = await ask_to_release(hold.backend, grant)
     except DistlockError:
         lose(hold, "unreachable", releasing=True)
         lock_table.end(hold)
@@ -102,19 +102,20 @@ def _now(notify: Callable[[], object]) -> None:
 
 
 def leave_behind(hold: Hold, lease: Any) -> None:
-    """Leave to another thread what an acquire may have got that was cut off, by a signal or because it is closed."""
+    """Have another thread undo an acquire that a signal has cut off, or whose coroutine is being closed."""
     if hold.state in (State.WAITING, State.CLAIMING):
         hold.state = State.RELEASING  # whoever asks for the lock meanwhile waits for this, and closes no circle
-        leftovers.leave(partial(finish, hold, False))
+        leftovers.leave(partial(finish_release, hold, False))
     elif hold.state is not State.ENDED:
-        leftovers.leave(lease._give_up)
+        leftovers.leave(lease._finish_release)
 
 
-def finish(hold: Hold, again: bool, tell: Callable[[Callable[[], object]], object] = _now) -> None:
-    """Give back what ``hold``, which nobody holds any more, has at the engine, in a thread that may wait.
+def finish_release(hold: Hold, again: bool, tell: Callable[[Callable[[], object]], object] = _now) -> None:
+    """Release at the engine a hold that no caller uses any more, or undo its claim if there is no grant yet.
 
-    ``again``: a release that was cut off may have given it back; then the answer says nothing. ``tell`` gets what
-    notifies the receivers of the signals. An error of the engine is not raised: nobody waits for it.
+    It runs in a thread that may wait. ``again``: a release that was cut off may have reached the engine, so that the
+    engine's answer does not tell a loss. ``tell`` gets the function that notifies the receivers of the signals. An
+    error of the engine is only logged: no caller waits for the result.
     """
     backend, grant = hold.backend, hold.grant
     lost = ""

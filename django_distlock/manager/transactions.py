@@ -24,7 +24,7 @@ from django_distlock.concurrency.fork import Order, at_fork
 from . import events
 from .lock_table import IN_USE, State, lock_table
 from .open_transactions import in_transaction, open_transactions
-from .release import finish, lose, notify_of_loss
+from .release import finish_release, lose, notify_of_loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -53,7 +53,8 @@ def choose_scope(backend: Any, opened: list[BaseDatabaseWrapper]) -> Scope:
     """Choose "transaction" only if the one open transaction is on the connection that the backend would use; else
     "session".
 
-    Other code may have put another connection in its place, where the lock would end with its statement. A task takes the lock on a session: Django's connections are not for tasks. With DJANGO_ALLOW_ASYNC_UNSAFE the
+    Other code may have put another connection in the place of that one: the lock would end there with its statement. A
+    task takes the lock on a session: Django's connections are not for tasks. With DJANGO_ALLOW_ASYNC_UNSAFE the
     transaction of sync code in the thread of an event loop may be on a connection of another thread.
     """
     if not backend.supports_transaction_scope or len(opened) != 1 or asyncio._get_running_loop() is not None:
@@ -133,7 +134,7 @@ class TransactionWatch:
                 hold.transactions.discard(self)
                 if not hold.transactions and hold.state is not State.ENDED:
                     again, hold.state = hold.state is State.RELEASING, State.RELEASING
-                    leftovers.leave(partial(finish, hold, again))
+                    leftovers.leave(partial(finish_release, hold, again))
             raise
         finally:
             # a receiver may use this connection: while Django is still ending the transaction, its first query would
@@ -160,7 +161,7 @@ class TransactionWatch:
         elif others and lock_table.lose(hold, "transaction", releasing=started):  # the server has freed it, too
             self.pending_signals.append(partial(notify_of_loss, hold, "transaction"))
         elif started or lock_table.start_release(hold):
-            finish(hold, again=False, tell=self.pending_signals.append)
+            finish_release(hold, again=False, tell=self.pending_signals.append)
 
     def _recheck(self) -> None:
         """Ask the server which locks of the transaction are left: the rollback of a savepoint has freed those that were

@@ -50,7 +50,7 @@ def test_r6_a_server_that_refuses_the_statement_is_unavailable(
     def refuse(*args: Any) -> Any:
         raise ServerError(0, "not today")
 
-    kind = type(backend.sessions.open_shared)
+    kind = type(backend.sessions.shared_session)
     monkeypatch.setattr(kind, "try_lock", refuse)
     for attempt, timeout in (("acquire", 5), ("try_acquire", 0)):
         with pytest.raises(BackendUnavailable, match="not today"):

@@ -129,7 +129,7 @@ MANAGER = (
         "a grant of an acquire that failed is not given back",
         "R7",
         "manager/release.py",
-        "        leftovers.leave(lease._give_up)\n",
+        "        leftovers.leave(lease._finish_release)\n",
         "        pass\n",
         (
             "tests/contract/test_cancellation.py",

@@ -135,7 +135,7 @@ class ServerStore:
                 return None if lost and value is False else value
 
     def _usable_session(self, until: float, lost: bool) -> LeaseSession:
-        session = self._sessions.open_shared
+        session = self._sessions.shared_session
         if session is not None and session.connection.name != connections.settings[self._database]["NAME"]:
             self._sessions.drop(session)  # test runners change it
         if session is not None and session.dead is None:

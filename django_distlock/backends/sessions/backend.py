@@ -160,7 +160,7 @@ class SessionLockBackend(Backend, Generic[S]):
         answer that leaves open whether it was granted (KILL QUERY) is asked for again."""
         attempts = 3
         while True:
-            session = self.sessions.open_shared
+            session = self.sessions.shared_session
             if session is None or session.dead is not None:
                 session = await self._opened(self.sessions.shared(until))
             asked = session.used_at = clock.now()

@@ -36,30 +36,35 @@ class Sessions(Generic[S]):
         self._guard = threading.Lock()
         self._background = Background(f"distlock-{alias}-connect")
         self._opening = SharedCall(f"distlock-{alias}-connect", self._open_shared)
-        #: The shared session, if it was opened.
-        self.open_shared: S | None = None
+        #: The shared session if it was opened; it may be dead.
+        self.shared_session: S | None = None
         self._all: list[S] = []
         # rises when all are closed: what was being opened then is closed, too
         self._closings = 0
 
     async def shared(self, until: float) -> S:
         """The shared session, opened if need be. CallTimeout at the monotonic time ``until``, NotStarted."""
+<<<<<<< HEAD
         session = self.open_shared
         return session if session is not None and session.dead is None else await self._opening.result(until)
+=======
+        session = self.shared_session
+        return session if session is not None and session.dead is None else await self._opening.result(until)
+>>>>>>> 7db0e7f6 (One name for a release that is finished later, one TICK, and attributes of the pool that do not read like its methods)
 
     async def lend(self, until: float) -> S:
         """A session to wait on, for the caller alone. CallTimeout, NotStarted."""
         while (session := self._take_idle()) is None:
-            await self._background.call(until, self._opened, True)  # another caller may take it first
+            await self._background.call(until, self._open, True)  # then take it, unless another caller was faster
         return session
 
     def _open_shared(self) -> S:
-        session = self.open_shared
+        session = self.shared_session
         if session is None or session.dead is not None:
-            session = self.open_shared = self._opened(False)
+            session = self.shared_session = self._open(False)
         return session
 
-    def _opened(self, waits: bool) -> S:
+    def _open(self, waits: bool) -> S:
         closings = self._closings
         session = self._connect(waits)
         with self._guard:
@@ -97,8 +102,8 @@ class Sessions(Generic[S]):
 
     def _forget(self, session: S) -> None:
         with self._guard:
-            if session is self.open_shared:
-                self.open_shared = None
+            if session is self.shared_session:
+                self.shared_session = None
             if session in self._all:
                 self._all.remove(session)
 
