@@ -101,7 +101,7 @@ async def acquire(request: LockRequest, lease_of: Callable[[Hold], H]) -> H | No
             lease = lease_of(hold)  # of the hold that its context has already; the one above is dropped
             if await _enter_again(hold, lease):
                 return lease
-            # it has ended meanwhile: begin again
+            # the hold of this context has ended meanwhile: begin again
     except BaseException as error:
         if hold is not None:
             try:
@@ -214,7 +214,7 @@ async def _enter_again(hold: Hold, lease: Any) -> bool:
 
 
 def _undo(hold: Hold, lease: Any, error: BaseException) -> None:
-    """The acquire has failed: nothing stays behind (R7). What cannot be waited for here is left to another thread."""
+    """The acquire has failed: nothing stays behind (R7). Where the engine must be asked, another thread does that."""
     if not isinstance(error, NOTHING_GRANTED):
         leave_behind(hold, lease)
     elif hold.state in (State.WAITING, State.CLAIMING):

@@ -42,7 +42,7 @@ class State(Enum):
     CLAIMING = auto()  # the engine is being asked
     HELD = auto()
     DEFERRED = auto()  # released by its context, kept until a transaction ends
-    RELEASING = auto()  # the engine is being asked to release it
+    RELEASING = auto()  # the engine is being asked to release it, or to undo a claim that was cut off
     ENDED = auto()
 
 
@@ -66,16 +66,16 @@ class Hold:
     # the address that its owner served at the acquire
     address: str = field(default_factory=address)
     state: State = CLAIMING
-    # the start of the hold; the grant counts from the request to the engine
+    # when the engine's grant arrived; 0 before that. The times of the grant count from the request.
     held_at: float = 0.0
     parker: Parker | None = None
     claim: Claim | None = None
     grant: Grant | None = None
-    # The Leases that are not released. The reference to one that was dropped stays, so that the lock stays held.
+    # References to the Leases that are not released. That of a dropped Lease stays, so that the lock stays held.
     leases: set[weakref.ref[Any]] = field(default_factory=set)
     lost: str | None = None
     callbacks: list[Callable[[], object]] = field(default_factory=list)
-    # the open transactions that must end before the lock is released at the engine
+    # the TransactionWatch of each open transaction that must end before the lock is released at the engine
     transactions: set[Any] = field(default_factory=set)
     ttl: float | None = None
     max_hold: float | None = None

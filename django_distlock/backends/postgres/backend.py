@@ -50,6 +50,8 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
         super().__init__(alias, options)
         self._transactions = TransactionLocks(alias, self._busy)
 
+    # A claim in a transaction is on no lock session, so undo() finds nothing: the end of the transaction frees it.
+
     def _connect(self, waits: bool) -> PostgresSession:
         return open_session(self.alias, self.session_database, waits)
 
@@ -69,6 +71,7 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
         if grant.claim.scope != "transaction":
             return super().verify(grant)
         if grant.session.connection is connections[self.database]:
+            # PostgreSQL counts it once more, which changes nothing: the end of the transaction frees all of it
             return self.try_acquire(grant.claim._replace(answer_by=0.0)) is not None
         return self.look(grant)  # asked by another thread, and the connection is its owner's
 

@@ -81,7 +81,8 @@ class TransactionLocks:
     def __init__(self, alias: str, busy: BusyKeys) -> None:
         self.alias = alias
         self._busy = busy
-        self._known = False  # is the server known to be PostgreSQL? The children of this process know it, too
+        # Has a server answered that it is PostgreSQL? The child of a fork need not ask again.
+        self._known = False
 
     def acquire(self, connection: Any, claim: Claim, wait: float) -> Grant | None:
         """Take the lock on the caller's connection."""
@@ -161,7 +162,7 @@ class TransactionLocks:
         return found
 
     def _wait(self, connection: Any, statement: bytes, until: float) -> str | None:
-        """Wait in the server's queue, within one round trip."""
+        """Wait in the server's queue, within one round trip. The isolation level; None if the lock stays busy."""
         try:
             return self._ask(connection, statement, until)[0]
         except BaseException as error:  # of a signal too

@@ -1,9 +1,9 @@
 """The backend of engines whose locks belong to a session: which session a lock is acquired on, how it is released and
 verified, and what happens when a statement is interrupted or finds its session dead.
 
-A claim is noted on its session before the server is asked for it. So what a caller leaves behind that has gone, by a
-signal or a cancellation, is found there, whether it was granted or not: :meth:`SessionLockBackend.undo`. A wait that
-goes wrong ends its session, which holds nothing else: the server frees what it may have granted.
+A claim is noted on its session before the server is asked for it. If a signal or a cancellation ends the call, another
+thread finds the claim there, granted or not, and gives it back: :meth:`SessionLockBackend.undo`. A wait that goes wrong
+ends its session, which holds nothing else: the server frees what it may have granted.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ POOLER_HOSTS = re.compile(r"-pooler\.|\.pooler\.supabase\.com$|\.proxy-[^.]+\.[^
 
 
 class BusyKeys(dict[bytes, float]):
-    """Until when the keys count as busy that were. Such a key is waited for without trying first: under contention a
-    hand-over then costs two statements, like the bare driver's."""
+    """The keys that were busy lately, each with the time until which it counts as busy. Such a key is waited for
+    without trying first: under contention a hand-over then costs two statements, like the bare driver's."""
 
     def add(self, digest: bytes, now: float) -> None:
         if len(self) >= MOST_BUSY:
@@ -143,6 +143,7 @@ class SessionLockBackend(Backend, Generic[S]):
         return await self._acquire(claim, wait)
 
     async def _acquire(self, claim: Claim, wait: float) -> Grant | None:
+        """Try on the shared session; if the lock is busy, wait for it on a session that is lent for that."""
         now, busy = clock.now(), self._busy
         until = max(claim.answer_by or now + wait, now + SILENCE)
         try:
@@ -179,7 +180,8 @@ class SessionLockBackend(Backend, Generic[S]):
                 raise ServerError(0, "The server has answered NULL.")
 
     def _try_on(self, session: S, claim: Claim) -> bool | None:
-        session.claims[id(claim)] = claim  # before the question: whoever goes leaves a trace
+        """One attempt. None: the server's answer leaves open whether it was granted, and it was given back."""
+        session.claims[id(claim)] = claim  # before the question: undo() finds it if this call is cut off
         try:
             granted = session.ask(session.try_lock(claim))
         except ServerError as error:
@@ -194,6 +196,7 @@ class SessionLockBackend(Backend, Generic[S]):
         return granted
 
     async def _opened(self, opening: Awaitable[S]) -> S:
+        """The session that is being opened. BackendUnavailable if it is not ready in time."""
         try:
             return await opening
         except (CallTimeout, NotStarted) as error:
@@ -234,7 +237,7 @@ class SessionLockBackend(Backend, Generic[S]):
                 undo=lambda _: self.undo(claim),
             )
         except CallTimeout:
-            return None  # the server has just said that it is busy; let the session come for the next wait
+            return None  # the server said lately that the lock is busy; the session will be ready for a later wait
         except NotStarted as error:
             if session is not None:
                 self.sessions.give_back(session)
@@ -259,7 +262,7 @@ class SessionLockBackend(Backend, Generic[S]):
                 raise
             if clock.now() >= until:
                 raise
-            return None  # the caller asks again, on another session
+            return None  # ask_engine() of the manager asks again, on another session
         finally:
             if not granted:
                 session.claims.pop(id(claim), None)
@@ -272,7 +275,8 @@ class SessionLockBackend(Backend, Generic[S]):
                 self._undo_on(session, claim)
 
     def _undo_on(self, session: S, claim: Claim) -> None:
-        if session.waits or session.shares(claim):  # the server does not tell how often it has granted a shared lock
+        # A wait may still run. And of a shared lock the server does not tell how often it has granted it.
+        if session.waits or session.shares(claim):
             session.kill("its caller has gone")
             return
         try:
@@ -289,8 +293,8 @@ class SessionLockBackend(Backend, Generic[S]):
         freed, refused = False, None
         try:
             freed = bool(session.ask(session.free_lock(claim.key, claim.shared)))
-        except (SessionDead, ServerError) as error:  # rather lost than held without a holder
-            session.kill("a release failed")
+        except (SessionDead, ServerError) as error:
+            session.kill("a release failed")  # else the session would keep a lock that has no holder
             refused = error if isinstance(error, ServerError) else None
         session.claims.pop(id(claim), None)
         session.used_at = session.heard_at

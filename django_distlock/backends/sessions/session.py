@@ -12,7 +12,7 @@ from django_distlock.concurrency import clock, sockets
 from django_distlock.concurrency.deadline import SILENCE
 from django_distlock.exceptions import BackendUnavailable
 
-from .watched import SessionDead, WatchedSession
+from .watched import HUNG, SessionDead, WatchedSession
 
 if TYPE_CHECKING:
     from django_distlock.backends.side_connection import SideConnection
@@ -77,6 +77,8 @@ class Session(WatchedSession, ABC):
         super().__init__(connection, waits)
         #: The server's number for this session.
         self.server_id = 0
+        #: When the latest statement that was answered was sent, not when its answer came: the session may have ended
+        #: since.
         self.heard_at = clock.now()
 
     # what an engine must do
@@ -158,7 +160,7 @@ class Session(WatchedSession, ABC):
                 raise
 
     def _await_reply(self, until: float, turn_ends: float, gives_way: Callable[[], bool]) -> None:
-        """See :meth:`wait`."""
+        """Block until a reply to :meth:`wait` can be read. SessionDead if none comes; TurnOver."""
         while not sockets.readable(self.connection.descriptor, min(until, turn_ends) - clock.now()):
             if (now := clock.now()) >= until:
                 raise SessionDead("the server did not end a wait")
@@ -224,7 +226,7 @@ class Session(WatchedSession, ABC):
                 self._look()
 
     def _look(self) -> bool:
-        """Read what has come that no caller reads. False if nothing has come."""
+        """Read what no caller waits for: the reply to a heartbeat, or a message of the server. False if nothing came."""
         if self.dead is not None or not sockets.readable(self.connection.descriptor, 0):
             return False
         with suppress(SessionDead):  # self.dead says so
@@ -242,7 +244,7 @@ class Session(WatchedSession, ABC):
             return
         if not self.mutex.acquire(blocking=False):
             if overdue and self.due == due:
-                self.kill("a statement hung")
+                self.kill(HUNG)
             return
         try:
             if self._look() or self.dead is not None:

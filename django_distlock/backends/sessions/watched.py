@@ -26,10 +26,11 @@ class WatchedSession:
     def __init__(self, connection: SideConnection, waits: bool = False) -> None:
         self.connection = connection
         self.mutex = threading.Lock()
-        #: Is it one to wait on, and does a caller have it?
+        #: Is it one of those that are lent to callers that wait for a busy lock, and has a caller got it?
         self.waits, self.lent = waits, False
-        #: What is held on it, or asked for.
+        #: What is held on it, or asked for, by the id() of the claim: two callers may make equal claims.
         self.claims: dict[int, Claim] = {}
+        #: Why it has ended; None while it lives.
         self.dead: str | None = None
         self.used_at = clock.now()
         # when the statement that runs now must have ended
