@@ -226,7 +226,7 @@ class Session(WatchedSession, ABC):
                 self._look()
 
     def _look(self) -> bool:
-        """Read what no caller waits for: the reply to a heartbeat, or a message of the server. False if nothing came."""
+        """Read what no caller waits for: the reply to a heartbeat, or a message of the server. False: nothing came."""
         if self.dead is not None or not sockets.readable(self.connection.descriptor, 0):
             return False
         with suppress(SessionDead):  # self.dead says so
