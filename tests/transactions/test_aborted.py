@@ -74,7 +74,9 @@ def test_r14_lease_tells_the_truth_in_an_aborted_transaction(postgres: World) ->
         with pytest.raises(LockLost, match=r"was lost \(its transaction was aborted\)"):
             lease.ensure_held()
         for _ in range(2):
-            with pytest.raises(BackendUnavailable) as caught:
+            with pytest.raises(
+                BackendUnavailable, match=r"^The transaction-scoped lock of alias 'postgres' failed: "
+            ) as caught:
                 postgres.lock("-2").acquire()
             assert isinstance(caught.value.__cause__, InternalError)
         transaction.set_rollback(True, using="postgres")

@@ -103,7 +103,7 @@ class TransactionLocks:
                 statement = WAIT % (lock_timeout(asked + wait), shared, number)
                 isolation = self._wait(connection, statement, asked + wait + SILENCE)
         except DatabaseError as error:
-            raise unavailable(self.alias, error) from error
+            raise unavailable(self.alias, error, "transaction-scoped lock") from error
         if isolation is None:
             return None
         return grant_of((claim, asked, None, None, TransactionSession(connection, isolation)))

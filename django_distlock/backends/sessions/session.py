@@ -51,11 +51,11 @@ class ServerError(Exception):
         self.code = code
 
 
-def unavailable(alias: str, error: BaseException) -> BackendUnavailable:
-    """The error of a caller whose session has failed, with the first line of the server's message."""
+def unavailable(alias: str, error: BaseException, what: str = "lock session") -> BackendUnavailable:
+    """The error of a caller whose session, or other ``what``, has failed: the first line of the server's message."""
     lines = str(error).strip().splitlines()
     reason = lines[0] if lines else type(error).__name__
-    return BackendUnavailable(f"The lock session of alias {alias!r} failed: {reason}")
+    return BackendUnavailable(f"The {what} of alias {alias!r} failed: {reason}")
 
 
 class Session(WatchedSession, ABC):
