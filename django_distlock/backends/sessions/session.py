@@ -249,7 +249,7 @@ class Session(WatchedSession, ABC):
         try:
             if self._look() or self.dead is not None:
                 return
-            if overdue:
+            if overdue and self.due == due:  # else it was a statement, which has been answered meanwhile
                 self.kill("a heartbeat was not answered")
             elif self.claims and not self.unread and now - self.heard_at >= HEARTBEAT:
                 self.due, self.unread = now + STATEMENT_LIMIT, True

@@ -20,6 +20,7 @@ from django_distlock.backends.mysql.session import MySQLSession
 from django_distlock.backends.sessions import backend, session
 from django_distlock.backends.side_connection import SideConnection
 from django_distlock.backends.side_connection import ask as ask_aside
+from django_distlock.concurrency import clock
 from django_distlock.manager import name_log
 from django_distlock.manager.registry import registry
 from tests.conftest import eventually
@@ -103,6 +104,27 @@ def test_r4_without_a_place_at_the_server_a_waiter_gets_one_in_turn(
         for each in waiting:
             each.result(25).release()
     registry.reset()
+
+
+@each_engine
+def test_r5_the_watchdog_spares_a_session_whose_statement_was_answered_meanwhile(using: str, name: str) -> None:
+    """The answer came late, and before the watchdog had the mutex."""
+    with advisory_lock(name, using=using) as lease:
+        watched: Any = session_of(lease)
+        mutex = watched.mutex
+
+        class Answered:
+            release = mutex.release
+
+            def acquire(self, blocking: bool) -> bool:
+                watched.due = None
+                return bool(mutex.acquire(blocking))
+
+        watched.mutex = Answered()
+        watched.due = clock.now() - 1
+        watched.tick(clock.now())
+        watched.mutex = mutex
+        assert lease.held
 
 
 @each_engine
