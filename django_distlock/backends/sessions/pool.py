@@ -44,13 +44,8 @@ class Sessions(Generic[S]):
 
     async def shared(self, until: float) -> S:
         """The shared session, opened if need be. CallTimeout at the monotonic time ``until``, NotStarted."""
-<<<<<<< HEAD
-        session = self.open_shared
-        return session if session is not None and session.dead is None else await self._opening.result(until)
-=======
         session = self.shared_session
         return session if session is not None and session.dead is None else await self._opening.result(until)
->>>>>>> 7db0e7f6 (One name for a release that is finished later, one TICK, and attributes of the pool that do not read like its methods)
 
     async def lend(self, until: float) -> S:
         """A session to wait on, for the caller alone. CallTimeout, NotStarted."""
