@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import inspect
 import re
 from functools import cached_property
 
@@ -79,7 +80,8 @@ def validate_name(name: object) -> str:
     longer than 512 characters.
     """
     if not isinstance(name, str):
-        raise TypeError(f"name must be a str, not {type(name).__name__}.")
+        forgotten = ': a decorator has a name, as in @advisory_lock("name")' if inspect.isfunction(name) else ""
+        raise TypeError(f"name must be a str, not {type(name).__name__}{forgotten}.")
     if not name:
         raise ValueError("name must not be empty.")
     if len(name) > MAX_NAME_LENGTH:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
+from django.apps import apps
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
 
 from django_distlock.backends.side_connection import Silent, ask
@@ -36,6 +37,7 @@ CURES = (
 # What the server calls the database. A setting may differ between processes that use one, behind a pooler for example.
 # A file of SQLite has no name that is the same for all processes: containers mount it at different paths.
 NAMED = {"postgresql": "current_database()", "mysql": "LOWER(DATABASE())"}
+NOT_INSTALLED = "Add 'django_distlock' to INSTALLED_APPS. "
 KEPT_OUT = (
     f"A router in DATABASE_ROUTERS keeps the app django_distlock out of the {DEFAULT_DB_ALIAS!r} database: let it in. "
 )
@@ -117,7 +119,8 @@ def read_row(patience: float = PATIENCE) -> tuple[str, str]:
 
     The caller's connection may be in a transaction that does not see the row, and has no time limit.
     """
-    cures = f"{'' if migrated() else KEPT_OUT}{CURES}"
+    missing = apps.apps_ready and not apps.is_installed("django_distlock")
+    cures = f"{NOT_INSTALLED if missing else ''}{'' if migrated() else KEPT_OUT}{CURES}"
     try:
         row = ask(DEFAULT_DB_ALIAS, _row, patience)
     except Silent as error:

@@ -44,7 +44,7 @@ def query(alias: str, text: str, parameters: Any) -> list[Any]:
             cursor.execute(text_for(alias, text), parameters)
             return list(cursor.fetchall())
     except Error as error:
-        raise unavailable() from error
+        raise unavailable(alias) from error
 
 
 def attempt(alias: str, text: str, parameters: Any, locked: str = "") -> list[Any] | int | None:
@@ -67,7 +67,7 @@ def attempt(alias: str, text: str, parameters: Any, locked: str = "") -> list[An
     except Error as error:
         if contended(error):
             return None
-        raise unavailable() from error
+        raise unavailable(alias) from error
 
 
 def delete(alias: str, table: str, key: str, condition: str, parameters: dict[str, Any], batch: int = 1000) -> int:
@@ -108,5 +108,8 @@ def tries(pauses: Iterable[float]) -> Iterator[None]:
         yield
 
 
-def unavailable() -> BackendUnavailable:
-    return BackendUnavailable("The tables of the package cannot be used.")
+def unavailable(alias: str) -> BackendUnavailable:
+    return BackendUnavailable(
+        f"The tables of django-distlock in the database {alias!r} cannot be used. If they are missing, add "
+        f"'django_distlock' to INSTALLED_APPS and run `python manage.py migrate --database={alias}`."
+    )

@@ -101,7 +101,7 @@ def test_a_missing_row_names_both_cures(own_row: Put, name: str) -> None:
     advisory_lock(name, using="postgres").acquire().release()
 
 
-def test_a_missing_table_names_both_cures(own_row: Put, name: str) -> None:
+def test_a_missing_table_names_both_cures(own_row: Put, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lock in memory needs no key."""
     execute("default", f"ALTER TABLE {TABLE} RENAME TO {TABLE}_away")
     lock, message = advisory_lock(name, using="leasetable"), r"could not be read.*manage\.py migrate.*DISTLOCK_SITE_KEY"
@@ -113,6 +113,9 @@ def test_a_missing_table_names_both_cures(own_row: Put, name: str) -> None:
             asyncio.run(lock.aacquire())
         with advisory_lock(name, using="memory"):
             pass
+        monkeypatch.setattr(apps, "is_installed", lambda name: False)
+        with pytest.raises(BackendUnavailable, match=r"read\. Add 'django_distlock' to INSTALLED_APPS\. Run `python"):
+            lock.acquire()
     finally:
         execute("default", f"ALTER TABLE {TABLE}_away RENAME TO {TABLE}")
 
