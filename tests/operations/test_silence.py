@@ -81,7 +81,7 @@ def test_prune_does_the_rest_and_says_which_server_hangs(proxied: Proxied, setti
 
 @pytest.mark.parametrize(
     ("alias", "module"),
-    [("postgres", "django_distlock.backends.postgres.backend"), ("redis", "django_redis.client")],
+    [("postgres", "django_distlock.backends.postgres"), ("redis", "django_redis.client")],
 )
 def test_the_first_listing_imports_drivers_before_its_time_begins(alias: str, module: str) -> None:
     with Child(list_first, alias, module) as child:

@@ -125,7 +125,7 @@ def edit(link: Any, shared: bool) -> None:
         connection.set_schema(tenant)  # type: ignore[attr-defined]
         return [
             len(editors([account])),
-            len(edit_leases.held("default", ["wallet.account"])),
+            len(edit_leases.held("default", ["scenes.account"])),
             len(edit_leases.all_held(limit=1)),
         ]
 
