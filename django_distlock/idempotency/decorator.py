@@ -180,11 +180,15 @@ async def _claimed(attempt: KeyedRequest, state: Idempotency, call: Callable[[],
     state.attempt = attempt
     try:
         response = await _called(call)
-        is_left = is_left_to_middleware(attempt, state, response)
     except Exception:
         await in_thread(finish, attempt)
         raise
     except BaseException:  # otherwise the claim would be renewed as long as the process lives
+        end(attempt)
+        raise
+    try:
+        is_left = is_left_to_middleware(attempt, state, response)
+    except TypeError:  # the view has acted: its claim runs out, as if the process had died
         end(attempt)
         raise
     if not is_left:

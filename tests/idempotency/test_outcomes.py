@@ -108,6 +108,18 @@ def test_an_exception_in_the_view_frees_the_key(site: Stage, sender: Sender, sha
     assert site.effects == (1 if shape == "atomic" else 2)
 
 
+@pytest.mark.parametrize("shape", ["decorated", "async_decorated"])
+@pytest.mark.parametrize("below", [False, True])
+def test_a_view_that_forgets_its_answer_has_acted(
+    site: Stage, sender: Sender, settings: Any, shape: str, below: bool
+) -> None:
+    """Naive code takes the error for one of the view, frees the key, and acts once more."""
+    settings.MIDDLEWARE = MIDDLEWARE if below else MIDDLEWARE[:-1]
+    site.answer = lambda request: None
+    assert [sender.post(shape).status_code for _ in range(2)] == [500, 409]
+    assert (site.effects, states(site.alias), nothing_is_renewed()) == (1, ["claimed"], True)
+
+
 @BOTH
 def test_a_streamed_or_a_large_answer_leaves_a_tombstone(
     site: Stage, sender: Sender, settings: Any, shape: str
