@@ -24,7 +24,7 @@ from .attempt import Attempt
 from .connection import ConnectionFailed
 from .scripts import EXTEND, HOLDS, RELEASE, Request, Script, holder_of, keys_of, milliseconds
 from .servers import Servers
-from .target import Target, WrongTarget
+from .target import Target
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Mapping
@@ -50,7 +50,7 @@ class RedisBackend(RemoteBackend):
     def __init__(self, alias: str, options: Mapping[str, Any]) -> None:
         super().__init__(alias, options)
         self.target = Target.of(options)
-        with contextlib.suppress(WrongTarget):  # said by the first who connects, and by the checks
+        with contextlib.suppress(Exception):  # said by the first who connects, and by the checks
             self.target.resolve()  # imports the driver, for which no caller has the time
         self.servers = Servers(self.target, f"distlock-{alias}", lambda: self.wake_at(clock.now() + TICK))
 
