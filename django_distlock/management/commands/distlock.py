@@ -50,7 +50,8 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.formatter_class = argparse.RawTextHelpFormatter
         all_ = "\n".join(f"{name:8} {kind.help}" for name, kind in sorted(SUBCOMMANDS.items()))
-        parser.add_argument("subcommand", choices=SUBCOMMANDS, metavar="subcommand", help=all_)
+        names = "{" + ",".join(sorted(SUBCOMMANDS)) + "}"
+        parser.add_argument("subcommand", choices=SUBCOMMANDS, metavar=names, help=all_)
         parser.add_argument("arguments", nargs=argparse.REMAINDER, help="see `distlock <subcommand> --help`")
 
     def run_from_argv(self, argv: list[str]) -> None:
