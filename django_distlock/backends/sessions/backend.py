@@ -112,7 +112,7 @@ class SessionLockBackend(Backend, Generic[S]):
             )
         try:
             return self._connect(waits)
-        except (DatabaseError, SessionDead, ServerError, OSError, TypeError) as error:  # TypeError: an unknown option
+        except (DatabaseError, SessionDead, ServerError, TypeError) as error:  # TypeError: an unknown option
             raise unavailable(self.alias, error) from (error.__cause__ or error)
 
     @abstractmethod
