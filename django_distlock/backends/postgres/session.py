@@ -117,14 +117,19 @@ def open_session(alias: str, database: str, waits: bool) -> PostgresSession:
     for a server that only looks like PostgreSQL."""
     session = _connect(database, waits)
     with session.opening():
-        _prepare(session, alias)
-        if session.pooled and not _hears(session, database):
-            raise UnsupportedOperation(
-                f"The lock sessions of alias {alias!r} go through a pooler that gives each transaction another server "
-                "session (pgbouncer in transaction mode), where session locks leak and exclude nobody. Set "
-                "OPTIONS['session_database'] to a database alias that connects directly or through a pool in session "
-                "mode, or take the lock inside atomic(), where it belongs to the transaction."
-            )
+        settings = _settings(session)
+        _identify(session, alias, settings)
+        if session.pooled:
+            if not _hears(session, database):
+                raise UnsupportedOperation(
+                    f"The lock sessions of alias {alias!r} go through a pooler that gives each transaction another "
+                    "server session (pgbouncer in transaction mode), where session locks leak and exclude nobody. Set "
+                    "OPTIONS['session_database'] to a database alias that connects directly or through a pool in "
+                    "session mode, or take the lock inside atomic(), where it belongs to the transaction."
+                )
+            session.rows(f"SELECT {settings}".encode())
+        if session.waits:
+            _prepare_to_wait(session)
     return session
 
 
@@ -134,14 +139,21 @@ def _connect(database: str, waits: bool) -> PostgresSession:
     return PostgresSession(connection, waits)
 
 
-def _prepare(session: PostgresSession, alias: str) -> None:
+def _settings(session: PostgresSession) -> str:
+    """The calls that set SETTINGS."""
     wanted = dict(SETTINGS)
     if session.conn.parameter_status(b"server_encoding") == b"SQL_ASCII":
         # such a server does not know the meaning of its bytes, and refuses foreign ones in UTF-8
         wanted["client_encoding"] = "SQL_ASCII"
-    settings = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in wanted.items())
+    return ", ".join(f"set_config('{name}', '{value}', false)" for name, value in wanted.items())
+
+
+def _identify(session: PostgresSession, alias: str, settings: str) -> None:
+    """Ask what server this is, and set ``settings`` in the same statement. Not behind a pooler: the server session may
+    be another client's in a moment, which would go on without its own timeouts."""
+    mine = f"CASE WHEN pg_backend_pid() = {session.server_id} THEN concat({settings}) END"
     try:
-        facts = session.rows(f"SELECT pg_backend_pid(), version(), {settings}".encode())
+        facts = session.rows(f"SELECT pg_backend_pid(), version(), {mine}".encode())
     except ServerError as error:
         if str(error.code)[:2] not in REFUSALS:
             raise
@@ -149,11 +161,13 @@ def _prepare(session: PostgresSession, alias: str) -> None:
         raise not_postgres(alias, version, f"it refuses what a lock session needs: {str(error).strip()}") from error
     session.note_process_id(int(facts[0][0]))
     refuse_pretender(alias, facts[0][1])
-    if session.waits:
-        with contextlib.suppress(ServerError):
-            session.rows(CHECK_CLIENT)
-        session.prepare(b"wait_x")
-        session.prepare(b"wait_s")
+
+
+def _prepare_to_wait(session: PostgresSession) -> None:
+    with contextlib.suppress(ServerError):
+        session.rows(CHECK_CLIENT)
+    session.prepare(b"wait_x")
+    session.prepare(b"wait_s")
 
 
 def _hears(session: PostgresSession, database: str) -> bool:

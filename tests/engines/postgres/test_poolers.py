@@ -99,6 +99,29 @@ def test_r22b_transaction_mode_with_an_idle_pool(alias: Any, name: str) -> None:
 
 
 @needs_programs
+def test_a_refused_session_leaves_the_sessions_of_the_pool_as_they_were(alias: Any, name: str) -> None:
+    """They are other clients', which would go on without the timeouts that an administrator has set."""
+    database = connections["postgres"].settings_dict["NAME"]
+    ask("postgres", f"ALTER DATABASE \"{database}\" SET statement_timeout = '77s'")
+    try:
+        with behind(alias, TurningPooler) as bounced, contextlib.ExitStack() as stack:
+            for _ in range(2):
+                with pytest.raises(UnsupportedOperation):
+                    advisory_lock(name, using="postgres").acquire()
+            several = [connections[bounced].copy() for _ in range(4)]
+            found = set()
+            for connection in several:
+                stack.callback(connection.close)
+                connection.set_autocommit(False)
+                with connection.cursor() as cursor:
+                    cursor.execute("SELECT current_setting('statement_timeout'), current_setting('jit')")
+                    found.add(cursor.fetchone())
+            assert found == {("77s", "on")}
+    finally:
+        ask("postgres", f'ALTER DATABASE "{database}" RESET statement_timeout')
+
+
+@needs_programs
 def test_in_transaction_mode_what_atomic_holds_is_listed_and_broken(alias: Any, name: str) -> None:
     """No lock session is needed for that."""
     with behind(alias, TurningPooler) as bounced:
