@@ -330,9 +330,10 @@ class PostgresSession(Session):
         return b"join_s" if self.shares(claim) else b"try_s", value
 
     def wait_lock(self, key: LockKey, shared: bool, until: float) -> tuple[bytes, Any]:
-        """Setting lock_timeout costs the server something, and most waits are like the last one."""
+        """Setting lock_timeout costs the server something, and most waits are like the last one. A shorter one will not
+        do: the waiter would lose its place in the queue before its time is over (R4)."""
         name, wanted = b"wait_s" if shared else b"wait_x", lock_timeout(until)
-        if wanted == self._timeout or 0.8 * wanted < self._timeout <= wanted + 5:
+        if wanted - 5 <= self._timeout <= wanted + 20:
             self._setting = self._timeout
             return name, (key.number_bytes,)
         self._setting = wanted

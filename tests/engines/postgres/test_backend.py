@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,9 +20,10 @@ from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.registry import registry
 from django_distlock.records import Claim
 from tests.conftest import eventually
-from tests.engines.actors import held_elsewhere
+from tests.engines.actors import held_elsewhere, share_and_write
 from tests.faults.conftest import database_alias
-from tests.faults.server import ask, holders, key_of, session_of
+from tests.faults.server import ask, holders, key_of, session_of, waiters
+from tests.support.processes import Child
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,6 +101,32 @@ def test_timeouts_of_the_role_do_not_end_the_lock_or_the_wait(impatient_role: st
         lease.ensure_held()
         assert holders("postgres", name + "-kept") == [session_of(lease).server_id]
     lease.release()
+
+
+def test_r4_a_kept_lock_timeout_does_not_end_a_wait_early(name: str) -> None:
+    """The session has waited with a shorter timeout before. Who asks again stands behind those who came meanwhile."""
+    with (
+        held_elsewhere("postgres", name + "-before") as let_go_before,
+        held_elsewhere("postgres", name) as let_go,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        waiting = pool.submit(advisory_lock(name + "-before", using="postgres").acquire, 3.3)
+        eventually(lambda: waiters("postgres", name + "-before"), "does not wait")
+        let_go_before()
+        waiting.result(10).release()
+        began = monotonic()
+        waiting = pool.submit(advisory_lock(name, using="postgres").try_acquire, 4)
+        eventually(lambda: waiters("postgres", name), "does not wait")
+        with Child(share_and_write, "postgres", name) as later:
+            assert later.hear() == "asking"
+            eventually(lambda: len(waiters("postgres", name)) == 2, "the other one does not wait")
+            time.sleep(max(0.0, began + 3.6 - monotonic()))
+            let_go()
+            lease = waiting.result(10)
+            assert lease is not None, "it came first"
+            lease.release()
+            assert later.hear()
+            later.say()
 
 
 DATABASE = "postgres"
