@@ -53,8 +53,10 @@ STATEMENTS = {
 }
 # Timeouts that an administrator set for applications would end a lock session, or a wait on it. The keepalives are the
 # server's: a client whose host has vanished holds its locks for 5 s, not for 2 h. Compiling the statement that lists
-# locks takes longer than running it ever does (jit).
+# locks takes longer than running it ever does (jit). And a message that comes in the middle of a wait, such as that of
+# log_lock_waits, would be taken for its reply.
 SETTINGS = {
+    "client_min_messages": "error",
     "statement_timeout": "0",
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",

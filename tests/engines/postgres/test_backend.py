@@ -103,6 +103,34 @@ def test_timeouts_of_the_role_do_not_end_the_lock_or_the_wait(impatient_role: st
     lease.release()
 
 
+@pytest.fixture
+def chatty_role(databases: None, alias: Any) -> Iterator[str]:
+    """A role to which the server sends what it writes to its log."""
+    role = f"distlock_chatty_{os.getpid()}"
+    ask("postgres", f"CREATE ROLE {role} LOGIN SUPERUSER PASSWORD 'chatty'")
+    for setting in ("client_min_messages = 'log'", "log_lock_waits = on", "deadlock_timeout = '50ms'"):
+        ask("postgres", f"ALTER ROLE {role} SET {setting}")
+    with database_alias("chatty", "postgres", USER=role, PASSWORD="chatty"):
+        alias("postgres", database="chatty")
+        yield "chatty"
+        registry.close()
+        connections["chatty"].close()
+    eventually(lambda: not ask("postgres", "SELECT 1 FROM pg_stat_activity WHERE usename = %s", role), "still there")
+    ask("postgres", f"DROP ROLE {role}")
+
+
+def test_r4_a_message_of_the_server_in_the_middle_of_a_wait_is_not_its_reply(chatty_role: str, name: str) -> None:
+    """The waiter would end its session, and lose its place in the queue."""
+    with held_elsewhere("postgres", name) as let_go, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(advisory_lock(name, using="postgres").acquire, 20)
+        eventually(lambda: waiters("postgres", name), "does not wait")
+        first = waiters("postgres", name)
+        time.sleep(2.5)
+        assert waiters("postgres", name) == first
+        let_go()
+        waiting.result(10).release()
+
+
 def test_r4_a_kept_lock_timeout_does_not_end_a_wait_early(name: str) -> None:
     """The session has waited with a shorter timeout before. Who asks again stands behind those who came meanwhile."""
     with (
