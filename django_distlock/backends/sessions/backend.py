@@ -190,6 +190,9 @@ class SessionLockBackend(Backend, Generic[S]):
                 raise
             granted = None
         if granted is None:  # only its release makes sure that it is not held
+            if session.shares(claim):  # and would take the lock from another reader if it was not granted
+                session.kill("a statement for a shared lock was cancelled")
+                raise SessionDead(session.dead)
             session.ask(session.free_lock(claim.key, claim.shared))
         if not granted:
             session.claims.pop(id(claim), None)

@@ -22,7 +22,7 @@ from django_distlock.records import Claim
 from tests.conftest import eventually
 from tests.engines.actors import held_elsewhere, share_and_write
 from tests.faults.conftest import database_alias
-from tests.faults.server import ask, holders, key_of, session_of, waiters
+from tests.faults.server import ask, cancel_statement, holders, key_of, session_of, waiters
 from tests.support.processes import Child
 
 if TYPE_CHECKING:
@@ -155,6 +155,28 @@ def test_r4_a_kept_lock_timeout_does_not_end_a_wait_early(name: str) -> None:
             lease.release()
             assert later.hear()
             later.say()
+
+
+def test_r1_a_cancelled_statement_of_one_reader_takes_no_lock_from_another(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to pg_cancel_backend() leaves open whether it was granted; one session counts its readers."""
+    registry.reset()
+    monkeypatch.setitem(STATEMENTS, b"join_s", b"SELECT $1::bigint IS NULL OR pg_sleep(1) IS NULL")
+    try:
+        first = advisory_lock(name, using="postgres", shared=True).acquire()
+        session = session_of(first).server_id
+        asks = "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND wait_event = 'PgSleep'"
+        with ThreadPoolExecutor(1) as pool:
+            second = pool.submit(advisory_lock(name, using="postgres", shared=True).acquire)
+            eventually(lambda: ask("postgres", asks, session), "it is not asked")
+            cancel_statement("postgres", session)
+            lease = second.result(10)
+        assert first.lost or len(holders("postgres", name)) == 2
+        lease.ensure_held()
+        assert holders("postgres", name)
+    finally:
+        registry.reset()
 
 
 DATABASE = "postgres"
