@@ -114,8 +114,12 @@ class TransactionLocks:
             connection.close_if_health_check_failed()
             connection.ensure_connection()
         connection.validate_no_broken_transaction()
-        if connection.connection.pgconn.pipeline_status:
-            raise UnsupportedOperation("A lock in a transaction cannot be taken inside a pipeline of psycopg.")
+        pgconn = connection.connection.pgconn
+        if pgconn.pipeline_status or pgconn.transaction_status == _ACTIVE:
+            # there psycopg keeps its mutex: this thread would wait for itself
+            raise UnsupportedOperation(
+                "A lock in a transaction cannot be taken inside a pipeline, copy() or stream() of psycopg."
+            )
         if not self._known:
             version, _ = self._ask(connection, VERSION, clock.now() + STATEMENT_LIMIT)
             refuse_pretender(self.alias, version)

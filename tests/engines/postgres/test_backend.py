@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from django.db.transaction import atomic
 from django.test.utils import CaptureQueriesContext
 from psycopg import IsolationLevel
 
-from django_distlock import BackendUnavailable, LockTimeout, advisory_lock
+from django_distlock import BackendUnavailable, LockTimeout, UnsupportedOperation, advisory_lock
 from django_distlock.backends.postgres.session import STATEMENTS
 from django_distlock.concurrency import sockets
 from django_distlock.concurrency.clock import now as monotonic
@@ -177,6 +178,32 @@ def test_r1_a_cancelled_statement_of_one_reader_takes_no_lock_from_another(
         assert holders("postgres", name)
     finally:
         registry.reset()
+
+
+@pytest.mark.parametrize("way", ["copy", "stream"])
+def test_r5_a_lock_is_refused_while_psycopg_keeps_the_connection(name: str, way: str) -> None:
+    """It would wait for itself, and no timeout would end that."""
+
+    def take() -> None:
+        with pytest.raises(UnsupportedOperation, match=r"copy\(\) or stream\(\)"):
+            advisory_lock(name, using="postgres").try_acquire()
+
+    def work() -> int:
+        rows = "SELECT generate_series(1, 3)"
+        try:
+            with atomic("postgres"), connections["postgres"].cursor() as cursor:
+                if way == "stream":
+                    return len([take() for _ in cursor.cursor.stream(rows)])
+                with cursor.copy(f"COPY ({rows}) TO STDOUT") as copy:
+                    return len([take() for _ in copy.rows()])
+        finally:
+            connections.close_all()
+
+    done: list[int] = []
+    thread = threading.Thread(target=lambda: done.append(work()), daemon=True)  # which may hang
+    thread.start()
+    thread.join(20)
+    assert done == [3]
 
 
 DATABASE = "postgres"
