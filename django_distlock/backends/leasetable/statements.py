@@ -39,8 +39,11 @@ BATCH = 1000
 # Shown for a waiter whose process did not write who it is.
 UNKNOWN = "unknown"
 
+# A waiter that lives. One that was seen in the future died before the clock was set back: others would wait for it as
+# long again.
+ALIVE = "t.seen BETWEEN {now} - {grace} AND {now} + {grace}"
 # The live waiters ahead of a place. Tickets of one microsecond are ordered by their tokens.
-AHEAD = """FROM {ticket} t WHERE t.digest = :digest AND t.seen > {now} - {grace}
+AHEAD = """FROM {ticket} t WHERE t.digest = :digest AND {alive}
     AND t.arrived <= :place AND (t.arrived < :place OR t.token < :token)"""
 # The lease is ours already: the statement is repeated because its reply was lost.
 OURS = """EXISTS (
@@ -61,7 +64,7 @@ REFRESH = "UPDATE {ticket} SET seen = {now} WHERE digest = :digest AND token = :
 LEAVE = "DELETE FROM {ticket} WHERE digest = :digest AND (token = :token OR seen < {now} - {dead})"
 PLACE = """
 SELECT p.arrived,
-    (SELECT COUNT(*) FROM {ticket} t WHERE t.digest = p.digest AND t.seen > {now} - {grace}
+    (SELECT COUNT(*) FROM {ticket} t WHERE t.digest = p.digest AND {alive}
      AND t.arrived <= p.arrived AND (t.arrived < p.arrived OR t.token < p.token))
 FROM {ticket} p WHERE p.digest = :digest AND p.token = :token
 """
@@ -73,7 +76,7 @@ FROM (SELECT 1 AS one) q LEFT JOIN {lease} l
 """
 ROWS = """
 SELECT l.digest, l.name, l.token, l.fence, l.acquired_at, l.expires_at, l.holder, t.token, t.holder
-FROM {lease} l LEFT JOIN {ticket} t ON t.digest = l.digest AND t.seen > {now} - {grace}
+FROM {lease} l LEFT JOIN {ticket} t ON t.digest = l.digest AND {alive}
 WHERE l.alias = :alias AND l.expires_at > {now} AND l.token <> '-'
 ORDER BY l.acquired_at, l.digest, t.arrived, t.token
 """
@@ -132,7 +135,7 @@ class Statements:
         raise NotImplementedError
 
     def _prepared(self, statement: str) -> tuple[str, Callable[[dict[str, Any]], Any]]:
-        parts = {
+        parts: dict[str, object] = {
             "lease": "django_distlock_lease",
             "ticket": "django_distlock_ticket",
             "now": self.clock or ":now",
@@ -142,6 +145,7 @@ class Statements:
             "batch": BATCH,
             "columns": COLUMNS,
         }
+        parts["alive"] = ALIVE.format(**parts)
         inner = {"ahead": AHEAD.format(**parts), "ours": OURS.format(**parts), "mine": MINE.format(**parts)}
         text = statement.format(**parts, **inner)
         names = PARAMETER.findall(text)

@@ -100,6 +100,22 @@ def test_the_clock_may_be_set_back(stores: Stores, a: Any, b: Any) -> None:
     assert a.try_acquire(stores.claim()) is not None
 
 
+@everywhere
+def test_r4_a_waiter_that_died_before_the_clock_was_set_back_is_passed_over(stores: Stores, a: Any, b: Any) -> None:
+    """Its last sign of life is an hour ahead by then. The lock would be free, and nobody could have it."""
+    grant, dead = a.try_acquire(stores.claim()), stores.claim()
+    b.store.run(clock.now() + PATIENCE, b.store.statements.join, dead, "dead")
+    assert a.release(grant)
+    assert a.try_acquire(stores.claim()) is None
+    stores.shift(-3600)
+    grant = a.try_acquire(stores.claim())
+    assert grant is not None
+    (info,) = a.inspect()
+    assert info.waiters == 0
+    assert a.release(grant)
+    assert b.try_acquire(stores.claim(), WAIT) is not None
+
+
 def test_r4_nobody_overtakes_those_who_wait(stores: Stores, a: Any, b: Any) -> None:
     grant, hurried = a.try_acquire(stores.claim()), stores.client()
     assert hurried.try_acquire(stores.claim()) is None
