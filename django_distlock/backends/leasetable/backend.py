@@ -218,6 +218,8 @@ class LeaseTableBackend(Backend):
         except BackendUnavailable:
             self._undo_later(grant.claim)
             raise
+        if clock.now() < self.store.lost_at + self.store.late:
+            self._undo_later(grant.claim)  # a first attempt to take it may arrive only now, and would take it again
         if given is None:  # it was repeated: the first statement freed the lease, unless that had ended
             return grant.valid_until is not None and clock.now() < grant.valid_until
         return bool(given)

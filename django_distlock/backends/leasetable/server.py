@@ -7,6 +7,7 @@ on a new session while there is time.
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -104,6 +105,8 @@ class ServerStore:
 
     #: Seconds for which a statement may still be executed after its session was ended: it was on its way.
     late = 5.0
+    #: When the last session was lost with a statement on its way.
+    lost_at = -math.inf
 
     def __init__(self, alias: str, database: str, on_open: Callable[[], object]) -> None:
         self.statements = STATEMENTS[connections[database].vendor](alias)
@@ -129,7 +132,8 @@ class ServerStore:
                 if clock.now() >= until:
                     raise self._failure(error, lost > 0) from None
             except (Error, OSError) as error:
-                lost += session.dead is not None
+                if session.dead is not None:
+                    lost, self.lost_at = lost + 1, clock.now()
                 self._judge(error, session, lost, until)
             else:
                 return None if lost and value is False else value

@@ -9,6 +9,7 @@ All processes run on one host, whose clock counts: microseconds since 1970.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import sqlite3
@@ -232,6 +233,7 @@ class SqliteStore:
 
     #: Seconds for which a statement may still be executed after its caller was told that it failed.
     late = 0.0
+    lost_at = -math.inf
 
     def __init__(self, alias: str, database: str) -> None:
         self.statements: Statements = SqliteStatements(alias)
