@@ -1,18 +1,24 @@
-"""A Redis server without memory, and a disk without room: callers are refused with the reason, holders keep what they
-have, and what is released is free."""
+"""A Redis server without memory, a database server without connections, and a disk without room: callers are refused
+with the reason, holders keep what they have, and what is released is free."""
 
 from __future__ import annotations
 
 import contextlib
 import resource
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
+from django.db import OperationalError
 from redis.exceptions import OutOfMemoryError
 
 from django_distlock import BackendUnavailable, advisory_lock, held_locks, lock_all, semaphore
+from django_distlock.backends.base import TICK
+from django_distlock.backends.leasetable.server import LeaseSession
+from django_distlock.backends.sessions import pool
 from django_distlock.manager.registry import registry
 from tests.conftest import eventually
 from tests.engines.redis.server import Own, waiters
@@ -126,3 +132,25 @@ def test_r7_a_full_disk_refuses_and_says_why_and_what_was_released_becomes_free(
         assert child.hear() == "room"
         eventually(lambda: f"{name}, held" not in listed("leasetable"), "still held")
         child.say()
+
+
+@pytest.mark.parametrize("using", ["leasetable_postgres", "leasetable_mariadb"])
+def test_r20_leases_are_renewed_and_released_on_a_server_that_takes_no_more_connections(
+    using: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection of a lease is idle for longer than IDLE from one renewal to the next."""
+    monkeypatch.setattr(pool, "IDLE", 0.1)
+    sessions = registry.entry(using).backend.store._sessions  # type: ignore[attr-defined]
+    lock = advisory_lock(name, using=using, ttl=60)
+    with monkeypatch.context() as patch:
+        lease = lock.acquire()
+        patch.setattr(LeaseSession, "connect", mock.Mock(side_effect=OperationalError(1040, "Too many connections")))
+        for _ in range(3):
+            threading.Event().wait(2 * TICK)
+            lease.extend(50)
+        assert lease.held
+        lease.release()
+        eventually(lambda: not sessions.all(), "its connection is kept for nobody")
+        with pytest.raises(BackendUnavailable, match="Too many connections"):
+            lock.acquire(timeout=1)
+    lock.acquire().release()

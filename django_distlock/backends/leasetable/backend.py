@@ -121,6 +121,9 @@ class LeaseTableBackend(Backend):
         self._stopped: set[str] = set()
         # by token: the claims of callers that have gone, and until when they are undone again
         self._undoing: dict[str, tuple[Claim, float]] = {}
+        # by token: until when the leases of this process are valid. A server that takes no more connections must not
+        # cost them their renewal.
+        self._held: dict[str, float] = {}
         # what runs in the background, by its name
         self._jobs: dict[str, Future[object]] = {}
         self._closing = False
@@ -141,7 +144,8 @@ class LeaseTableBackend(Backend):
         if fence is None:
             return None
         ttl = claim.ttl or 0.0
-        return Grant(claim=claim, fence=fence, acquired_at=asked, valid_until=asked + ttl - drift(ttl))
+        valid_until = self._held[claim.token] = asked + ttl - drift(ttl)
+        return Grant(claim=claim, fence=fence, acquired_at=asked, valid_until=valid_until)
 
     def _queue(self, claim: Claim, until: float, holder: str) -> tuple[float, int | None]:
         """Draw a ticket and wait for its turn. When the lease was asked for, and the fence; None at the deadline."""
@@ -213,6 +217,7 @@ class LeaseTableBackend(Backend):
     # holding
 
     def release(self, grant: Grant) -> bool:
+        self._held.pop(grant.claim.token, None)
         try:
             given = self._ask(self._sql.give, grant.claim)
         except BackendUnavailable:
@@ -231,7 +236,10 @@ class LeaseTableBackend(Backend):
         asked = clock.now()
         if not self._ask(self._sql.extend, grant.claim, ttl):
             return None
-        return grant._replace(valid_until=asked + ttl - drift(ttl))
+        valid_until = asked + ttl - drift(ttl)
+        if grant.claim.token in self._held:  # not released meanwhile
+            self._held[grant.claim.token] = valid_until
+        return grant._replace(valid_until=valid_until)
 
     # for operators
 
@@ -269,6 +277,11 @@ class LeaseTableBackend(Backend):
     # the life of the backend
 
     def tick(self, now: float) -> float | None:
+        for token, until in list(self._held.items()):
+            if until <= now:
+                self._held.pop(token, None)
+        if self._held:
+            self.store.keep()
         due = self.store.tick(now)
         if self._undoing:
             self._start("undo", self._undo_all)

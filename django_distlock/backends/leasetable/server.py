@@ -138,6 +138,11 @@ class ServerStore:
             else:
                 return None if lost and value is False else value
 
+    def keep(self) -> None:
+        """Put off the end of the session for being idle."""
+        if (session := self._sessions.shared_session) is not None:
+            session.used_at = clock.now()
+
     def _usable_session(self, until: float, lost: bool) -> LeaseSession:
         session = self._sessions.shared_session
         if session is not None and session.connection.name != connections.settings[self._database]["NAME"]:

@@ -275,6 +275,9 @@ class SqliteStore:
         self.used_at = clock.now()
         return file
 
+    def keep(self) -> None:
+        """Nothing: it can be opened again at any time, and is then seen if it was deleted or replaced."""
+
     def tick(self, now: float) -> float | None:
         """Close the file once it is idle. The time of the next call; None if none is needed."""
         file = self._file
