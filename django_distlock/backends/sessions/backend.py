@@ -256,6 +256,8 @@ class SessionLockBackend(Backend, Generic[S]):
                 if answer is None:
                     session.ask(session.free_lock(claim.key, claim.shared))
                 granted = bool(answer)
+            else:  # opening the session took the whole time: what has become free is not called busy (R5)
+                granted = bool(self._try_on(session, claim))
             return grant_of((claim, asked, None, None, session)) if granted else None
         except BaseException as error:
             session.kill("a wait was cut off")

@@ -26,7 +26,7 @@ from django_distlock.manager.registry import registry
 from tests.conftest import eventually
 from tests.engines.actors import held_elsewhere, hold
 from tests.engines.statements import counted
-from tests.faults.server import SESSION_LOCKS, holders, lock_sessions, session_of, waiters
+from tests.faults.server import SESSION_LOCKS, holders, key_of, lock_sessions, session_of, waiters
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -225,6 +225,29 @@ def test_receivers_of_the_application_do_not_see_our_connections(using: str, nam
         finally:
             connection_created.disconnect(receiver)
     assert not seen
+
+
+@each_engine
+def test_r5_a_lock_that_was_busy_is_asked_for_though_opening_a_session_takes_longer_than_the_timeout(
+    using: str, name: str, proxied: Proxied
+) -> None:
+    """A name that was busy a moment ago is waited for without trying first, here on a session that is yet to open."""
+    lock, proxy = advisory_lock(name, using=using), proxied(using)
+    sessions: Any = registry.entry(using).backend.sessions  # type: ignore[attr-defined]
+    with held_elsewhere(using, name) as let_go:
+        assert lock.try_acquire(timeout=0.3) is None
+        let_go()
+    for each in sessions.all():
+        if each.waits:
+            sessions.drop(each)
+    registry.entry(using).backend._busy.add(key_of(using, name).digest, clock.now())  # type: ignore[attr-defined]
+    proxy.delay(0.02)
+    lease = lock.try_acquire(timeout=0.05)
+    proxy.heal()
+    assert lease is not None, "it was free all the time"
+    assert holders(using, name) == [session_of(lease).server_id]
+    lease.release()
+    assert not holders(using, name)
 
 
 @pytest.mark.tier2
