@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 # A connection that was idle for longer than this is checked before it is used; one that owes a reply for longer is
 # closed. Seconds.
 FRESH = 0.5
+# For how long a server surely knows a script that it got: somebody may flush them, and Redis 7.4 keeps the last 500.
+# Seconds.
+REMEMBERED = 0.1
 # Bytes that are read at once.
 SIZE = 65536
 # What a socket that never blocks raises when there is nothing to read.
@@ -96,14 +99,17 @@ class Wire:
         self._watch = select.poll()
         self._watch.register(self.fd, select.POLLIN)
         self._unread = b""
-        # scripts that the server has got on this connection
-        self._known: set[str] = set()
+        # when the server got a script on this connection (monotonic)
+        self._known: dict[str, float] = {}
 
-    def script(self, request: Request) -> bytes:
-        """A request whose reply perhaps nobody reads: as a whole, unless the server surely knows the script."""
-        packed = request.packed if request.script.sha in self._known else request.whole
-        self._known.add(request.script.sha)
-        return packed
+    def script(self, request: Request, remembered: float = REMEMBERED) -> bytes:
+        """A request whose reply perhaps nobody reads: as a whole, unless the server surely knows the script, so that a
+        thousand callers who leave at once do not fill the socket."""
+        now, sha = clock.now(), request.script.sha
+        if sha in self._known and now - self._known[sha] < remembered:
+            return request.packed
+        self._known[sha] = now
+        return request.whole
 
     def write(self, data: bytes) -> None:
         """What the socket cannot take at once is an error: the server reads nothing."""
@@ -171,9 +177,9 @@ class Connection(Wire):
         self.owed += 1
         self.write(request)
 
-    def send_script(self, request: Request) -> None:
+    def send_script(self, request: Request, remembered: float = REMEMBERED) -> None:
         """:meth:`send` a request whose reply perhaps nobody reads."""
-        self.send(self.script(request))
+        self.send(self.script(request, remembered))
 
     def take(self) -> Any:
         """The reply to the last request, or PENDING. Never waits."""

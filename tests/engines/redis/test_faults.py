@@ -190,6 +190,39 @@ def test_scripts_may_be_flushed_and_connections_killed(own: Own, name: str) -> N
     assert own.keys() == ["fence"]
 
 
+@pytest.mark.parametrize("asked", [False, True], ids=["in the queue", "before the reply"])
+def test_r7_who_leaves_is_taken_back_though_the_server_has_forgotten_the_script(
+    own: Own, name: str, asked: bool
+) -> None:
+    """SCRIPT FLUSH, or the 500 scripts that Redis 7.4 keeps: who sent the script there before does not know."""
+    backend = RedisBackend("forgetful", {"url": own.url})
+
+    async def left() -> None:
+        """One in the queue whose time is over, and one that is cancelled before the reply."""
+        assert await backend.atry_acquire(claim_of(name), 0.1) is None
+        own.signal(signal.SIGSTOP)
+        task = asyncio.create_task(backend.atry_acquire(claim_of(f"{name} cancelled"), 5))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        own.signal(signal.SIGCONT)
+
+    async def twice() -> None:
+        await left()
+        assert await backend.atry_acquire(claim_of(name)) is None  # reads the reply
+        own.client.script_flush()
+        own.hold(f"{name} other")  # another process sends the scripts that it needs
+        await asyncio.sleep(0.2)
+        await left()
+
+    with own.held(name):
+        asyncio.run(twice())
+    held = lock_keys(f"{name} cancelled" if asked else name)[0]
+    eventually(lambda: not own.client.exists(held), "somebody who has left holds the lock")
+    backend.close()
+
+
 def test_a_demoted_server_is_left(own: Own, another: Own, proxy: Proxy, backend: RedisBackend, name: str) -> None:
     """Behind one address that moves on to its replica. Connections to the old one stay open and refuse to write."""
     own.follow(another)
