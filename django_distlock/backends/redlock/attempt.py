@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from django_distlock.backends.redis.connection import Connection
 
-    from .node import Node
+    from .node import Nodes
 
 PREFIX = b"redlock:{"
 # The time of a waiter between two looks, because a call may be lost, or another waiter be called that does not come.
@@ -71,7 +71,7 @@ class Votes:
 class RedlockAttempt:
     """The requests for one claim. ``patience``: seconds that a node has for its answer."""
 
-    def __init__(self, nodes: Sequence[Node], claim: Claim, patience: float) -> None:
+    def __init__(self, nodes: Nodes, claim: Claim, patience: float) -> None:
         self._nodes, self.claim, self._patience = nodes, claim, patience
         self._ttl = claim.ttl or 0.0
         self._keys = keys_of(claim.key.text_bytes, PREFIX)
@@ -171,7 +171,7 @@ class RedlockAttempt:
         try:
             now = clock.now()
             patience = min(self._patience, max(deadline, self.claim.answer_by, now + DISTURBANCE) - now)
-            verdict = await ballot.run(judge, patience)
+            verdict = await ballot.run(judge, patience, deadline)
             if verdict is Verdict.UNAVAILABLE:
                 raise ballot.error()
             if verdict is Verdict.GRANTED:

@@ -31,7 +31,7 @@ from django_distlock.records import Claim, Finding, Grant, LockInfo, drift
 
 from . import doctor, introspection
 from .attempt import PREFIX, RedlockAttempt, Votes, new_name
-from .node import Node
+from .node import Node, Nodes
 from .quorum import Answer, Verdict, confirm
 from .round import Round
 
@@ -63,10 +63,10 @@ class RedlockBackend(RemoteBackend):
         super().__init__(alias, options)
         self._targets = doctor.targets_of(alias, options)
         self._timeout: float | None = options.get("node_timeout")
-        self.nodes = [
+        self.nodes = Nodes(
             Node(target, f"distlock-{alias}-{number}", lambda: self.wake_at(clock.now() + TICK))
             for number, target in enumerate(self._targets, 1)
-        ]
+        )
         self._busy: dict[bytes, float] = {}
 
     def listed_as(self, key: LockKey) -> str:
@@ -108,7 +108,7 @@ class RedlockBackend(RemoteBackend):
         requests = self._requests(RELEASE, grant)
         ballot = Round(self.nodes, requests, votes.late)
         try:
-            verdict = await ballot.run(confirm, PATIENCE)
+            verdict = await ballot.run(confirm, PATIENCE, clock.now() + PATIENCE)
         except (asyncio.CancelledError, GeneratorExit):  # perhaps before it was sent; twice does no harm
             leftovers.leave(partial(self.release, grant))
             raise
@@ -125,7 +125,7 @@ class RedlockBackend(RemoteBackend):
     async def averify(self, grant: Grant) -> bool:
         ballot = Round(self.nodes, self._requests(HOLDS, grant), grant.session.late)
         try:
-            verdict = await ballot.run(confirm, PATIENCE)
+            verdict = await ballot.run(confirm, PATIENCE, clock.now() + PATIENCE)
         finally:
             leftovers.now_or_later(ballot.close, {})
         if verdict is Verdict.UNAVAILABLE:
@@ -207,5 +207,4 @@ class RedlockBackend(RemoteBackend):
 
     def after_fork(self) -> None:
         super().after_fork()
-        for node in self.nodes:
-            node.after_fork()
+        self.nodes.after_fork()

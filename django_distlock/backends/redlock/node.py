@@ -14,8 +14,11 @@ from django_distlock.backends.redis.target import clustered
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.deadline import SILENCE
 from django_distlock.concurrency.flow import run
+from django_distlock.concurrency.parking import FairLock
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from django_distlock.backends.redis.connection import Connection
     from django_distlock.backends.redis.scripts import Request
 
@@ -150,3 +153,21 @@ class Node(Server):
         while self._later and self._later[0][0] <= now:
             self._later.popleft()
         return super().tick(now) or bool(self._later)
+
+
+class Nodes(list[Node]):
+    """All nodes of an alias.
+
+    ``line``: of the rounds, which have at most one connection to each node. As many at once as there are connections:
+    rounds that share them out would each wait for those of the others.
+    """
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        super().__init__(nodes)
+        self.line = FairLock(MAX_CONNECTIONS)
+
+    def after_fork(self) -> None:
+        """In the child: the connections are the parent's."""
+        self.line = FairLock(MAX_CONNECTIONS)
+        for node in self:
+            node.after_fork()

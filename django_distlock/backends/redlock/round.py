@@ -13,7 +13,7 @@ from django_distlock.concurrency.parking import Parker
 from django_distlock.concurrency.sockets import any_ready
 from django_distlock.exceptions import BackendUnavailable
 
-from .node import ClusterNode, Node
+from .node import ClusterNode
 from .quorum import Answer, Verdict, majority
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from django_distlock.backends.redis.scripts import Request
+
+    from .node import Nodes
 
 # How long the nodes that are at hand are not asked yet because others are being connected to; seconds.
 GRACE = 0.1
@@ -35,7 +37,7 @@ class Round:
 
     def __init__(
         self,
-        nodes: Sequence[Node],
+        nodes: Nodes,
         requests: Mapping[int, Request],
         behind: Mapping[int, Connection] | None = None,
         lead: int | None = None,
@@ -47,11 +49,16 @@ class Round:
         self._errors: dict[int, Exception] = {}
         self._sent: set[int] = set()
         self.asked_at = 0.0
+        self._turn = nodes.line.turn()
 
-    async def run(self, judge: Callable[[Sequence[Answer]], Verdict], patience: float) -> Verdict:
+    async def run(self, judge: Callable[[Sequence[Answer]], Verdict], patience: float, until: float = 0.0) -> Verdict:
         """Connect, ask, and listen until ``judge`` has a verdict. Without an answer within ``patience`` seconds a node
-        fails."""
-        await self._connect()
+        fails. ``until``: how long to wait behind the other rounds of this process; at least SILENCE."""
+        end = max(until, clock.now() + SILENCE)
+        if await self._turn.acquire(end - clock.now()):
+            await self._connect(end)
+        else:
+            self._not_connected(self._requests)
         self.asked_at = clock.now()
         for number, connection in list(self.open.items()):
             self._sent.add(number)
@@ -63,8 +70,9 @@ class Round:
             await self._listen(self.asked_at + patience)
         return verdict
 
-    async def _connect(self) -> None:
-        """Have connections to the nodes. They have SILENCE for that, and GRACE if the others are enough."""
+    async def _connect(self, end: float) -> None:
+        """Have connections to the nodes. They have SILENCE for that, at the monotonic time ``end`` GRACE, as always if
+        the others are enough."""
         began, enough = clock.now(), majority(len(self._nodes))
         up = sum(not self._nodes[number].down for number in self._requests)
         missing: dict[int, Future[None]] = {}
@@ -80,12 +88,17 @@ class Round:
                 missing[number] = node.open()
         while missing and len(self.open) + len(missing) >= enough:
             waits = len(self.open) < enough or self._lead in missing
-            if not await _one_done(missing.values(), began + (SILENCE if waits else GRACE)):
-                self._errors.update(dict.fromkeys(missing, TimeoutError("There was no connection in time.")))
-                break
+            until = max(began + GRACE, min(began + SILENCE, end)) if waits else began + GRACE
+            if not await _one_done(missing.values(), until):
+                self._not_connected(missing)
+                return
             self._take_opened(missing)
         for number in missing:
             self.answers[number] = Answer.FAILED
+
+    def _not_connected(self, missing: Iterable[int]) -> None:
+        for number in missing:
+            self._fail(number, TimeoutError("There was no connection in time."))
 
     def _take_opened(self, missing: dict[int, Future[None]]) -> None:
         for number, attempt in list(missing.items()):
@@ -159,6 +172,7 @@ class Round:
                 self._nodes[number].tell(last[number], until)
         self.open.clear()
         self._sent.clear()
+        self._turn.release()
 
     def error(self) -> BackendUnavailable:
         """Which nodes failed, and which did not answer in time."""

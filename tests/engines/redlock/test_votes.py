@@ -14,6 +14,7 @@ import pytest
 from django_distlock import BackendUnavailable, LockLost, LockTimeout
 from django_distlock.backends.redis.connection import ConnectionFailed
 from django_distlock.backends.redlock import round as rounds
+from django_distlock.backends.redlock.backend import RedlockBackend
 from django_distlock.backends.redlock.node import Node
 from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.concurrency.sockets import readable
@@ -285,3 +286,20 @@ def test_r7_an_interrupt_at_the_beginning_of_an_attempt_to_connect_does_not_end_
         with pytest.raises(KeyboardInterrupt):
             node.open()
     assert isinstance(node.open().exception(10), ConnectionFailed)
+
+
+def test_r4_more_threads_than_connections_share_them(nodes: Nodes, name: str) -> None:
+    """Each caller needs one to several nodes at once, and may not keep one while another caller keeps the next."""
+    urls = [f"redis://:{each['password']}@{each['host']}:{each['port']}/0" for each in nodes.servers]
+    engine = RedlockBackend("many", {"nodes": urls, "node_timeout": 20.0})
+
+    def work(number: int) -> None:
+        for time in range(3):
+            grant = engine.try_acquire(nodes.claim(f"{name} {number} {time}"), 20)
+            assert grant is not None
+            with contextlib.suppress(BackendUnavailable):  # a node to which there was no connection yet
+                engine.release(grant)
+
+    with ThreadPoolExecutor(150) as pool:
+        list(pool.map(work, range(150)))
+    engine.close()
