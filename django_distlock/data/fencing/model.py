@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
-from django.db import models
+from django.db import connections, models
 
 from django_distlock.exceptions import UnsupportedOperation
 
@@ -115,6 +115,8 @@ class FencedModel(models.Model):
             return update(base_qs, using, pk_val, values, *args, **kwargs)
         due = base_qs.filter(**{f"{FENCE}__lte": number})
         updated = update(due, using, pk_val, values, *args, **kwargs)
-        if not updated:
+        # select_on_save asks the snapshot of the transaction whether the row is there, and a later write is not in that
+        asked = self._meta.select_on_save and connections[base_qs.db].in_atomic_block
+        if not updated or asked:
             refuse_later(base_qs.filter(pk=pk_val), number)
         return updated

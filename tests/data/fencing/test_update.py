@@ -193,6 +193,35 @@ def test_several_rows_are_judged_after_the_wait(using: str, compares: bool) -> N
     assert not compares or came.args[0] == 1020
 
 
+@on_servers
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_save_is_judged_by_what_is_there_now(using: str, asks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With select_on_save Django takes a row that its snapshot still shows for one that was updated."""
+    monkeypatch.setattr(Register._meta, "select_on_save", asks)
+    row = register(using)
+    if using == "mariadb":
+        run(using, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        if is_mariadb():
+            run(using, "SET SESSION innodb_snapshot_isolation = OFF")
+    with transaction.atomic(using):
+        mine = rows(using).get(pk=row.pk)
+        for _ in range(2):
+            mine.save(fence=EARLY)  # its own write is no later one
+    with ThreadPoolExecutor(1) as pool, transaction.atomic(using):
+        mine = rows(using).get(pk=row.pk)  # takes the snapshot
+        pool.submit(write_late, using, row).result()
+        with pytest.raises(LockLost):
+            mine.save(fence=EARLY)
+    assert (stored(row), mine.fence) == ((100, LATE), EARLY)
+
+
+def write_late(using: str, row: Any) -> None:
+    try:
+        rows(using).fenced(LATE).filter(pk=row.pk).update(balance=100)
+    finally:
+        connections.close_all()
+
+
 @everywhere
 def test_what_creates_carries_the_token(using: str) -> None:
     assert stored(rows(using).fenced(EARLY).create(owner="eve")) == (0, EARLY)
