@@ -95,10 +95,12 @@ class FencedModel(models.Model):
         from_queryset: models.QuerySet[Any] | None = None,
     ) -> None:
         """As Django's. If it reads another fence with a part of the row only, the rest is older: ``save()`` is refused
-        then."""
+        until all that is loaded is read again."""
         before = self.__dict__.get(FENCE)
         super().refresh_from_db(using, fields if fields is None else list(fields), from_queryset)
-        if (fields is not None or from_queryset is not None) and self.__dict__.get(FENCE) != before:
+        if fields is None and from_queryset is None:
+            self._fence_unread = FENCE not in self.__dict__
+        elif self.__dict__.get(FENCE) != before:
             self._fence_unread = True
 
     async def asave(self, *, fence: Fencing | int | None = None, **kwargs: Any) -> None:
