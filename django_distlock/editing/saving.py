@@ -179,8 +179,11 @@ def _locked(grant: EditGrant, owner: Holder, lease: str, obj: models.Model | Non
 
 def _lock_object(grant: EditGrant, obj: models.Model) -> dict[Resource, models.Model]:
     """Lock the row of this instance, which has its values then."""
+    present = obj.__class__._base_manager.using(grant.database).select_for_update()
+    if obj.get_deferred_fields():  # the table of a parent without any field to load would not be read, and not locked
+        present.filter(pk=obj.pk).first()
     try:
-        obj.refresh_from_db(from_queryset=obj.__class__._base_manager.using(grant.database).select_for_update())
+        obj.refresh_from_db(from_queryset=present)
     except ObjectDoesNotExist:
         return {}
     return {grant.resource: obj}

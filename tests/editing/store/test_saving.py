@@ -154,6 +154,9 @@ def test_e4_rows_of_inlines_and_of_the_parent_are_locked_too(alias: str, article
             save.wrote()
         with pytest.raises(EditConflict), saving(theirs, bob.owner):
             pytest.fail("the child was written since")
+        partly = Restaurant.objects.using(alias).only("seats").get(pk=restaurant.pk)  # as a view has loaded it
+        with saving(grant_of(ada, restaurant), ada.owner, obj=partly):
+            assert is_locked(restaurant.place_ptr)
     finally:
         restaurant.delete()
 
