@@ -83,10 +83,13 @@ def user_of(request: HttpRequest) -> Any:
 
 
 def principal_of_user(user: Any) -> str:
-    """The table and the primary key of a user; users that are no model are named by their class."""
-    meta = getattr(user, "_meta", None)
+    """The table and the primary key of a user; users that are no model are named by their class.
+
+    A user without a key, who is in no table of this site, is named by its text: two of them are not one.
+    """
+    meta, number = getattr(user, "_meta", None), getattr(user, "pk", None)
     kind = meta.concrete_model._meta.label_lower if meta is not None else type(user).__qualname__
-    return exact(f"user:{kind}:{getattr(user, 'pk', user)}")
+    return exact(f"user:{kind}/{user}" if number is None else f"user:{kind}:{number}")
 
 
 def _digest(text: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from django.contrib import admin
 from django.contrib.auth.admin import GroupAdmin
+from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.template import Context, Template
 from django.test import RequestFactory
@@ -115,6 +116,12 @@ def test_an_option_of_the_whole_site_is_refused_in_one_view(ada: Person, rf: Any
             tag(option)
     with pytest.raises(ImproperlyConfigured, match="edit_lock_inlines"):  # no inline formset
         type("Wrong", (site.Everything,), {"edit_lock_inlines": (Article,)}).as_view()
+
+
+def test_users_of_no_table_are_not_one_principal() -> None:
+    """As an authentication by token makes them. Nor is one the user whose number is its name."""
+    users = [User(username="ada"), User(username="bo"), User(username="5"), User(pk=5, username="ada")]
+    assert len({principal_of_user(user) for user in users}) == len(users)
 
 
 def test_an_option_of_the_whole_site_is_an_error_of_the_check_in_one_admin(monkeypatch: pytest.MonkeyPatch) -> None:
