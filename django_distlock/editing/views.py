@@ -73,6 +73,11 @@ class EditLockMixin:
 
     @classmethod
     def as_view(cls, **initkwargs: Any) -> Any:
+        if cls.view_is_async:  # type: ignore[attr-defined]
+            raise ImproperlyConfigured(
+                f"{cls.__name__}: the handlers of a view with an edit lock run in a transaction and must be plain "
+                "functions. @edit_locked also decorates an async def."
+            )
         require_own(initkwargs.get("edit_lock", cls.edit_lock))
         if not all(hasattr(kind, "fk") for kind in initkwargs.get("edit_lock_inlines", cls.edit_lock_inlines)):
             raise ImproperlyConfigured("edit_lock_inlines has the classes that inlineformset_factory() returns.")

@@ -11,8 +11,10 @@ from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.template import Context, Template
 from django.test import RequestFactory
+from django.views.generic import View
+from django.views.generic.detail import SingleObjectMixin
 
-from django_distlock.editing import edit_locked
+from django_distlock.editing import EditLockMixin, edit_locked
 from django_distlock.editing.conf import config
 from django_distlock.editing.http.forms import LockedForm
 from django_distlock.editing.resources import resource_of
@@ -116,6 +118,15 @@ def test_an_option_of_the_whole_site_is_refused_in_one_view(ada: Person, rf: Any
             tag(option)
     with pytest.raises(ImproperlyConfigured, match="edit_lock_inlines"):  # no inline formset
         type("Wrong", (site.Everything,), {"edit_lock_inlines": (Article,)}).as_view()
+
+
+def test_handlers_that_are_async_are_refused_when_the_view_is_made() -> None:
+    async def handler(self: Any, request: Any) -> Any:
+        pytest.fail("Nothing would be locked while it runs.")
+
+    handlers = dict.fromkeys(("get", "post"), handler)
+    with pytest.raises(ImproperlyConfigured, match="edit_locked"):
+        type("Async", (EditLockMixin, SingleObjectMixin, View), handlers).as_view()
 
 
 def test_users_of_no_table_are_not_one_principal() -> None:
