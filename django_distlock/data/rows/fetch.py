@@ -107,6 +107,9 @@ def locking(queryset: QuerySet[M], options: RowLockOptions) -> QuerySet[M]:
             of=tuple(options.of) if features.has_select_for_update_of else (),
             no_key=options.no_key and features.has_select_for_no_key_update,
         )
+    model: Any = queryset.model._meta.concrete_model
+    if model._meta.all_parents:  # else the table of a parent without any field to load is not in the query
+        locked = locked.defer(None)
     if not locked.query.is_sliced:
         locked = locked.order_by("pk")
         locked.query.standard_ordering = True  # an earlier reverse() would reverse this order

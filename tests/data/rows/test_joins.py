@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,8 +10,8 @@ from django.db import connections, transaction
 from django.db.models import Count, Q, Window
 from django.db.models.functions import Rank
 
-from django_distlock import UnsupportedOperation, row_lock
-from tests.data.app.models import Entry, Node, Restaurant, Wallet
+from django_distlock import LockNotAcquired, UnsupportedOperation, row_lock
+from tests.data.app.models import Entry, Node, Place, Restaurant, Wallet
 from tests.data.world import everywhere
 
 if TYPE_CHECKING:
@@ -86,6 +87,22 @@ def test_rows_that_are_there_are_locked_with_it(using: str) -> None:
         assert [node.name for node in rows] == ["root"]
     with row_lock(Node.objects.using(using).prefetch_related("children")) as rows:
         assert [[child.name for child in node.children.all()] for node in rows] == [["child"], []]
+
+
+def test_the_row_of_a_parent_is_locked_if_only_fields_of_the_child_are_read(using: str) -> None:
+    inn = Restaurant.objects.using(using).create(name="Inn", seats=4)
+
+    def rival() -> None:
+        try:
+            with row_lock(Place.objects.using(using).filter(pk=inn.pk), nowait=True):
+                pass
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(1) as pool, row_lock(Restaurant.objects.using(using).only("seats")) as rows:
+        with pytest.raises(LockNotAcquired):
+            pool.submit(rival).result()
+        assert rows == [inn]
 
 
 def test_a_row_that_is_found_twice_is_one_instance(using: str) -> None:
