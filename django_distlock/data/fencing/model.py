@@ -98,7 +98,8 @@ class FencedModel(models.Model):
         until all that is loaded is read again."""
         before = self.__dict__.get(FENCE)
         super().refresh_from_db(using, fields if fields is None else list(fields), from_queryset)
-        if fields is None and from_queryset is None:
+        whole = from_queryset is None or not from_queryset.query.deferred_loading[0]  # edit locks read it so
+        if fields is None and whole:
             self._fence_unread = FENCE not in self.__dict__
         elif self.__dict__.get(FENCE) != before:
             self._fence_unread = True

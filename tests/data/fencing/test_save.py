@@ -239,6 +239,11 @@ def test_a_part_of_the_row_that_is_read_again(using: str) -> None:
     row.refresh_from_db()
     row.save()
     assert stored(row) == (100, LATE)
+    row = register(using, fence=EARLY)
+    write_later(row)
+    row.refresh_from_db(from_queryset=Register._base_manager.using(using).select_for_update())  # as an edit lock does
+    row.save()
+    assert stored(row) == (100, LATE)
     row = rows(using).only("owner").get(pk=row.pk)
     row.refresh_from_db()  # it does not read what is deferred
     refused(row.save, UnsupportedOperation)
