@@ -124,6 +124,8 @@ class LeaseTableBackend(Backend):
         # by token: until when the leases of this process are valid. A server that takes no more connections must not
         # cost them their renewal.
         self._held: dict[str, float] = {}
+        # by token: the TTL of a statement that may be executed late, and until when
+        self._resent: dict[str, tuple[float, float]] = {}
         # what runs in the background, by its name
         self._jobs: dict[str, Future[object]] = {}
         self._closing = False
@@ -143,9 +145,22 @@ class LeaseTableBackend(Backend):
             self._stopped.discard(claim.token)
         if fence is None:
             return None
-        ttl = claim.ttl or 0.0
-        valid_until = self._held[claim.token] = asked + ttl - drift(ttl)
+        valid_until = self._held[claim.token] = self._valid_until(claim, asked, claim.ttl or 0.0)
         return Grant(claim=claim, fence=fence, acquired_at=asked, valid_until=valid_until)
+
+    def _valid_until(self, claim: Claim, asked: float, ttl: float) -> float:
+        """The end of a lease for which the server was asked at ``asked``.
+
+        A statement that was sent twice may be executed once more for a while, and then sets its own TTL: a longer one
+        does not count before that is over. The keepalive thread renews the lease until it does.
+        """
+        now = clock.now()
+        shortest, until = self._resent.get(claim.token, (ttl, now))
+        if now < until:
+            ttl = min(ttl, shortest)
+        if self.store.lost_at >= asked:
+            self._resent[claim.token] = ttl, now + self.store.late
+        return asked + ttl - drift(ttl)
 
     def _queue(self, claim: Claim, until: float, holder: str) -> tuple[float, int | None]:
         """Draw a ticket and wait for its turn. When the lease was asked for, and the fence; None at the deadline."""
@@ -217,7 +232,7 @@ class LeaseTableBackend(Backend):
     # holding
 
     def release(self, grant: Grant) -> bool:
-        self._held.pop(grant.claim.token, None)
+        self._forget(grant.claim.token)
         try:
             given = self._ask(self._sql.give, grant.claim)
         except BackendUnavailable:
@@ -229,6 +244,10 @@ class LeaseTableBackend(Backend):
             return grant.valid_until is not None and clock.now() < grant.valid_until
         return bool(given)
 
+    def _forget(self, token: str) -> None:
+        self._held.pop(token, None)
+        self._resent.pop(token, None)
+
     def verify(self, grant: Grant) -> bool:
         return bool(self._ask(self._sql.holds, grant.claim))
 
@@ -236,7 +255,7 @@ class LeaseTableBackend(Backend):
         asked = clock.now()
         if not self._ask(self._sql.extend, grant.claim, ttl):
             return None
-        valid_until = asked + ttl - drift(ttl)
+        valid_until = self._valid_until(grant.claim, asked, ttl)
         if grant.claim.token in self._held:  # not released meanwhile
             self._held[grant.claim.token] = valid_until
         return grant._replace(valid_until=valid_until)
@@ -279,7 +298,7 @@ class LeaseTableBackend(Backend):
     def tick(self, now: float) -> float | None:
         for token, until in list(self._held.items()):
             if until <= now:
-                self._held.pop(token, None)
+                self._forget(token)
         if self._held:
             self.store.keep()
         due = self.store.tick(now)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from django_distlock import advisory_lock, held_locks
+from django_distlock.concurrency import clock
 from tests.conftest import connect, eventually
 from tests.faults.server import ask, key_of
 
@@ -18,10 +19,11 @@ USING = {"leasetable_postgres": "postgres", "leasetable_mariadb": "mariadb"}
 LONG = 600.0
 
 
-def fence_of(using: str, name: str) -> int:
-    return int(
-        ask(USING[using], "SELECT fence FROM django_distlock_lease WHERE digest = %s", key_of(using, name).path)[0][0]
-    )
+def row_of(using: str, name: str) -> tuple[int, int]:
+    """The fence and the end of a lease, in microseconds of the server's clock."""
+    sql = "SELECT fence, expires_at FROM django_distlock_lease WHERE digest = %s"
+    fence, expires_at = ask(USING[using], sql, key_of(using, name).path)[0]
+    return int(fence), int(expires_at)
 
 
 @pytest.mark.parametrize("using", USING)
@@ -32,7 +34,35 @@ def test_r7_an_acquire_that_arrives_after_its_repetition_was_released(using: str
         connect(using)
     proxy.detain(1)
     advisory_lock(name, using=using, ttl=LONG).acquire(timeout=20).release()
-    before = fence_of(using, name)
+    before = row_of(using, name)
     proxy.deliver()
-    eventually(lambda: fence_of(using, name) > before, "it does not arrive")
+    eventually(lambda: row_of(using, name) > before, "it does not arrive")
     eventually(lambda: not [info for info in held_locks(using)[0].locks if info.name == name], "nobody has it")
+
+
+@pytest.mark.tier2
+@pytest.mark.parametrize("late", ["acquire", "renewal"])
+@pytest.mark.parametrize("using", USING)
+def test_r19_a_request_that_arrives_late_does_not_end_the_lease_before_its_holder_knows(
+    using: str, late: str, name: str, proxied: Proxied
+) -> None:
+    """It sets its own TTL, which is shorter than what the holder has asked for since."""
+    proxy = proxied(using)
+    for _ in range(3):
+        connect(using)
+    if late == "acquire":
+        proxy.detain(1)
+    with advisory_lock(name, using=using, ttl=LONG, timeout=20) as lease:
+        if late == "renewal":
+            for _ in range(3):
+                lease.extend(LONG)
+            proxy.detain(1)
+            lease.extend(LONG)
+        lease.extend(10 * LONG)
+        before = row_of(using, name)
+        proxy.deliver()
+        assert lease.valid_until is not None
+        assert lease.valid_until < clock.now() + LONG
+        eventually(lambda: row_of(using, name) != before, "it does not arrive")
+        eventually(lambda: (lease.valid_until or 0.0) > clock.now() + 5 * LONG, "it is not renewed")
+        assert row_of(using, name)[1] > before[1]
