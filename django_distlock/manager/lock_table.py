@@ -213,8 +213,8 @@ class LockTable:
             while last and waiter.shared and ahead[last - 1].shared:
                 last -= 1
             for other in ahead[:last]:
-                if other.state is RELEASING:
-                    continue  # it ends by itself
+                if other.state in (RELEASING, ENDED):
+                    continue  # it ends by itself, or has ended, and whoever ended it is about to settle the line
                 if other.owner is new.owner:
                     return True
                 beyond = waiting.get(other.owner)
@@ -280,21 +280,22 @@ class LockTable:
         line = self._lines.get(digest)
         if line is None:
             return
-        line = [hold for hold in line if hold.state is not ENDED]
-        if not line:
-            del self._lines[digest]
-            return
-        self._lines[digest] = line
-        readers = True
-        for place, hold in enumerate(line):
+        place, readers = 0, True
+        for hold in line:
+            if hold.state is ENDED:
+                continue
             if hold.waits:
                 if not _admitted(hold, place, readers):
-                    return
+                    break
                 if hold.parker is not None and not hold.parker.wake():  # it has given up, or its event loop is closed
                     hold.state = ENDED
-                    self._settle(digest)
-                    return
-            readers = readers and hold.shared
+                    continue
+            place, readers = place + 1, readers and hold.shared
+        left = [hold for hold in line if hold.state is not ENDED]
+        if left:
+            self._lines[digest] = left
+        else:
+            del self._lines[digest]
 
     def lose(self, hold: Hold, reason: str, *, releasing: bool = False) -> bool:
         """Mark a hold as lost and let the next waiter ask. False if the loss was known or the hold has ended.

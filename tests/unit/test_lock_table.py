@@ -3,6 +3,7 @@ MAX_HELD, and circles of waiters (R4, R8, R23). What two contexts see, tests/uni
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import DeadlockDetected, DistlockError, LockTimeout, advisory_lock
+from django_distlock.manager.keepalive import keepalive
+from django_distlock.manager.lock_table import State, lock_table
 from django_distlock.manager.registry import registry
 from tests.conftest import PATIENCE, eventually
 from tests.contract.actors import Face
@@ -131,3 +134,49 @@ def test_r8_waiting_for_what_is_being_given_back_closes_no_circle(people: People
         answer.set()
         given.result(PATIENCE)
         people.futures["b", "x"].result(PATIENCE)
+
+
+def test_r8_a_hold_that_has_just_ended_closes_no_circle(people: People, monkeypatch: Any) -> None:
+    """Another thread gives the lease back (R16), and its owner asks anew in the moment between the end of the hold and
+    the next look at the line, which only the next tick takes if an exception of a signal comes in between."""
+    ended, look, end = threading.Event(), threading.Event(), lock_table.end
+
+    def slowly(hold: Any) -> None:
+        hold.state = State.ENDED
+        ended.set()
+        assert look.wait(PATIENCE)
+        end(hold)
+
+    people.takes("a", "x")
+    with monkeypatch.context() as patch:
+        patch.setattr(lock_table, "end", slowly)
+        patch.setattr(lock_table, "settle", lambda: None)  # a tick
+        given = people.actors["b"].start(people.futures.pop(("a", "x")).result(PATIENCE), "release")
+        assert ended.wait(PATIENCE)
+        people.waits("a", "x")  # not DeadlockDetected
+        look.set()
+        given.result(PATIENCE)
+        people.futures["a", "x"].result(PATIENCE)
+
+
+def test_r4_thousands_of_waiters_of_a_closed_event_loop_do_not_break_a_release(
+    name: str, nothing_left: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next tick would end them; the release comes before that."""
+    monkeypatch.setattr(keepalive, "_end_closed_loops", lambda: None)
+    lock = advisory_lock(name, using="memory", timeout=None)
+    lease, loop = lock.acquire(), asyncio.new_event_loop()
+
+    async def queue() -> list[asyncio.Task[Any]]:
+        tasks = [asyncio.create_task(lock.aacquire()) for _ in range(2000)]
+        await asyncio.sleep(0)
+        assert waiting_here(name) == len(tasks)
+        return tasks
+
+    for task in loop.run_until_complete(queue()):
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio would tell of each
+    loop.close()
+    lease.release()  # not RecursionError
+    again = lock.try_acquire()
+    assert again is not None
+    again.release()
