@@ -261,8 +261,8 @@ class Leader:
         await self._stand()
 
     async def __aenter__(self) -> Self:
-        self._block = asyncio.create_task(self.arun(), name="distlock-leader")
-        await asyncio.sleep(0)
+        self._enter()  # no wait follows: a cancellation here would leave a candidate that no block ends
+        self._block = asyncio.create_task(self._stand(), name="distlock-leader")
         return self
 
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:
@@ -274,6 +274,9 @@ class Leader:
             except Exception:  # as in __exit__
                 if error is None:
                     raise
+            finally:
+                if task.cancelled():  # perhaps before its first step
+                    self._state = "over"
 
     # --- the candidacy: one task, until it is stopped
 
@@ -394,7 +397,10 @@ class Leader:
             else:
                 thread = Background(f"distlock-leader-{qualified_name(callback)}")
                 await thread.call(math.inf, self._in_thread, callback, term)
-        except Exception:
+        except (Exception, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
+                raise  # this call is to end; without that the callback has awaited a task that it had cancelled itself
             logger.exception("A callback for %r of alias %r failed.", self.name, self.using)
             term._end("failed")
 

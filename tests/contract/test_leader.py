@@ -191,7 +191,13 @@ async def fail_async(term: Term) -> None:
     raise ZeroDivisionError
 
 
-@pytest.mark.parametrize("work", [fail, fail_async])
+async def await_what_it_has_cancelled(term: Term) -> None:
+    task = asyncio.create_task(asyncio.sleep(PATIENCE))
+    task.cancel()
+    await task
+
+
+@pytest.mark.parametrize("work", [fail, fail_async, await_what_it_has_cancelled])
 def test_work_that_fails_lets_another_one_lead(work: Any, name: str, caplog: pytest.LogCaptureFixture) -> None:
     demoted: list[str | None] = []
     with Leader(name, using="memory", on_elected=work, on_demoted=lambda term: demoted.append(term.reason)):
@@ -199,7 +205,43 @@ def test_work_that_fails_lets_another_one_lead(work: Any, name: str, caplog: pyt
         with Leader(name, using="memory") as other:
             assert other.elected(PATIENCE)
     assert set(demoted) == {"failed"}
-    assert "ZeroDivisionError" in caplog.text
+    assert "ZeroDivisionError" in caplog.text or "CancelledError" in caplog.text
+
+
+@pytest.mark.parametrize("tidy_up", [fail, fail_async, await_what_it_has_cancelled])
+def test_a_failure_to_tidy_up_keeps_no_lock_and_ends_no_candidacy(tidy_up: Any, name: str) -> None:
+    with Leader(name, using="memory", on_demoted=tidy_up) as leader:
+        assert leader.elected(PATIENCE)
+        leader.resign()
+        with Leader(name, using="memory") as other:
+            assert other.elected(PATIENCE), "held by nobody"
+        assert leader.elected(PATIENCE)
+
+
+def test_a_block_that_is_cancelled_at_its_beginning_leaves_no_candidate(name: str) -> None:
+    async def main() -> None:
+        leader = Leader(name, using="memory")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0), leader:
+                await asyncio.sleep(PATIENCE)
+        assert await leader.aelected(0.2) is None
+        async with leader:
+            assert await leader.aelected(PATIENCE)
+
+    asyncio.run(main())
+
+
+def test_one_candidate_does_not_enter_two_blocks(name: str) -> None:
+    async def main() -> None:
+        async with Leader(name, using="memory") as leader:
+            assert await leader.aelected(PATIENCE)
+            with pytest.raises(RuntimeError, match="already"):
+                async with leader:
+                    raise AssertionError("a second block")
+            assert leader.leading
+        assert not leader.leading
+
+    asyncio.run(main())
 
 
 def test_a_callback_may_stop_the_candidacy(name: str) -> None:
