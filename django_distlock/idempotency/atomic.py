@@ -14,7 +14,7 @@ from django_distlock.concurrency.flow import in_task, run
 from django_distlock.storage.dialect import contended
 from django_distlock.storage.transactions import in_transaction
 
-from .execution import claim, end, logger, store
+from .execution import claim, end, finish, logger, store
 from .http import responses
 
 if TYPE_CHECKING:
@@ -66,11 +66,12 @@ class AnswerNotStored(Exception):
 
 def is_left_to_middleware(attempt: KeyedRequest, state: Idempotency, response: Any) -> bool:
     """Does the middleware store the answer later, as an ordinary claim: because it is no response yet, but what an
-    operation of django-ninja returns; or after the commit of another database than that of the keys, which may fail?"""
+    operation of django-ninja returns; or after the commit of another database than that of the keys, which may fail?
+    Without the middleware the commit itself has it stored."""
     if isinstance(response, HttpResponseBase):
-        elsewhere = attempt.alias is None and not in_task() and any(in_transaction(alias) for alias in connections)
-        state.late = state.has_middleware and elsewhere
-        return state.late
+        opened = _transactions_elsewhere(attempt)
+        state.late = state.has_middleware and bool(opened)
+        return state.late or (bool(opened) and _stores_after_commit(attempt, response, opened[-1]))
     if attempt.options.atomic or not state.has_middleware:
         raise TypeError(
             f"@idempotent keeps the response of a view, not {type(response).__name__}. In django-ninja use the "
@@ -78,6 +79,33 @@ def is_left_to_middleware(attempt: KeyedRequest, state: Idempotency, response: A
             "@api.post."
         )
     attempt.alias, state.late = None, True
+    return True
+
+
+def _transactions_elsewhere(attempt: KeyedRequest) -> list[str]:
+    """The aliases whose transactions end after the view, in this order, if the answer is no part of one."""
+    if attempt.alias is not None or in_task():
+        return []
+    return [alias for alias in connections if in_transaction(alias)]
+
+
+def _stores_after_commit(attempt: KeyedRequest, response: HttpResponseBase, alias: str) -> bool:
+    """Store the answer once the transaction of ``alias`` is committed, which Django begins first and ends last.
+
+    Of a rollback nobody tells: the claim runs out then, as if the process had died. False: nothing is to be waited for.
+    """
+    connection: Any = connections[alias]
+    if response.status_code >= 500 or not connection.in_atomic_block or connection.needs_rollback:
+        return False
+    if any(getattr(block, "_from_testcase", False) for block in connection.atomic_blocks):  # there is no commit
+        return False
+
+    def store_answer() -> None:
+        attempt.running = True
+        finish(attempt, response)
+
+    end(attempt)
+    transaction.on_commit(store_answer, using=alias, robust=True)
     return True
 
 

@@ -16,6 +16,7 @@ from django.utils.decorators import method_decorator
 from django.views import View
 
 from django_distlock.idempotency import Idempotency, IdempotencyMiddleware, idempotent, signals
+from tests.conftest import eventually
 from tests.idempotency import views
 from tests.idempotency.views import SHAPES, aact, act
 from tests.idempotency.world import (
@@ -196,7 +197,7 @@ class FailingLate(View):
 
     def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         response = super().dispatch(request, *args, **kwargs)
-        if len(stage.runs) == 1:
+        if len(stage.runs) == 1 and response.status_code == 201 and "Idempotency-Replayed" not in response:
             raise RuntimeError("after the handler")
         return response
 
@@ -206,6 +207,20 @@ class FailingLate(View):
 
 
 urlpatterns = [*views.urlpatterns, path("late/", FailingLate.as_view())]
+
+
+@pytest.mark.usefixtures("atomic_requests")
+def test_an_answer_in_a_cache_is_stored_after_the_commit_without_the_middleware_too(
+    site: Stage, sender: Sender, settings: Any
+) -> None:
+    """What is rolled back leaves a claim that runs out: nobody tells whether the transaction will be committed."""
+    change(settings, STORAGE="cache", CLAIM_TTL=0.5, ON_CRASH="retry")
+    settings.MIDDLEWARE = settings.MIDDLEWARE[:-1]
+    assert [sender.post("late").status_code for _ in range(2)] == [500, 409]
+    assert (site.effects, len(site.runs)) == (0, 1)
+    eventually(lambda: sender.post("late").status_code == 201, "the claim has not run out")
+    again = sender.post("late")
+    assert (again["Idempotency-Replayed"], site.effects) == ("true", 1)
 
 
 @pytest.mark.usefixtures("atomic_requests")
