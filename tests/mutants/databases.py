@@ -82,8 +82,8 @@ DATABASES = (
         "PostgreSQL: a pooler in transaction mode is not refused",
         "R22b",
         "backends/postgres/session.py",
-        "        if session.pooled and not _hears(session, database):",
-        "        if False:",
+        "            if not _hears(session, database):",
+        "            if False:",
         (
             "tests/engines/postgres/test_poolers.py",
             "tests/transactions/test_pools.py",
