@@ -127,6 +127,7 @@ class Keepalive:
         lock_table.settle()
         held = lock_table.held()
         self._end_closed_loops()
+        self._end_orphans()
         self._warned.intersection_update(held)
         renewals: dict[Backend, list[Hold]] = {}
         for hold in held:
@@ -193,6 +194,12 @@ class Keepalive:
                 left.setdefault(hold.owner, []).append(hold)
         for task, holds in left.items():
             _in_thread("distlock-release", partial(_end_task, task, holds))
+
+    @staticmethod
+    def _end_orphans() -> None:
+        """End the transactions that keep a lock and whose thread has ended without commit or rollback."""
+        for watch in {watch for hold in lock_table.all() for watch in list(hold.transactions) if watch.orphaned}:
+            _in_thread("distlock-release", watch.end_orphan)
 
     def _warn_of_long_hold(self, hold: Hold, now: float) -> None:
         limit = hold.backend.warn_hold_seconds

@@ -34,6 +34,7 @@ def _note_connection(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
         thread: Any = threading.current_thread()
         known = [ref for ref in getattr(thread, "_distlock_connections", ()) if ref() not in (None, connection)]
         thread._distlock_connections = (*known, weakref.ref(connection))
+        connection.__dict__["_distlock_thread"] = weakref.ref(thread)
 
 
 connection_created.connect(_note_connection, dispatch_uid="django_distlock.manager.open_transactions")
@@ -47,6 +48,15 @@ def in_transaction(connection: BaseDatabaseWrapper) -> bool:
     if connection.closed_in_transaction:
         return False
     return connection.in_atomic_block or (connection.connection is not None and not connection.autocommit)
+
+
+def orphaned(connection: BaseDatabaseWrapper) -> bool:
+    """Has its thread ended? Then nobody can end its transaction: Django refuses a connection to other threads."""
+    if connection.allow_thread_sharing or "_distlock_thread" not in connection.__dict__:
+        return False
+    thread = connection.__dict__["_distlock_thread"]()
+    # the main thread has functions to call when the others have ended
+    return thread is None or not (thread is threading.main_thread() or thread.is_alive())
 
 
 def open_transactions(owner: object = None) -> list[BaseDatabaseWrapper]:

@@ -23,7 +23,7 @@ from django_distlock.concurrency.fork import Order, at_fork
 
 from . import events
 from .lock_table import IN_USE, State, lock_table
-from .open_transactions import in_transaction, open_transactions
+from .open_transactions import in_transaction, open_transactions, orphaned
 from .release import finish_release, lose, notify_of_loss
 
 if TYPE_CHECKING:
@@ -105,6 +105,16 @@ class TransactionWatch:
     def _maybe_ended(self) -> None:
         if not in_transaction(self.connection):
             self.ended()
+
+    @property
+    def orphaned(self) -> bool:
+        """Has the thread of the transaction ended?"""
+        return orphaned(self.connection)
+
+    def end_orphan(self) -> None:
+        """Close the connection, as the garbage collector would if no lock referred to it."""
+        self.connection.inc_thread_sharing()
+        self.connection.close()
 
     def ended(self) -> None:
         """Release the locks kept for the transaction, which has been committed or rolled back."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.db import connections
 
+from tests.conftest import eventually
 from tests.support.timing import within
 from tests.transactions import ways
 from tests.transactions.conftest import KINDS, WORLDS
@@ -48,3 +51,24 @@ def test_r11_rival_is_in_within_50_ms(each_world: World) -> None:
         world.again()
     late.sort()
     within(late[98], SOON, what=f"p50 {late[49] * 1000:.1f} ms, worst {late[99] * 1000:.1f} ms, p99")
+
+
+@pytest.mark.parametrize("released", [True, False], ids=["released", "open"])
+@pytest.mark.parametrize("kind", ["own", "session"])
+def test_r11_thread_that_ends_inside_its_transaction_keeps_no_lock(make_world: Any, kind: str, released: bool) -> None:
+    """With autocommit off and without a commit. The lock must not keep the connection, which keeps the lock."""
+    world = make_world(*KINDS[kind])
+
+    def work() -> None:
+        connections[world.alias].set_autocommit(False)
+        lease = world.lock().acquire()
+        world.write()
+        if released:
+            lease.release()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    eventually(lambda: not world.is_out(), "held by a thread that has ended")
+    assert world.lock().acquire(5).release() is None
+    assert not world.written()
