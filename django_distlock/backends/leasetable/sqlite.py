@@ -9,6 +9,7 @@ All processes run on one host, whose clock counts: microseconds since 1970.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import random
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from django_distlock.records import Claim
 
+SUFFIX = "-distlock"
 VERSION = 2
 # The tables that `migrate` makes on servers, as far as SQLite needs them.
 SCHEMA = f"""
@@ -128,6 +130,8 @@ class LeaseFile:
 
     def open(self) -> None:
         """Open the file, or create it; under the mutex."""
+        if not self.in_memory:
+            make_for_all(self.path.removesuffix(SUFFIX), self.path)
         connection = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
         try:
             # A commit costs a whole page, and a lease is one short row.
@@ -210,10 +214,26 @@ def database_path(name: object) -> str | None:
     return os.path.realpath(text)
 
 
+def make_for_all(database: str, path: str) -> None:
+    """Make the file ``path``, unless it is there, for those who may use the database, as SQLite does with its journals:
+    where root, or one user of a group, was the first one to take a lock, nobody else could take any."""
+    with contextlib.suppress(OSError, AttributeError):  # it is there; the database is yet to be made; Windows
+        wanted = os.stat(database)
+        # O_EXCL: what somebody else has put there, such as a link to another file, is not touched
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with contextlib.suppress(OSError):
+                os.fchown(descriptor, wanted.st_uid if os.geteuid() == 0 else -1, wanted.st_gid)
+            same_group = os.fstat(descriptor).st_gid == wanted.st_gid
+            os.fchmod(descriptor, 0o600 | wanted.st_mode & (0o666 if same_group else 0o606))
+        finally:
+            os.close(descriptor)
+
+
 def lease_path(name: object) -> str | None:
     """The file of the leases of a SQLite database; None: in memory."""
     path = database_path(name)
-    return None if path is None else f"{path}-distlock"
+    return None if path is None else path + SUFFIX
 
 
 def open_lease_file(name: object) -> LeaseFile:

@@ -173,6 +173,31 @@ def test_a_file_that_was_deleted_is_made_anew_and_is_as_private_as_files_are(pat
         os.umask(before)
 
 
+def test_a_link_in_the_place_of_the_file_leaves_its_target_alone(path: Path, name: str) -> None:
+    """Whoever may write the directory would get any file of root's."""
+    path.with_name("db").touch(0o666)
+    target = path.with_name("secret")
+    target.touch(0o600)
+    path.symlink_to(target)
+    advisory_lock(name, using="leasetable").acquire().release()
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o660, 0o664])
+def test_who_may_write_the_database_may_take_locks(mode: int, path: Path, name: str) -> None:
+    """Whoever takes the first lock makes the file: often root, for a job of cron."""
+    database, nobody = path.with_name("db"), 65534
+    database.touch()
+    database.chmod(mode)
+    if os.geteuid() == 0:
+        os.chown(database, nobody, nobody)
+    with advisory_lock(name, using="leasetable"):
+        files = [each.stat() for each in path.parent.iterdir()]
+    assert len(files) == 4
+    assert {stat.S_IMODE(file.st_mode) for file in files} == {mode}
+    assert len({(file.st_uid, file.st_gid) for file in files}) == 1
+
+
 def test_r5_a_writer_that_stands_still_is_not_waited_for(path: Path, name: str) -> None:
     lock = advisory_lock(name, using="leasetable")
     lock.acquire().release()
