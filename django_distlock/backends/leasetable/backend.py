@@ -133,7 +133,8 @@ class LeaseTableBackend(Backend):
     # acquiring
 
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        asked, holder = clock.now(), short(f"{self._process}:{describe_caller()}")
+        began = asked = clock.now()
+        holder = short(f"{self._process}:{describe_caller()}")
         try:
             fence = self.store.run(claim.answer_by, self._sql.take, claim, holder)
             if fence is None and wait > 0:
@@ -144,12 +145,14 @@ class LeaseTableBackend(Backend):
         finally:
             self._stopped.discard(claim.token)
         if fence is None:
+            if self.store.lost_at >= began:
+                self._undo_later(claim)
             return None
-        valid_until = self._held[claim.token] = self._valid_until(claim, asked, claim.ttl or 0.0)
+        valid_until = self._held[claim.token] = self._valid_until(claim, began, asked, claim.ttl or 0.0)
         return Grant(claim=claim, fence=fence, acquired_at=asked, valid_until=valid_until)
 
-    def _valid_until(self, claim: Claim, asked: float, ttl: float) -> float:
-        """The end of a lease for which the server was asked at ``asked``.
+    def _valid_until(self, claim: Claim, began: float, asked: float, ttl: float) -> float:
+        """The end of a lease for which the server was asked at ``asked``, and for the first time at ``began``.
 
         A statement that was sent twice may be executed once more for a while, and then sets its own TTL: a longer one
         does not count before that is over. The keepalive thread renews the lease until it does.
@@ -158,7 +161,7 @@ class LeaseTableBackend(Backend):
         shortest, until = self._resent.get(claim.token, (ttl, now))
         if now < until:
             ttl = min(ttl, shortest)
-        if self.store.lost_at >= asked:
+        if self.store.lost_at >= began:
             self._resent[claim.token] = ttl, now + self.store.late
         return asked + ttl - drift(ttl)
 
@@ -232,13 +235,14 @@ class LeaseTableBackend(Backend):
     # holding
 
     def release(self, grant: Grant) -> bool:
+        _, late_until = self._resent.get(grant.claim.token, (0.0, 0.0))
         self._forget(grant.claim.token)
         try:
             given = self._ask(self._sql.give, grant.claim)
         except BackendUnavailable:
             self._undo_later(grant.claim)
             raise
-        if clock.now() < self.store.lost_at + self.store.late:
+        if clock.now() < late_until:
             self._undo_later(grant.claim)  # a first attempt to take it may arrive only now, and would take it again
         if given is None:  # it was repeated: the first statement freed the lease, unless that had ended
             return grant.valid_until is not None and clock.now() < grant.valid_until
@@ -255,7 +259,7 @@ class LeaseTableBackend(Backend):
         asked = clock.now()
         if not self._ask(self._sql.extend, grant.claim, ttl):
             return None
-        valid_until = self._valid_until(grant.claim, asked, ttl)
+        valid_until = self._valid_until(grant.claim, asked, asked, ttl)
         if grant.claim.token in self._held:  # not released meanwhile
             self._held[grant.claim.token] = valid_until
         return grant._replace(valid_until=valid_until)

@@ -9,6 +9,7 @@ import pytest
 from django_distlock import advisory_lock, held_locks
 from django_distlock.concurrency import clock
 from tests.conftest import connect, eventually
+from tests.engines.actors import held_elsewhere
 from tests.faults.server import ask, key_of
 
 if TYPE_CHECKING:
@@ -38,6 +39,21 @@ def test_r7_an_acquire_that_arrives_after_its_repetition_was_released(using: str
     proxy.deliver()
     eventually(lambda: row_of(using, name) > before, "it does not arrive")
     eventually(lambda: not [info for info in held_locks(using)[0].locks if info.name == name], "nobody has it")
+
+
+@pytest.mark.parametrize("using", USING)
+def test_r7_an_acquire_that_arrives_after_its_repetition_was_refused(using: str, name: str, proxied: Proxied) -> None:
+    with held_elsewhere(using, name) as let_go:
+        proxy = proxied(using)
+        for _ in range(3):
+            connect(using)
+        proxy.detain(1)
+        assert advisory_lock(name, using=using, ttl=LONG).try_acquire(timeout=2) is None
+        let_go()
+        before = row_of(using, name)
+        proxy.deliver()
+        eventually(lambda: row_of(using, name) > before, "it does not arrive")
+        eventually(lambda: not [info for info in held_locks(using)[0].locks if info.name == name], "nobody has it")
 
 
 @pytest.mark.tier2
