@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 # A connection that was idle for longer than this is checked before it is used; one that owes a reply for longer is
 # closed. Seconds.
 FRESH = 0.5
-# For how long a server surely knows a script that it got: somebody may flush them, and Redis 7.4 keeps the last 500.
-# Seconds.
-REMEMBERED = 0.1
+# So many scripts a second are sent as a whole though nobody reads their replies; more would fill the socket.
+FLOOD = 200
 # Bytes that are read at once.
 SIZE = 65536
 # What a socket that never blocks raises when there is nothing to read.
@@ -99,17 +98,27 @@ class Wire:
         self._watch = select.poll()
         self._watch.register(self.fd, select.POLLIN)
         self._unread = b""
-        # when the server got a script on this connection (monotonic)
-        self._known: dict[str, float] = {}
+        # scripts that the server has got on this connection
+        self._known: set[str] = set()
+        # requests whose replies nobody reads: how many, in the second that began then (monotonic)
+        self._unheard, self._unheard_since = 0, 0.0
 
-    def script(self, request: Request, remembered: float = REMEMBERED) -> bytes:
-        """A request whose reply perhaps nobody reads: as a whole, unless the server surely knows the script, so that a
-        thousand callers who leave at once do not fill the socket."""
-        now, sha = clock.now(), request.script.sha
-        if sha in self._known and now - self._known[sha] < remembered:
-            return request.packed
-        self._known[sha] = now
-        return request.whole
+    def last(self, request: Request) -> bytes:
+        """A request whose reply nobody reads: as a whole, because the server may have forgotten a script that it got
+        (SCRIPT FLUSH; Redis 7.4 keeps 500), unless it has got very many just now."""
+        now = clock.now()
+        if now - self._unheard_since > 1.0:
+            self._unheard, self._unheard_since = 0, now
+        self._unheard += 1
+        packed = self.script(request)
+        return request.whole if self._unheard <= FLOOD else packed
+
+    def script(self, request: Request) -> bytes:
+        """A request whose refusal is heard in time, or does no harm: as a whole, unless the server has got the script
+        on this connection."""
+        packed = request.packed if request.script.sha in self._known else request.whole
+        self._known.add(request.script.sha)
+        return packed
 
     def write(self, data: bytes) -> None:
         """What the socket cannot take at once is an error: the server reads nothing."""
@@ -177,9 +186,13 @@ class Connection(Wire):
         self.owed += 1
         self.write(request)
 
-    def send_script(self, request: Request, remembered: float = REMEMBERED) -> None:
+    def send_script(self, request: Request) -> None:
         """:meth:`send` a request whose reply perhaps nobody reads."""
-        self.send(self.script(request, remembered))
+        self.send(self.script(request))
+
+    def send_last(self, request: Request) -> None:
+        """:meth:`send` a request whose reply nobody reads."""
+        self.send(self.last(request))
 
     def take(self) -> Any:
         """The reply to the last request, or PENDING. Never waits."""

@@ -96,7 +96,7 @@ class Ear(Wire):
 
     def send(self, request: Request) -> None:
         """Send a request whose reply nobody reads. Never waits. If it does not arrive, neither does a message."""
-        self._outbox.append(self.script(request))
+        self._outbox.append(self.last(request))
         self.work()
 
     def work(self, mine: Inbox | None = None) -> None:

@@ -214,7 +214,7 @@ class Server:
         """The caller leaves before its reply."""
         try:
             if withdrawal is not None:
-                connection.send_script(withdrawal())
+                connection.send_last(withdrawal())
         except ConnectionFailed:
             self._discard(connection)
         else:

@@ -114,7 +114,7 @@ class Node(Server):
             connection.take()
             if not connection.owed:
                 connection.next()  # a server that has closed it would be told in vain, and without an error
-            connection.send_script(last)
+            connection.send_last(last)
         except ConnectionFailed:
             self.lost(connection)
             self.tell(last, until)
@@ -139,7 +139,7 @@ class Node(Server):
                 until, request = self._later.popleft()
                 if clock.now() < until:
                     try:
-                        connection.send_script(request)
+                        connection.send_last(request)
                     except ConnectionFailed:
                         self._later.appendleft((until, request))
                         self._discard(connection)

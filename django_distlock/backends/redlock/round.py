@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from django_distlock.backends.redis.connection import PENDING, Connection, ConnectionFailed, ErrorReply
@@ -63,7 +62,7 @@ class Round:
         for number, connection in list(self.open.items()):
             self._sent.add(number)
             try:
-                connection.send_script(self._requests[number], math.inf)  # a refusal is heard, but for a late one
+                connection.send_script(self._requests[number])
             except ConnectionFailed as error:
                 self._fail(number, error)
         while (verdict := judge(self.answers)) is Verdict.WAIT:

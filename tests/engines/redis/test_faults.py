@@ -213,7 +213,6 @@ def test_r7_who_leaves_is_taken_back_though_the_server_has_forgotten_the_script(
         assert await backend.atry_acquire(claim_of(name)) is None  # reads the reply
         own.client.script_flush()
         own.hold(f"{name} other")  # another process sends the scripts that it needs
-        await asyncio.sleep(0.2)
         await left()
 
     with own.held(name):
