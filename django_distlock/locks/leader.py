@@ -9,6 +9,7 @@ import math
 import threading
 from concurrent import futures
 from typing import TYPE_CHECKING, Any, Literal, Self
+from weakref import WeakSet
 
 from django.db import connections
 
@@ -16,6 +17,7 @@ from django_distlock.concurrency import clock
 from django_distlock.concurrency.background import Background
 from django_distlock.concurrency.deadline import Deadline, backoff, pause
 from django_distlock.concurrency.flow import finished, run, uninterrupted
+from django_distlock.concurrency.fork import Order, at_fork
 from django_distlock.concurrency.text import one_line
 from django_distlock.exceptions import DistlockError, LockLost, UnsupportedOperation
 from django_distlock.manager import owner
@@ -162,6 +164,16 @@ class Leader:
         self._threads: set[int] = set()
         # what stop() cancels: the task that waits for the lock and leads
         self._task: asyncio.Task[None] | None = None
+        _leaders.add(self)
+
+    def _forget_parent(self) -> None:
+        """In the child of a fork: the candidacy, its threads and its term are the parent's, and never end here."""
+        term, self.term, self._state = self.term, None, "over"
+        self._mutex, self._threads = threading.Lock(), set()
+        self._started = self._block = self._task = None
+        if term is not None:
+            term._over = threading.Event()  # another thread may have had its mutex
+            term._end("lost")
 
     def _refuse_margin(self, ttl: float) -> None:
         if self._margin is not None and self._margin >= ttl / 2:
@@ -415,3 +427,12 @@ class Leader:
         finally:
             connections.close_all()  # those of this thread: nothing else would ever close them
             self._threads.discard(ident)
+
+
+def _after_fork() -> None:
+    for leader in list(_leaders):
+        leader._forget_parent()
+
+
+_leaders: WeakSet[Leader] = WeakSet()
+at_fork(Order.HOLDS, child=_after_fork)

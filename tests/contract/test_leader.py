@@ -13,6 +13,7 @@ from django_distlock import Leader, LockLost, UnsupportedOperation, advisory_loc
 from django_distlock.locks.leader import Term
 from django_distlock.manager.lock_table import State, lock_table
 from tests.conftest import PATIENCE, eventually
+from tests.contract.test_fork import in_child
 
 pytestmark = pytest.mark.usefixtures("databases")
 
@@ -320,3 +321,21 @@ def test_a_term_that_was_over_once_stays_over(name: str) -> None:
         lease.extend(30)
         assert not term.leading
         assert term.reason == "not renewed"
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_r22_the_child_of_a_fork_is_no_candidate(name: str) -> None:
+    """A server that forks inside the block: its child leaves the block, too, and may stand by itself."""
+    with Leader(name, using="memory") as leader:
+        term = leader.elected(PATIENCE)
+        assert term is not None
+
+        def child() -> None:
+            assert (leader.leading, term.leading, leader.elected(PATIENCE)) == (False, False, None)
+            leader.stop()
+            with leader:  # the memory of the child is its own
+                assert leader.elected(PATIENCE)
+
+        in_child(child)
+        assert leader.term is term
+        assert term.leading
