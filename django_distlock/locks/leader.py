@@ -270,11 +270,17 @@ class Leader:
         A cancelled candidate steps down and releases the lock before CancelledError is raised.
         """
         self._enter()
-        await self._stand()
+        await self._stand_in_task()
+
+    async def _stand_in_task(self) -> None:
+        try:
+            await self._stand()
+        finally:
+            self._state = "over"
 
     async def __aenter__(self) -> Self:
         self._enter()  # no wait follows: a cancellation here would leave a candidate that no block ends
-        self._block = asyncio.create_task(self._stand(), name="distlock-leader")
+        self._block = asyncio.create_task(self._stand_in_task(), name="distlock-leader")
         return self
 
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:
@@ -318,7 +324,7 @@ class Leader:
             asyncio.run(stand)
         finally:  # also if there was no event loop to be had
             stand.close()
-            self._state = "over"
+            self._state = "over"  # only here: as soon as it is over, another thread may begin the next candidacy
 
     async def _stand(self) -> None:
         """Be a candidate until :meth:`stop`. If this task is cancelled, step down first."""
@@ -331,8 +337,6 @@ class Leader:
             task.cancel()
             await uninterrupted(asyncio.wait([task]))
             raise
-        finally:
-            self._state = "over"
         if not task.cancelled():
             task.result()
 

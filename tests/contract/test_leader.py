@@ -339,3 +339,28 @@ def test_r22_the_child_of_a_fork_is_no_candidate(name: str) -> None:
         in_child(child)
         assert leader.term is term
         assert term.leading
+
+
+def test_a_candidacy_begins_only_after_the_end_of_the_last_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the end of the old one would mark the new one as over: a leader whom stop() does not end."""
+    over, go_on, run = threading.Event(), threading.Event(), asyncio.run
+
+    def slow(stand: Any) -> None:
+        run(stand)
+        over.set()
+        go_on.wait(PATIENCE)
+
+    leader = Leader(name, using="memory")
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio, "run", slow)
+        leader.start()
+        assert leader.elected(PATIENCE)
+        leader.stop(0)
+        assert over.wait(PATIENCE)
+        with pytest.raises(RuntimeError, match="already"):
+            leader.start()
+        go_on.set()
+        leader.stop()
+    with leader:
+        assert leader.elected(PATIENCE)
+    assert not leader.leading
