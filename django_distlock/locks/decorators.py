@@ -78,12 +78,12 @@ class LockedMethod(LockedView):
 
 def open_no_transaction(locked: Any, function: Any) -> bool:
     """Have Django open no transaction around the view ``locked``, which calls ``function``. True if that is no locked
-    view itself, so that ``locked`` has to open the transaction."""
+    view itself and none under an edit lock, so that ``locked`` has to open the transaction."""
     inner = getattr(function, "_non_atomic_requests", ())
     # what method_decorator makes for one request is a partial, and no other code sees its set
     of_method = _may_be_async(function) and not isinstance(function, functools.partial)
     locked._non_atomic_requests = LockedMethod(inner) if of_method else LockedView(inner)
-    return not isinstance(inner, LockedView)
+    return "" not in inner  # no alias: a set that says yes to each is that of a view with transactions of its own
 
 
 def decorate(lock: Recipe, function: F) -> F:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.contrib import messages
 from django.contrib.messages import get_messages
+from django.db import transaction
 from django.utils.translation import gettext as _
 
 from django_distlock.editing.grants import EditGrant, ReadyForm, sign
@@ -110,7 +111,10 @@ class SaveGuard:
                 ready = ReadyForm(grant=save.grant, config=self.config, text=self.posted.text, lease=self.posted.lease)
                 ready_forms(self.request)[self.resources[0]] = ready
             response = work(save)
-            if save.written and not _leaves_page(self.request, response):
+            # @idempotent above frees the key of such an answer
+            if getattr(self.request, "_distlock_rolls_back_5xx", False) and getattr(response, "status_code", 0) >= 500:
+                transaction.set_rollback(True, using=save.grant.database)
+            elif save.written and not _leaves_page(self.request, response):
                 save.keep()
             return response
 

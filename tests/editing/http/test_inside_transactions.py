@@ -7,9 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.contrib.auth.models import Group, Permission
+from django.db import connection
+from django.http import HttpResponse
 from django.test import Client, RequestFactory
+from django.urls import path
 from rest_framework.test import force_authenticate
 
+from django_distlock import advisory_lock
+from django_distlock.editing import edit_locked
+from django_distlock.idempotency import idempotent
 from testproject.articles.models import Article
 from tests.editing import site
 from tests.editing.people import GRANT, LEASE, Person, body, hidden, refused, sent
@@ -131,3 +137,29 @@ def test_a_write_reads_them_again_under_the_lock(boss: Person, bo: Person, group
     force_authenticate(request, boss.user)
     assert Adding.as_view({"put": "update"})(request, pk=group.pk).status_code == 200
     assert rights(group) == {mine.pk, theirs.pk}
+
+
+@pytest.mark.parametrize("decorate", [advisory_lock("editing", using="leasetable"), idempotent])
+@pytest.mark.parametrize("atomic_requests", [True], indirect=True)
+def test_a_decorator_above_opens_no_transaction_around_the_save(
+    ada: Person, article: Article, settings: Any, decorate: Any, atomic_requests: None
+) -> None:
+    """Inside one MySQL would refuse the save at REPEATABLE READ, and it would not be tried again."""
+    depths, statuses = [], [302, 503]
+
+    @decorate
+    @edit_locked(Article)
+    def edit(request: Any, pk: int) -> HttpResponse:
+        depths.append(len(connection.savepoint_ids))
+        status = statuses.pop(0)
+        Article.objects.filter(pk=pk).update(body=f"With {status}.")
+        return HttpResponse(status=status, headers={"Location": "/"})
+
+    settings.ROOT_URLCONF = (path("edit/<int:pk>/", edit),)
+    headers = {"Idempotency-Key": "a"}
+    assert ada.client.post(f"/edit/{article.pk}/", headers=headers).status_code == 302
+    if decorate is idempotent:
+        headers = {"Idempotency-Key": "b"}
+        assert ada.client.post(f"/edit/{article.pk}/", headers=headers).status_code == 503
+    assert body() == "With 302.", "the key of the other one is free: it is rolled back"
+    assert not any(depths)
