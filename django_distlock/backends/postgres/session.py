@@ -335,7 +335,7 @@ class PostgresSession(Session):
         """Setting lock_timeout costs the server something, and most waits are like the last one. A shorter one will not
         do: the waiter would lose its place in the queue before its time is over (R4)."""
         name, wanted = b"wait_s" if shared else b"wait_x", lock_timeout(until)
-        if wanted - 5 <= self._timeout <= wanted + 20:
+        if max(wanted - 5, 1) <= self._timeout <= wanted + 20:  # 0 is a wait without an end
             self._setting = self._timeout
             return name, (key.number_bytes,)
         self._setting = wanted

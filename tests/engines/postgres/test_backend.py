@@ -132,6 +132,15 @@ def test_r4_a_message_of_the_server_in_the_middle_of_a_wait_is_not_its_reply(cha
         waiting.result(10).release()
 
 
+def test_r5_a_wait_of_some_milliseconds_ends_on_a_session_that_has_kept_no_timeout(name: str) -> None:
+    """A lock_timeout of 0, as it has from its beginning, would let it wait for ever."""
+    lock = advisory_lock(name, using="postgres")
+    with held_elsewhere("postgres", name):
+        assert lock.try_acquire(timeout=1) is None
+        for _ in range(20):
+            assert lock.try_acquire(timeout=0.004) is None
+
+
 def test_r4_a_kept_lock_timeout_does_not_end_a_wait_early(name: str) -> None:
     """The session has waited with a shorter timeout before. Who asks again stands behind those who came meanwhile."""
     with (
