@@ -66,8 +66,9 @@ class Backend(ABC):
     keeps_notes: ClassVar[bool] = False
     # Models whose tables `migrate` makes for it in ``database``.
     tables: tuple[str, ...] = ()
-    # Seconds for which a task waits for the answer to a short request; None: the backend itself ends what hangs.
-    patience: ClassVar[float | None] = PATIENCE
+    # Seconds for which a task waits for the answer to a short request, perhaps behind others in the same thread; None:
+    # the backend itself ends what hangs. Less than PATIENCE, so that its event loop has heard of the end by then (R5).
+    patience: ClassVar[float | None] = PATIENCE - 0.1
     # Why in_doubt() may be true, for messages.
     doubt: ClassVar[str] = "its transaction was aborted"
     # The keys allowed in OPTIONS.

@@ -314,7 +314,7 @@ class LeaseTableBackend(Backend):
         if now >= self._prune_at:
             self._prune_at = now + PRUNE_EVERY * random.uniform(0.5, 1.5)  # noqa: S311 - spreads processes
             self._start("prune", self.prune)
-        return now + TICK
+        return now + TICK if due is None else min(due, now + TICK)
 
     def _start(self, name: str, work: Callable[[], object]) -> None:
         """Do ``work`` in a thread, unless it is under way."""

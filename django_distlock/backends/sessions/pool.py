@@ -108,14 +108,16 @@ class Sessions(Generic[S]):
             return list(self._all)
 
     def tick(self, now: float) -> float | None:
-        """Watch over each session; close the dead ones and those that were idle for IDLE seconds."""
+        """Watch over each session; close the dead ones and those that were idle for IDLE seconds. The time of the next
+        call: in a TICK, or when a statement that runs now must have ended."""
         for session in self.all():
             session.tick(now)
             if session.dead is not None:
                 self.drop(session)
             elif not session.claims and now - session.used_at >= IDLE and session.close_if_unused():
                 self._forget(session)
-        return now + TICK if self._all else None
+        due = [now + TICK, *(session.due for session in self.all() if session.due is not None and session.due > now)]
+        return min(due) if self._all else None
 
     def close(self) -> None:
         """Close all sessions; what they hold is lost."""
