@@ -7,6 +7,7 @@ import itertools
 import time
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import connections, transaction
@@ -122,19 +123,22 @@ def tooz(url: Callable[[], str], **traits: Any) -> Entry:
     return opened
 
 
+@contextmanager
+def _package(prepare: Callable[[], None]) -> Iterator[Any]:
+    """Import it now and not before: the peers run without it. Close its sessions at once, not when they idle."""
+    from django_distlock import advisory_lock
+    from django_distlock.manager.registry import registry
+
+    prepare()
+    yield advisory_lock
+    registry.close()
+    connections.close_all()
+
+
 def ours(alias: str, database: str = "", prepare: Callable[[], None] = lambda: None, **traits: Any) -> list[Entry]:
     """Make our entries; those inside transactions only where the lock can be the transaction's, in ``database``."""
 
-    @contextmanager
-    def package() -> Iterator[Any]:
-        """Import it now and not before: the peers run without it. Close its sessions at once, not when they idle."""
-        from django_distlock import advisory_lock
-        from django_distlock.manager.registry import registry
-
-        prepare()
-        yield advisory_lock
-        registry.close()
-        connections.close_all()
+    package = partial(_package, prepare)
 
     @entry(OURS, ours=True, **traits)
     def anew() -> Iterator[Ready]:
