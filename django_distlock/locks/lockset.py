@@ -17,6 +17,8 @@ from django_distlock.concurrency.flow import clean_up
 from django_distlock.exceptions import DistlockError
 from django_distlock.keys import validate_name
 from django_distlock.manager.acquire import LockRequest, acquire, announce
+from django_distlock.manager.lock_table import State, lock_table
+from django_distlock.manager.owner import current
 from django_distlock.manager.registry import registry
 from django_distlock.validation import UNSET, Timeout, count, optional_seconds
 
@@ -25,6 +27,8 @@ from .lock import BaseLock, Lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from django_distlock.manager.registry import Entry
 
 
 class lock_all(BaseLock[LeaseSet]):
@@ -102,8 +106,9 @@ class semaphore(BaseLock[Lease]):
     """At most ``limit`` holders of ``name`` at once. All callers must give the same limit.
 
     On an engine without semaphores it consists of ``limit`` slot locks, which waiters try in random order; they are
-    then not served in order of arrival. Unlike a lock it is not re-entrant: each acquire takes another slot. ``into``
-    is for decorators: the argument of the function that gets the Lease, as for :func:`advisory_lock`.
+    then not served in order of arrival. Unlike a lock it is not re-entrant: each acquire takes another slot, or one
+    that was released and is kept for the transaction around it. ``into`` is for decorators: the argument of the
+    function that gets the Lease, as for :func:`advisory_lock`.
     """
 
     def __init__(
@@ -136,16 +141,22 @@ class semaphore(BaseLock[Lease]):
             limit=self.limit,
             template=self.template,
         )
-        if registry.entry(self.using).backend.supports_semaphore:
+        entry = registry.entry(self.using)
+        if entry.backend.supports_semaphore:
             return await acquire(request, Lease)
-        return await self._slot_flow(request)
+        return await self._slot_flow(request, entry)
 
-    async def _slot_flow(self, request: LockRequest) -> Lease | None:
-        """Try the slots in random order, repeatedly, until the deadline."""
+    async def _slot_flow(self, request: LockRequest, entry: Entry) -> Lease | None:
+        """Try the slots, first those that a transaction of the caller keeps, repeatedly, until the deadline."""
         deadline = Deadline(request.timeout, request.start)
+        me, held = current(), lock_table.held(entry.backend)
+        kept = {hold.key for hold in held if hold.owner is me and hold.state is State.DEFERRED}
         attempt = 0
         while True:
-            for slot in random.sample(range(self.limit), self.limit):
+            slots = random.sample(range(self.limit), self.limit)
+            if kept:
+                slots.sort(key=lambda slot: entry.key(*request.parts, str(slot)) not in kept)
+            for slot in slots:
                 parts = (*request.parts, str(slot))
                 one = request._replace(parts=parts, timeout=0, start=clock.now(), limit=0, since=request.start)
                 lease = await acquire(one, Lease)

@@ -64,7 +64,7 @@ class LockRequest(NamedTuple):
     #: The name as a decorator spells it.
     template: str | None = None
     #: When the wait began, for an attempt at one slot of a semaphore: a context that holds the slot does not get it
-    #: again, and that it is busy is not announced.
+    #: again before its block is left, and that it is busy is not announced.
     since: float | None = None
 
 

@@ -118,10 +118,10 @@ def _ahead(hold: Hold, line: list[Hold]) -> list[Hold]:
 # block is outside of what the block protects, and the exception of a signal that comes there would keep the mutex.
 
 
-def _held_by(owner: object, line: list[Hold]) -> Hold | None:
-    """The hold that ``owner`` has in this line, if it has one."""
+def _held_by(owner: object, line: list[Hold], states: tuple[State, ...]) -> Hold | None:
+    """The first hold that ``owner`` has in this line in one of ``states``, if it has one."""
     for hold in line:
-        if hold.owner is owner and hold.state in IN_USE:
+        if hold.owner is owner and hold.state in states:
             return hold
     return None
 
@@ -159,8 +159,9 @@ class LockTable:
 
         Returns a hold that is HELD (re-entry) or DEFERRED (to be verified), or the new one: CLAIMING (ask the engine)
         or WAITING (park first). Returns None if the lock is busy and the caller does not wait, or if this is a re-entry
-        and ``reenter`` is false. Raises DeadlockDetected and, at ``most`` locks of the backend, DistlockError. After
-        any exception the caller ends the new hold, which is harmless if it got no place.
+        and ``reenter`` is false. The place of a semaphore is entered again only if a transaction alone keeps it: each
+        open block has one of its own. Raises DeadlockDetected and, at ``most`` locks of the backend, DistlockError.
+        After any exception the caller ends the new hold, which is harmless if it got no place.
         """
         key = hold.key
         with self._mutex:
@@ -170,11 +171,11 @@ class LockTable:
                     self._refuse_too_many(hold.backend, most)
                 self._lines[key.digest] = [hold]
                 return hold
-            mine = None if hold.limit else _held_by(hold.owner, line)
+            mine = _held_by(hold.owner, line, (DEFERRED,) if hold.limit else IN_USE)
             if mine is not None:
-                if reenter and mine.shared and not hold.shared:
+                if mine.shared and not hold.shared:
                     raise DeadlockDetected(_upgrade(mine))
-                return mine if reenter else None
+                return mine if reenter or mine.state is DEFERRED else None
             if not _admitted(hold, len(line), all(other.shared for other in line)):
                 if not may_wait:
                     return None

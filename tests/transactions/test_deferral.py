@@ -53,10 +53,48 @@ def test_r11_kept_lock_is_free_for_its_own_context_only(world: World) -> None:
         with world.lock().acquire(timeout=0) as lease:
             assert lease.held
         assert world.is_out("-2")
-        assert slots.try_acquire() is None, "a semaphore is not re-entrant, and its slot is kept"
+        assert in_thread(slots.try_acquire) is None
+        with slots.acquire(timeout=0):
+            assert slots.try_acquire() is None, "a semaphore is not re-entrant"
     assert not world.is_out("-2")
     with slots:
         pass
+
+
+PLACES = [("postgres", "postgres"), ("mysql", "mariadb"), *((using, "default") for using in ("leasetable", "redis"))]
+
+
+@pytest.mark.parametrize(("using", "alias"), [*PLACES, ("zookeeper", "default"), ("memory", "default")])
+def test_r11_the_next_block_gets_the_place_that_the_transaction_keeps(make_world: Any, using: str, alias: str) -> None:
+    """A loop uses one place of the semaphore; a block inside another one takes a place of its own."""
+    pool = semaphore(make_world(using, alias).name, 3, using=using, timeout=0)
+    with transaction.atomic(alias):
+        for _ in range(4):
+            with pool:
+                assert free_places(pool) == 2
+        with pool, pool:
+            assert free_places(pool) == 1
+        with pool, pool, pool:
+            assert free_places(pool) == 0
+            assert pool.try_acquire() is None
+        with pool, pool, pool:
+            pass
+        assert free_places(pool) == 0
+    assert free_places(pool) == 3
+
+
+def free_places(pool: semaphore) -> int:
+    """How many another thread gets."""
+
+    def take() -> int:
+        leases = []
+        while (lease := pool.try_acquire()) is not None:
+            leases.append(lease)
+        for lease in leases:
+            lease.release()
+        return len(leases)
+
+    return int(in_thread(take))
 
 
 def test_r7_set_that_fails_inside_a_transaction_gives_back_at_its_end(world: World) -> None:
