@@ -91,9 +91,10 @@ class Term:
         if not self.leading:
             raise LockLost(f"The term of {self._lease.name!r} is over ({self.reason or 'not renewed'}).")
 
-    def wait(self, timeout: float) -> bool:
-        """Sleep for ``timeout`` seconds or until the term is over. True while it lasts: ``while term.wait(1): ...``"""
-        self._over.wait(timeout)
+    def wait(self, timeout: float | None) -> bool:
+        """Sleep for ``timeout`` seconds (None: without end) or until the term is over. True while it lasts:
+        ``while term.wait(1): ...``"""
+        self._over.wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
         return self.leading
 
     def _end(self, reason: str) -> None:
@@ -154,7 +155,7 @@ class Leader:
         self._on_elected, self._on_demoted = on_elected, on_demoted
         #: The present Term, or None. It may already be over: see ``leading``.
         self.term: Term | None = None
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # a signal's handler may call stop() in the middle of start()
         self._state: Literal["new", "standing", "over"] = "new"
         self._stopping = False
         # the candidacy that start() began, and that of ``async with``
@@ -169,7 +170,7 @@ class Leader:
     def _forget_parent(self) -> None:
         """In the child of a fork: the candidacy, its threads and its term are the parent's, and never end here."""
         term, self.term, self._state = self.term, None, "over"
-        self._mutex, self._threads = threading.Lock(), set()
+        self._mutex, self._threads = threading.RLock(), set()
         self._started = self._block = self._task = None
         if term is not None:
             term._over = threading.Event()  # another thread may have had its mutex
@@ -218,13 +219,13 @@ class Leader:
 
     def start(self) -> None:
         """Become a candidate in a background thread. Raises RuntimeError if it is one already."""
-        self._enter()
-        try:
-            candidacy = Background("distlock-leader").start(self._in_thread, self._stand_here)
-        except BaseException:  # no thread could be started: start() may be called again
-            self._state = "over"
-            raise
-        self._started = candidacy
+        with self._mutex:
+            self._enter()
+            try:
+                self._started = Background("distlock-leader").start(self._in_thread, self._stand_here)
+            except BaseException:  # no thread could be started: start() may be called again
+                self._state = "over"
+                raise
 
     def stop(self, timeout: float | None = None) -> None:
         """Step down, release the lock and end the candidacy. Waits for the end, at most ``timeout`` seconds.
@@ -232,7 +233,8 @@ class Leader:
         If an error had ended the candidacy before, it is raised. In a callback this method does not wait.
         """
         seconds("timeout", timeout, none=True)
-        candidacy = self._started
+        with self._mutex:  # once start() has told what it has started
+            candidacy = self._started
         if self._state == "standing":
             self._stopping = True
             self._end_term("stopped")
@@ -302,7 +304,7 @@ class Leader:
         with self._mutex:
             if self._state == "standing":
                 raise RuntimeError(f"{self!r} is a candidate already.")
-            self._state, self._stopping, self._task = "standing", False, None
+            self._state, self._stopping, self._started, self._task = "standing", False, None, None
 
     def _end_term(self, reason: str) -> None:
         """End the present term. May be called in any thread."""

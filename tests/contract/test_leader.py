@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import queue
 import threading
 from typing import Any
@@ -321,6 +322,50 @@ def test_a_term_that_was_over_once_stays_over(name: str) -> None:
         lease.extend(30)
         assert not term.leading
         assert term.reason == "not renewed"
+
+
+@pytest.mark.parametrize("timeout", [None, math.inf])
+def test_a_term_is_waited_for_without_an_end(timeout: float | None, name: str) -> None:
+    ended: queue.Queue[bool] = queue.Queue()
+    with Leader(name, using="memory", on_elected=lambda term: ended.put(term.wait(timeout))) as leader:
+        assert leader.elected(PATIENCE)
+    assert ended.get(timeout=PATIENCE) is False
+
+
+def test_who_stops_a_candidate_that_is_just_starting_waits_for_its_end(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, diary, start = Leader(name, using="memory"), [], threading.Thread.start
+    stopper = threading.Thread(target=lambda: (leader.stop(), diary.append("stopped")))
+
+    def slow(thread: threading.Thread) -> None:
+        if thread.name == "distlock-leader":
+            start(stopper)
+            stopper.join(0.2)
+            diary.append("begun")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", slow)
+        leader.start()
+        stopper.join(PATIENCE)
+    assert diary == ["begun", "stopped"]
+
+
+def test_the_handler_of_a_signal_may_stop_what_its_thread_is_just_starting(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, start = Leader(name, using="memory"), threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        if thread.name == "distlock-leader":
+            leader.stop()
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    leader.start()
+    assert leader.elected(PATIENCE) is None
+    leader.stop()
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
