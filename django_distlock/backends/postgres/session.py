@@ -144,6 +144,8 @@ def _connect(database: str, waits: bool) -> PostgresSession:
 def _settings(session: PostgresSession) -> str:
     """The calls that set SETTINGS."""
     wanted = dict(SETTINGS)
+    if session.conn.server_version >= 170000:
+        wanted["transaction_timeout"] = "0"  # a wait is a transaction, too
     if session.conn.parameter_status(b"server_encoding") == b"SQL_ASCII":
         # such a server does not know the meaning of its bytes, and refuses foreign ones in UTF-8
         wanted["client_encoding"] = "SQL_ASCII"

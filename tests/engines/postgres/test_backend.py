@@ -23,12 +23,13 @@ from django_distlock.records import Claim
 from tests.conftest import eventually
 from tests.engines.actors import held_elsewhere, share_and_write
 from tests.faults.conftest import database_alias
-from tests.faults.server import ask, cancel_statement, holders, key_of, session_of, waiters
+from tests.faults.server import ask, asked, cancel_statement, holders, key_of, session_of, waiters
 from tests.support.processes import Child
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.faults.conftest import Proxied
 
 pytestmark = pytest.mark.usefixtures("databases", "unhurried")
 TIMEOUTS = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "idle_session_timeout")
@@ -102,6 +103,15 @@ def test_timeouts_of_the_role_do_not_end_the_lock_or_the_wait(impatient_role: st
         lease.ensure_held()
         assert holders("postgres", name + "-kept") == [session_of(lease).server_id]
     lease.release()
+
+
+def test_a_transaction_timeout_of_postgresql_17_does_not_end_a_wait(name: str, proxied: Proxied) -> None:
+    """The server seems to be one, and the proxy gives it a setting of that length that it does not know."""
+    proxy = proxied("postgres")
+    proxy.rewrite(b"server_version\x0015.", b"server_version\x0017.")
+    proxy.rewrite(b"'transaction_timeout'", b"'transaction.timeout'")
+    with advisory_lock(name, using="postgres") as lease:
+        assert asked(session_of(lease), b"SELECT current_setting('transaction.timeout', true)") == [["0"]]
 
 
 @pytest.fixture
