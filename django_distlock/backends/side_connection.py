@@ -18,6 +18,7 @@ from django_distlock.concurrency import clock, sockets
 from django_distlock.concurrency.background import Background, CallTimeout, NotStarted
 from django_distlock.concurrency.deadline import PATIENCE
 from django_distlock.concurrency.flow import run
+from django_distlock.concurrency.fork import Order, at_fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +32,7 @@ SERVERS = ("postgresql", "mysql")
 CONNECT_LIMIT = 3
 
 _questions: dict[str, Background] = {}
+at_fork(Order.THREADS, child=_questions.clear)  # the abandoned ones are the parent's
 
 
 class Silent(OperationalError):
