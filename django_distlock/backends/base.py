@@ -208,7 +208,9 @@ class Backend(ABC):
             return await self.threads.short(function, *args, undo=undo, patience=patience)
         except CallTimeout as error:
             raise BackendUnavailable(f"The backend of alias {self.alias!r} has not answered. {error}") from error
-        except NotStarted:  # a moment of this event loop is better than a lock that is not released
+        except NotStarted as error:
+            if function != self.release:  # a moment of this event loop is better than a lock that is not released
+                raise BackendUnavailable(f"The backend of alias {self.alias!r} cannot be asked. {error}") from error
             return function(*args)
 
     def tick(self, now: float) -> float | None:

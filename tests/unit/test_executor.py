@@ -257,12 +257,17 @@ def test_r7_an_engine_that_waits_asks_first_and_is_stopped_when_the_task_is_canc
 def test_r6_a_task_without_a_thread_or_an_answer_is_told_that_the_engine_is_unavailable(
     no_threads: pytest.MonkeyPatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Without a thread its event loop does nothing but release."""
     engine, hangs = Engine("given", {}), Call()
+    grant = Grant(claim=CLAIM, acquired_at=0, fence=7)
     monkeypatch.setattr(base, "PATIENCE", 0.05)
 
     async def main() -> None:
-        with pytest.raises(BackendUnavailable, match=r"'given'.*thread"):
-            await engine.atry_acquire(CLAIM, 5)
+        for ask in (engine.atry_acquire(CLAIM, 5), engine.aextend(grant, 5), engine.averify(grant)):
+            with pytest.raises(BackendUnavailable, match=r"'given'.*thread"):
+                await ask
+        assert await engine.arelease(grant)
+        assert engine.journal == ["release 7"]
         no_threads.undo()
         first = asyncio.create_task(hangs.task(engine.threads, "short"))
         await asyncio.to_thread(hangs.begun.wait, PATIENCE)
