@@ -15,6 +15,7 @@ from django.test.utils import TestContextDecorator, override_settings
 from django_distlock.concurrency.background import Background
 from django_distlock.conf import configured
 from django_distlock.exceptions import DistlockError, LockNotHeld
+from django_distlock.locks.lease import Lease
 from django_distlock.manager import open_transactions, owner, release
 from django_distlock.manager.introspection import held_locks
 from django_distlock.manager.lock_table import State, lock_table
@@ -23,8 +24,6 @@ from django_distlock.operations.lookup import listed_as
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
-
-    from . import Lease
 
 __all__ = [
     "LockRunnerMixin",
@@ -129,6 +128,8 @@ def lose(lease: Lease, *, reason: str = "rehearsed") -> None:
     A lock that belongs to its caller's transaction (PostgreSQL) is lost for the holder only: others still wait for the
     end of that transaction.
     """
+    if not isinstance(lease, Lease):
+        raise TypeError(f"lease must be the Lease of one lock, as `with` gives it, not {type(lease).__name__}.")
     hold = lease._hold
     grant = hold.grant
     if lease._released or not release.lose(hold, reason):
