@@ -120,9 +120,11 @@ class Ear(Wire):
                 return
 
     def _hear(self, value: Any, mine: Inbox | None) -> None:
-        if type(value) is not list or value[0] != b"message":
-            return
-        who, _, rest = value[2].partition(b" ")
+        match value:
+            case [b"message", _, bytes() as text]:
+                who, _, rest = text.partition(b" ")
+            case _:
+                return
         inbox = self.inboxes.get(who)
         if inbox is None:  # it has left
             return

@@ -64,6 +64,12 @@ class Request:
         self.script, self.keys, self.args = script, keys, args
         self.packed = _head("EVALSHA", script.sha, keys, len(args)) + _words(args)
 
+    def understands(self, reply: object) -> bool:
+        """Can the script have returned this? One number; of ACQUIRE two for a grant, and five if the lock is busy."""
+        if self.script is not ACQUIRE:
+            return type(reply) is int
+        return type(reply) is list and {*map(type, reply)} == {int} and len(reply) == (2 if reply[0] else 5)
+
     @property
     def whole(self) -> bytes:
         """For a server that does not know the script."""

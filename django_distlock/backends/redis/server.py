@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -39,13 +40,21 @@ class Refused(ConnectionFailed):
         self.__cause__ = reply
 
 
+class NotUnderstood(ConnectionFailed):
+    """No script of ours returns this."""
+
+    def __init__(self, reply: object) -> None:
+        super().__init__(f"What was sent is no reply of our script: {str(reply)[:80]!r}")
+
+
 class Moved(Refused):
     """A node of a Redis Cluster says which ``address`` has the keys of the ``slot``."""
 
-    def __init__(self, reply: ErrorReply) -> None:
+    pattern = re.compile(r"MOVED (\d+) (\S*:\d+)")
+
+    def __init__(self, reply: ErrorReply, slot: str, address: str) -> None:
         super().__init__(reply)
-        _, slot, self.address = str(reply).split()
-        self.slot = int(slot)
+        self.slot, self.address = int(slot), address
 
 
 class Server:
@@ -134,7 +143,7 @@ class Server:
         """Take a connection back."""
         connection.used_at = clock.now()
         if connection.unwanted:
-            connection.close()
+            self._discard(connection)
             return
         self._idle.append(connection)
         if self._change is not None:
@@ -159,14 +168,15 @@ class Server:
         the reply: a server that hangs executes both when it wakes. A request without one does no harm when it comes
         late, and is repeated on another connection.
         """
-        again, tries, refused_at = False, 0, 0.0
+        again, tries, asked_at = False, 0, 0.0
+        least = max(until, clock.now() + SILENCE)
         while True:
             connection = None if self._change else self.take()
             if connection is None:  # to connect takes its time, which does not count against a short timeout
-                connection = await self.connect(max(until, clock.now() + SILENCE))
-            tries += 1
+                connection = await self.connect(min(max(until, clock.now() + SILENCE), least + SILENCE))
+            tries, asked_at = tries + 1, asked_at or clock.now()
             try:
-                reply = await self._asked(connection, request)
+                reply = await self._asked(connection, request, least + SILENCE)
             except ConnectionFailed as error:
                 if error.silent:
                     self.leave(connection, withdrawal)
@@ -181,11 +191,15 @@ class Server:
                 leftovers.now_or_later(self.leave, connection, withdrawal)
                 raise
             else:
-                if type(reply) is not ErrorReply:
+                if request.understands(reply):
                     self.give(connection)
                     return reply, again
-                refused_at, tries = refused_at or clock.now(), 0
-                await self._refused(connection, reply, min(max(until, refused_at + SILENCE), refused_at + PATIENCE))
+                if type(reply) is not ErrorReply:  # nor is the next reply to be trusted
+                    connection.unwanted = True
+                    self.leave(connection, withdrawal)
+                    raise NotUnderstood(reply)
+                tries = 0
+                await self._refused(connection, reply, min(least, asked_at + PATIENCE))
 
     async def _refused(self, connection: Connection, reply: ErrorReply, until: float) -> None:
         """Wait a moment if another server is about to have the keys, but not beyond the monotonic time ``until``; else
@@ -197,12 +211,13 @@ class Server:
         else:
             self.give(connection)
         if not (demoted or reply.code in NOT_NOW) or clock.now() >= until:
-            raise Moved(reply) if reply.code == "MOVED" else Refused(reply)
+            moved = Moved.pattern.fullmatch(str(reply))
+            raise Moved(reply, *moved.groups()) if moved else Refused(reply)
         await pause(REFUSED_AGAIN)
 
     @staticmethod
-    async def _asked(connection: Connection, request: Request) -> Any:
-        until = clock.now() + SILENCE
+    async def _asked(connection: Connection, request: Request, until: float) -> Any:
+        until = min(until, clock.now() + SILENCE)
         connection.send(request.packed)
         reply = await connection.receive(until)
         if type(reply) is ErrorReply and reply.code == "NOSCRIPT":

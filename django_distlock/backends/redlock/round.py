@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from django_distlock.backends.redis.connection import PENDING, Connection, ConnectionFailed, ErrorReply
-from django_distlock.backends.redis.server import Refused
+from django_distlock.backends.redis.server import NotUnderstood, Refused
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.deadline import SILENCE
 from django_distlock.concurrency.parking import Parker
@@ -141,6 +141,9 @@ class Round:
             return
         if type(reply) is ErrorReply:
             self.answers[number], self._errors[number] = Answer.FAILED, Refused(reply)
+            return
+        if not request.understands(reply):
+            self._fail(number, NotUnderstood(reply))
             return
         self.replies[number] = reply
         granted = reply[0] if isinstance(reply, list) else reply

@@ -14,11 +14,14 @@ from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.backends.redis import backend as engine
 from django_distlock.backends.redis import server
 from django_distlock.backends.redis.backend import RedisBackend
+from django_distlock.backends.redis.connection import Connection, ErrorReply
 from django_distlock.concurrency.clock import now as monotonic
+from django_distlock.concurrency.deadline import pause
 from django_distlock.records import drift
 from tests.conftest import eventually
 from tests.engines.redis.server import claim_of, counted, lock_keys, waiters
 from tests.faults.proxy import Proxy
+from tests.support.timing import within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -230,6 +233,47 @@ def test_a_demoted_server_is_left(own: Own, another: Own, proxy: Proxy, backend:
     assert grant is not None
     assert backend.release(grant)
     assert another.keys() == ["fence"]
+
+
+@pytest.mark.tier2
+def test_r5_a_demoted_server_that_answers_slowly(
+    own: Own, another: Own, backend: RedisBackend, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not asked so often that the caller waits longer than timeout + 2 s."""
+    own.follow(another)
+    receive = Connection.receive
+
+    async def late(connection: Connection, until: float) -> Any:
+        await pause(0.9)
+        return await receive(connection, until)
+
+    monkeypatch.setattr(Connection, "receive", late)
+    began = monotonic()
+    with pytest.raises(BackendUnavailable, match="READONLY"):
+        backend.try_acquire(claim_of(name), 0)
+    within(monotonic() - began, 2.0)
+
+
+@pytest.mark.parametrize("reply", [b"+OK\r\n", b":1\r\n:", b"*0\r\n:", b"*1\r\n:"])
+def test_r7_what_no_script_of_ours_returns_grants_nothing(
+    own: Own, proxy: Proxy, backend: RedisBackend, held: bytes, name: str, reply: bytes
+) -> None:
+    """In the place of the beginning of a grant. What it may have done is taken back."""
+    proxy.rewrite(b"*2\r\n:", reply)
+    with pytest.raises(BackendUnavailable, match="no reply of our script"):
+        backend.try_acquire(claim_of(name), 5)
+    eventually(lambda: not own.client.exists(held), "it is held")
+
+
+@pytest.mark.parametrize("reply", ["MOVED", "MOVED x 127.0.0.1:1", "MOVED 1 nowhere"])
+def test_r6_a_move_to_nowhere(own: Own, backend: RedisBackend, name: str, reply: str, monkeypatch: Any) -> None:
+    async def moved(connection: Connection, until: float) -> Any:
+        connection.owed = 0
+        return ErrorReply(reply)
+
+    monkeypatch.setattr(Connection, "receive", moved)
+    with pytest.raises(BackendUnavailable, match=f"refused: {reply}"):
+        backend.try_acquire(claim_of(name), 5)
 
 
 @pytest.mark.parametrize("cache", ["django_redis.cache.RedisCache", "django.core.cache.backends.redis.RedisCache"])

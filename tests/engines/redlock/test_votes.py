@@ -42,6 +42,16 @@ def test_r19_validity_counts_from_before_the_requests(patient_nodes: Nodes, name
     lease.release()
 
 
+def test_r7_what_no_script_of_ours_returns_is_no_vote(nodes: Nodes, name: str) -> None:
+    """Its server may have voted all the same, and is told that the vote is of no use."""
+    nodes.connect(name)
+    for proxy in nodes.proxies[:3]:
+        proxy.rewrite(b"*2\r\n:", b"+OK\r\n")
+    with pytest.raises(BackendUnavailable, match=r"^3 of 5 Redis nodes failed: 1, 2, 3"):
+        nodes.lock(name, ttl=30).acquire(timeout=2)
+    nodes.gone()
+
+
 @pytest.mark.parametrize("how", ["silent", "down"])
 def test_two_of_five_may_fail(nodes: Nodes, name: str, how: str) -> None:
     nodes.connect(name)
