@@ -1,7 +1,6 @@
 """The table of backends in Markdown, made from the capability flags of the ``Backend`` subclasses.
 
-It stands in the documentation by the directive of ``generated.py``, and in the README, where directives do not
-work: ``python docs/_ext/backend_flags.py`` prints it for there, and a test compares.
+The directive of ``generated.py`` shows it.
 """
 
 from __future__ import annotations
@@ -36,8 +35,6 @@ ENGINES = {
 }
 # The backend for tests has no page of its own.
 PAGES = {"memory": "usage/testing"}
-# The README defines these references at its end.
-README_LINK = "[{engine}][{module}]"
 
 
 def backends() -> list[type[Backend]]:
@@ -104,12 +101,3 @@ def table(link: str) -> str:
     for flag, feature in FEATURES.items():
         rows.append([feature, *("yes" if getattr(backend, flag) else "no" for backend in found)])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
-
-
-if __name__ == "__main__":
-    import django
-    from django.conf import settings
-
-    settings.configure(INSTALLED_APPS=["django_distlock"])
-    django.setup()
-    print(table(README_LINK))

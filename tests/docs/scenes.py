@@ -94,7 +94,6 @@ def readme(names: Names) -> None:
     assert sent == ["sales", "stock"]
     with held_by_another_thread("nightly-report"), pytest.raises(LockNotAcquired):
         names["nightly"](sent.append)
-    assert names["render_pdf"]("letter", str.upper) == "LETTER"
     assert names["INSTALLED_APPS"] == ["django_distlock"]
 
 
