@@ -358,11 +358,9 @@ def granted(names: Names) -> LockGrant:
 @contextmanager
 def with_channels() -> Iterator[Names]:
     """Stand-ins for what the recipe imports."""
-    consumer, layers = ModuleType("channels.generic.websocket"), ModuleType("channels.layers")
-    vars(consumer)["AsyncJsonWebsocketConsumer"] = object
+    layers = ModuleType("channels.layers")
     vars(layers)["get_channel_layer"] = SimpleNamespace
-    modules = {"channels": ModuleType("channels"), "channels.generic": ModuleType("channels.generic")}
-    with mock.patch.dict(sys.modules, {**modules, consumer.__name__: consumer, layers.__name__: layers}):
+    with mock.patch.dict(sys.modules, {"channels": ModuleType("channels"), layers.__name__: layers}):
         yield {}
 
 
