@@ -100,8 +100,8 @@ TEMPLATES = [
 STATIC_URL = "static/"
 MESSAGE_STORAGE = "django.contrib.messages.storage.cookie.CookieStorage"
 
-# One hasher for sign-ups and for the admin, with its cost as a setting: see registration/hashers.py.
-PASSWORD_HASHERS = ["testproject.registration.hashers.DemoPasswordHasher"]
+# One hasher for sign-ups and for the admin, with its cost as a setting.
+PASSWORD_HASHERS = ["testproject.registration.models.DemoPasswordHasher"]
 PASSWORD_HASH_ITERATIONS = int(os.environ.get("DISTLOCK_DEMO_HASH_ITERATIONS") or 60_000)
 
 DISTLOCK_EDITING = json.loads(os.environ.get("DISTLOCK_DEMO_EDITING") or "{}")
@@ -110,7 +110,6 @@ PAYMENT_SECONDS = float(os.environ.get("DISTLOCK_DEMO_PAYMENT_SECONDS") or 1.5)
 
 LANGUAGE_CODE = "en"
 TIME_ZONE = "UTC"
-USE_TZ = True
 
 # Django mails server errors to nobody when DEBUG is off; here they go to the server's own log.
 LOGGING = {

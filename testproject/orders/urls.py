@@ -9,10 +9,8 @@ from . import views
 urlpatterns = [
     path("", views.home, name="orders"),
     path("<int:pk>/", views.order, name="order"),
-    path("none/", views.order_none, name="order-none"),
+    *(path(f"{way.slug}/", way.run, name=f"order-{way.slug}") for way in views.WAYS),
     path("none/api/", views.api_none, name="order-api-none"),
-    path("idempotent/", views.order_idempotent, name="order-idempotent"),
-    path("idempotent/api/", views.api_idempotent, name="order-api-idempotent"),
-    path("atomic/", views.order_atomic, name="order-atomic"),
+    path("key/api/", views.api_key, name="order-api-key"),
     path("atomic/api/", views.api_atomic, name="order-api-atomic"),
 ]

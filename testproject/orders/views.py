@@ -6,29 +6,44 @@ import json
 import uuid
 from typing import TYPE_CHECKING, Any
 
+from django import forms
 from django.conf import settings
 from django.contrib import messages
 from django.db.models import Count, Max
 from django.db.transaction import non_atomic_requests
+from django.http import JsonResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from django_distlock.idempotency import idempotency_exempt, idempotent
-from testproject.registration.answers import as_json
+from testproject.replay.scene import Way, way
 from testproject.replay.views import page
 
-from .forms import OrderForm
-from .models import Order
-from .payments import pay
-from .scene import ATOMIC, IDEMPOTENT, NONE, WAYS, Way
+from .models import Order, pay
 
 if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
 
 form_methods = require_http_methods(["GET", "HEAD", "POST"])
 LATEST = 10
+# The most of one order; only the server knows it, so that a browser cannot find this mistake by itself.
+MOST = {"teapot": 3, "kettle": 5, "cup": 12}
+
+
+class OrderForm(forms.Form):
+    item = forms.ChoiceField(choices=[(item, item.title()) for item in MOST])
+    quantity = forms.IntegerField(min_value=1, max_value=100, initial=1)
+    note = forms.CharField(max_length=200, required=False, widget=forms.TextInput(attrs={"autocomplete": "off"}))
+    sheet = forms.UUIDField(initial=uuid.uuid4, widget=forms.HiddenInput)
+
+    def clean(self) -> dict[str, Any]:
+        cleaned: dict[str, Any] = super().clean() or {}
+        most = MOST.get(cleaned.get("item", ""), 0)
+        if cleaned.get("quantity", 0) > most > 0:
+            self.add_error("quantity", f"At most {most} of these in one order.")
+        return cleaned
 
 
 def place(request: HttpRequest, way: Way, given: dict[str, Any]) -> Order:
@@ -40,9 +55,8 @@ def place(request: HttpRequest, way: Way, given: dict[str, Any]) -> Order:
 def order_page(request: HttpRequest, way: Way) -> HttpResponse:
     form = OrderForm(request.POST if request.method == "POST" else None)
     if not form.is_valid():
-        status = 400 if form.is_bound else 200
         context = {"way": way, "form": form, "seconds": settings.PAYMENT_SECONDS}
-        return render(request, "orders/order_form.html", context, status=status)
+        return render(request, "orders/order_form.html", context, status=400 if form.is_bound else 200)
     made = place(request, way, form.cleaned_data)
     messages.success(request, f"Thank you. Order {made.pk} was placed: {made}.")
     return redirect("order", made.pk)
@@ -51,38 +65,48 @@ def order_page(request: HttpRequest, way: Way) -> HttpResponse:
 def order_api(request: HttpRequest, way: Way) -> HttpResponse:
     """JSON with `item`, `quantity` and perhaps `note`: 201 and the order's address, or 400."""
     try:
-        sent = json.loads(request.body)
-    except ValueError:
-        return as_json(400, error="not JSON")
-    form = OrderForm({"sheet": uuid.uuid4(), **sent} if isinstance(sent, dict) else {})
+        sent = {"sheet": uuid.uuid4(), **json.loads(request.body)}
+    except (ValueError, TypeError):
+        return JsonResponse({"error": "not a JSON object"}, status=400)
+    form = OrderForm(sent)
     if not form.is_valid():
-        return as_json(400, errors=form.errors)
+        return JsonResponse({"errors": form.errors}, status=400)
     made = place(request, way, form.cleaned_data)
-    answer = as_json(201, order=made.pk, payment=made.payment)
-    answer["Location"] = reverse("order", args=[made.pk])
-    return answer
+    address = reverse("order", args=[made.pk])
+    return JsonResponse({"order": made.pk, "payment": made.payment}, status=201, headers={"Location": address})
 
 
 # Without ATOMIC_REQUESTS, but for the way that is one transaction: a payment cannot be rolled back, and a transaction
 # that is open meanwhile keeps its locks (on SQLite the only one there is).
+@way("No key", prevents=False)
 @idempotency_exempt
 @non_atomic_requests
 @form_methods
-def order_none(request: HttpRequest) -> HttpResponse:
-    return order_page(request, NONE)
+def none(request: HttpRequest) -> HttpResponse:
+    """Pay, insert, redirect. Each click is a request of its own, and the server takes each for another order."""
+    return order_page(request, none)
 
 
+@way("Idempotency key", "{% idempotency_key %} and @idempotent")
 @idempotent(required=True)
 @non_atomic_requests
 @form_methods
-def order_idempotent(request: HttpRequest) -> HttpResponse:
-    return order_page(request, IDEMPOTENT)
+def key(request: HttpRequest) -> HttpResponse:
+    """The form brings a key. The first request claims it and runs; the others wait for its answer and get the same one.
+    The claim is a row of its own, so nothing is locked while the payment is under way."""
+    return order_page(request, key)
 
 
+@way("Exactly once", "{% idempotency_key %} and @idempotent(atomic=True)")
 @idempotent(required=True, atomic=True)
 @form_methods
-def order_atomic(request: HttpRequest) -> HttpResponse:
-    return order_page(request, ATOMIC)
+def atomic(request: HttpRequest) -> HttpResponse:
+    """Key, order and answer are one transaction: a server that is killed leaves all three or none. The transaction is
+    open while the payment is under way."""
+    return order_page(request, atomic)
+
+
+WAYS = (none, key, atomic)
 
 
 @idempotency_exempt
@@ -90,7 +114,7 @@ def order_atomic(request: HttpRequest) -> HttpResponse:
 @csrf_exempt
 @require_POST
 def api_none(request: HttpRequest) -> HttpResponse:
-    return order_api(request, NONE)
+    return order_api(request, none)
 
 
 # anonymous: this API knows nobody. One that has credentials needs no such permission: their keys are apart.
@@ -98,15 +122,15 @@ def api_none(request: HttpRequest) -> HttpResponse:
 @non_atomic_requests
 @csrf_exempt
 @require_POST
-def api_idempotent(request: HttpRequest) -> HttpResponse:
-    return order_api(request, IDEMPOTENT)
+def api_key(request: HttpRequest) -> HttpResponse:
+    return order_api(request, key)
 
 
 @idempotent(required=True, anonymous=True, atomic=True)
 @csrf_exempt
 @require_POST
 def api_atomic(request: HttpRequest) -> HttpResponse:
-    return order_api(request, ATOMIC)
+    return order_api(request, atomic)
 
 
 @require_GET

@@ -19,24 +19,18 @@ class SignUp:
         return self.email.casefold()
 
 
-class SignUpForm(forms.Form):
+class LogInForm(forms.Form):
     email = forms.EmailField(max_length=254, widget=forms.EmailInput(attrs={"autocomplete": "email"}))
+    password = forms.CharField(
+        max_length=128, strip=False, widget=forms.PasswordInput(attrs={"autocomplete": "current-password"})
+    )
+
+
+class SignUpForm(LogInForm):
     password = forms.CharField(
         min_length=8,
         max_length=128,
         strip=False,
         help_text="At least 8 characters.",
         widget=forms.PasswordInput(attrs={"autocomplete": "new-password"}),
-    )
-
-    def sign_up(self) -> SignUp:
-        return SignUp(self.cleaned_data["email"], self.cleaned_data["password"])
-
-
-class LogInForm(forms.Form):
-    email = forms.CharField(max_length=254, widget=forms.EmailInput(attrs={"autocomplete": "email"}))
-    password = forms.CharField(
-        max_length=128,
-        strip=False,
-        widget=forms.PasswordInput(attrs={"autocomplete": "current-password"}),
     )

@@ -9,9 +9,5 @@ from . import views
 urlpatterns = [
     path("", views.home, name="home"),
     path("login/", views.log_in, name="log-in"),
-    path("register/none/", views.register_none, name="register-none"),
-    path("register/table/", views.register_table, name="register-table"),
-    path("register/row/", views.register_row, name="register-row"),
-    path("register/advisory/", views.register_advisory, name="register-advisory"),
-    path("register/advisory-per-email/", views.register_per_email, name="register-advisory-per-email"),
+    *(path(f"register/{way.slug}/", way.run, {"way": way}, name=f"register-{way.slug}") for way in views.WAYS),
 ]

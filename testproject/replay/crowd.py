@@ -1,33 +1,28 @@
-"""Client processes that send requests at one barrier, while another one sends one of its own again and again.
-
-They never load Django: what they do is HTTP and a clock.
-"""
+"""Clients that send requests at one barrier, while another one sends one of its own again and again."""
 
 from __future__ import annotations
 
 import http.client
 import json
 import math
-import multiprocessing
+import re
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from html.parser import HTMLParser
 from http.cookies import SimpleCookie
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlencode
 
 from . import ReplayError
-from .processes import Team
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from multiprocessing.connection import Connection
-    from multiprocessing.synchronize import Barrier
 
 HTTP_SECONDS = 60
 BARRIER_SECONDS = 30
+CLIENTS = 50  # at most, at once
 # Between two requests of the one that looks on: without it a third of all requests would be its own.
 WATCH_PAUSE = 0.05
 
@@ -59,16 +54,14 @@ class Post:
     headers: Mapping[str, str]
 
     def send(self) -> Answer:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HTTP_SECONDS)
         started = time.monotonic()
         try:
-            connection.request("POST", self.path, self.body, dict(self.headers))
-            response = connection.getresponse()
-            body = response.read()
+            with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=HTTP_SECONDS)) as connection:
+                connection.request("POST", self.path, self.body, dict(self.headers))
+                response = connection.getresponse()
+                body = response.read()
         except (OSError, http.client.HTTPException) as error:
             return Answer(0, started, time.monotonic() - started, error=repr(error))
-        finally:
-            connection.close()
         seconds, process = time.monotonic() - started, None
         with suppress(ValueError, AttributeError):  # a page, or the JSON of something else
             process = json.loads(body).get("process")
@@ -87,17 +80,14 @@ class Visitor:
 
     @classmethod
     def arrive(cls, port: int, path: str) -> Self:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=HTTP_SECONDS)
-        try:
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=HTTP_SECONDS)) as connection:
             connection.request("GET", path)
             response = connection.getresponse()
             page = response.read().decode()
-        finally:
-            connection.close()
         cookie = SimpleCookie(response.headers.get("Set-Cookie", "")).get("csrftoken")
         if response.status != 200 or cookie is None:
             raise ReplayError(f"GET {path} answered {response.status} without a csrftoken cookie.")
-        return cls(port, path, cookie.value, HiddenFields.of(page))
+        return cls(port, path, cookie.value, hidden_fields(page))
 
     def post(self, form: Mapping[str, Any], accept: str = "application/json") -> Post:
         headers = {
@@ -108,88 +98,45 @@ class Visitor:
         return Post(self.port, self.path, urlencode(self.hidden | dict(form)), headers)
 
 
-class HiddenFields(HTMLParser):
-    """The hidden fields of the only form of a page."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: dict[str, str] = {}
-
-    @classmethod
-    def of(cls, page: str) -> dict[str, str]:
-        parser = cls()
-        parser.feed(page)
-        return parser.found
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        if tag == "input" and given.get("type") == "hidden" and (name := given.get("name")):
-            self.found[name] = given.get("value") or ""
+def hidden_fields(page: str) -> dict[str, str]:
+    return dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)"', page))
 
 
-def client(pipe: Connection, barrier: Barrier, job: Post | list[list[Post]]) -> list[Answer]:
-    """What one process does from the barrier on: each of many queues is sent by a thread, one request after the other;
-    a single request is sent until the replay says that the others are done, and at least once."""
-    if isinstance(job, Post):
+def fire(posts: Sequence[Post], watch: Post | None = None) -> tuple[list[Answer], list[Answer]]:
+    """Send all posts at one barrier; the answers to them, and those to `watch`, which one more client sends again and
+    again until the others are done."""
+    size = min(len(posts), CLIENTS)
+    barrier, done = threading.Barrier(size + (watch is not None)), threading.Event()
+
+    def send(number: int) -> list[Answer]:
         barrier.wait(BARRIER_SECONDS)
-        answers = [job.send()]
-        while not pipe.poll(WATCH_PAUSE):
-            answers.append(job.send())
-        pipe.recv()
+        return [post.send() for post in posts[number::size]]
+
+    def look_on(post: Post) -> list[Answer]:
+        barrier.wait(BARRIER_SECONDS)
+        answers = [post.send()]
+        while not done.wait(WATCH_PAUSE):
+            answers.append(post.send())
         return answers
 
-    def send(queue: list[Post]) -> list[Answer]:
-        barrier.wait(BARRIER_SECONDS)
-        return [post.send() for post in queue]
-
-    with ThreadPoolExecutor(len(job)) as pool:
-        return [answer for answers in pool.map(send, job) for answer in answers]
-
-
-class Crowd:
-    """`processes` client processes with `threads` threads each, and one process more if somebody looks on."""
-
-    def __init__(self, *, processes: int = 4, threads: int = 8, watched: bool = True) -> None:
-        self.processes, self.threads = processes, threads
-        barrier = multiprocessing.get_context("spawn").Barrier(processes * threads + watched)
-        function = f"{__name__}:client"
-        self._senders = Team(function, processes, barrier, loads_django=False)
-        self._watcher = Team(function, int(watched), barrier, loads_django=False)
-
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            stack.enter_context(self._senders)
-            stack.enter_context(self._watcher)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *exc_info: Any) -> None:
-        self._stack.__exit__(*exc_info)
-
-    def fire(self, posts: Sequence[Post], watch: Post | None = None) -> tuple[list[Answer], list[Answer]]:
-        """All requests at one barrier, neighbours by different processes; the answers to them, and those to `watch`."""
-        if watch is not None:
-            self._watcher.send(0, watch)
-        for number in range(self.processes):
-            share = posts[number :: self.processes]
-            self._senders.send(number, [list(share[thread :: self.threads]) for thread in range(self.threads)])
+    with ThreadPoolExecutor(size + 1) as pool:
+        watched = pool.submit(look_on, watch) if watch else None
         try:
-            answers = [answer for number in range(self.processes) for answer in self._senders.receive(number)]
+            answers = [answer for share in pool.map(send, range(size)) for answer in share]
         finally:
-            if watch is not None:
-                self._watcher.send(0)
-        return answers, [] if watch is None else self._watcher.receive(0)
+            done.set()
+        return answers, watched.result() if watched else []
 
 
 def span(answers: Sequence[Answer]) -> float:
-    """Seconds from the first request to the last answer; the monotonic clock is one for all processes of a machine."""
+    """Seconds from the first request to the last answer."""
     return max(answer.started + answer.seconds for answer in answers) - min(answer.started for answer in answers)
 
 
-def times(seconds: Sequence[float]) -> dict[str, float | None]:
+def times(seconds: Sequence[float]) -> tuple[float | None, float | None]:
     """Their median and 99th percentile, in milliseconds."""
     ordered = sorted(1000 * each for each in seconds)
-    return {"p50": nearest_rank(ordered, 0.50), "p99": nearest_rank(ordered, 0.99)}
+    return nearest_rank(ordered, 0.50), nearest_rank(ordered, 0.99)
 
 
 def nearest_rank(ordered: Sequence[float], share: float) -> float | None:

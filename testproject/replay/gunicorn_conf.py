@@ -1,4 +1,4 @@
-"""How the replay and the demo run gunicorn; the sizes come from server.py through the environment."""
+"""How the replay and the demo run gunicorn; the sizes come from server.py."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import gc
 import os
 import signal
 import threading
+import time
 
-workers = int(os.environ["REPLAY_WORKERS"])
 worker_class = "gthread"
-threads = int(os.environ["REPLAY_THREADS"])
-# A process takes no more connections than it has threads: what it cannot serve at once, another one accepts.
-worker_connections = threads
 # The application is loaded once and the processes are forked from it, as many sites do: its locks must survive that.
 preload_app = True
 keepalive = 0
@@ -24,14 +21,11 @@ loglevel = "warning"
 def on_starting(server) -> None:
     """Before the first fork, with the application loaded."""
     gc.freeze()  # what the processes share is no garbage of theirs: to look at it would be to copy it
-    stop_with_parent()
+    threading.Thread(target=stop_with_parent, args=(os.getppid(),), daemon=True).start()
 
 
-def stop_with_parent() -> None:
-    """Stop when the process that started this server is gone, however it went: nobody is left who would."""
-
-    def watch() -> None:
-        os.read(int(os.environ["REPLAY_LIFELINE_FD"]), 1)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=watch, daemon=True).start()
+def stop_with_parent(parent: int) -> None:
+    """Stop when the process that started this server is gone, whatever ended it."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,100 +1,86 @@
-"""Processes that a replay starts: each does the jobs that it is handed, one after the other."""
+"""Processes that a replay starts, each for one function."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import pkgutil
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
+
+from django.db import connections
 
 from . import ReplayError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from multiprocessing.connection import Connection
 
 SECONDS = 180
+FORK = multiprocessing.get_context("fork")  # this process has loaded everything: that takes seconds
 
 
-def work(pipe: Connection, function: str, shared: tuple[Any, ...], loads_django: bool) -> None:
-    """Do one job after the other until it is None, or the replay is gone."""
-    if loads_django:
-        import django
+class Member:
+    """A process that calls `function` with its end of a pipe."""
 
-        django.setup()
-    do = pkgutil.resolve_name(function)
-    pipe.send((None, "ready"))
-    with suppress(EOFError):
-        while (job := pipe.recv()) is not None:
-            try:
-                pipe.send((None, do(pipe, *shared, *job)))
-            except Exception as error:
-                pipe.send((f"{type(error).__name__}: {error}", None))
+    def __init__(self, others: Sequence[Member], function: Callable[..., Any]) -> None:
+        connections.close_all()  # a connection must not be used on both sides of a fork
+        self.pipe, theirs = FORK.Pipe()
+        self.process = FORK.Process(target=work, args=(theirs, list(others), function), daemon=True)
+        self.process.start()
+        theirs.close()
 
+    @property
+    def pid(self) -> int:
+        return self.process.pid or 0
 
-class Team:
-    """`size` processes for jobs of `function`, "module:name", which gets its pipe, what is `shared`, and the job.
-
-    Spawned, not forked: a child must not inherit this process's database connections. Those that load Django are on
-    the database that the environment names. They end with the block, whatever happened.
-    """
-
-    def __init__(self, function: str, size: int, *shared: Any, loads_django: bool = True) -> None:
-        self.processes: list[Any] = []
-        self.pipes: list[Connection] = []
-        self._size, self._arguments = size, (function, shared, loads_django)
-
-    def __enter__(self) -> Self:
-        context = multiprocessing.get_context("spawn")
+    def result(self) -> Any:
+        """What the function has returned."""
         try:
-            for _ in range(self._size):
-                ours, theirs = context.Pipe()
-                process = context.Process(target=work, args=(theirs, *self._arguments), daemon=True)
-                process.start()
-                theirs.close()
-                self.processes.append(process)
-                self.pipes.append(ours)
-            for number in range(self._size):
-                self.receive(number)
-        except BaseException:
-            self._end()
-            raise
-        return self
-
-    def __exit__(self, kind: object, *exc_info: object) -> None:
-        if kind is None:
-            for process, pipe in zip(self.processes, self.pipes, strict=True):
-                if process.is_alive():
-                    pipe.send(None)
-                    process.join(SECONDS)
-        self._end()
-
-    def _end(self) -> None:
-        for process, pipe in zip(self.processes, self.pipes, strict=True):
-            process.kill()
-            process.join()
-            pipe.close()
-
-    def send(self, number: int, *job: Any) -> None:
-        self.pipes[number].send(job)
-
-    def receive(self, number: int) -> Any:
-        """What came of its job."""
-        try:
-            if not self.pipes[number].poll(SECONDS):
+            if not self.pipe.poll(SECONDS):
                 raise ReplayError(f"A process did not finish within {SECONDS} s.")
-            error, answer = self.pipes[number].recv()
+            error, answer = self.pipe.recv()
         except (EOFError, ConnectionResetError):
             raise ReplayError("A process died.") from None
         if error:
             raise ReplayError(f"A process failed: {error}")
         return answer
 
-    def wait_until_stopped(self, number: int) -> None:
+    def wait_until_stopped(self) -> None:
         """By the SIGSTOP that it sends to itself."""
         deadline = time.monotonic() + SECONDS
-        while os.waitid(os.P_PID, self.processes[number].pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is None:
-            if not self.processes[number].is_alive() or time.monotonic() > deadline:
+        while os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is None:
+            if not self.process.is_alive() or time.monotonic() > deadline:
                 raise ReplayError("The process that was to fall asleep did not.")
             time.sleep(0.005)
+
+
+def work(pipe: Connection, others: Sequence[Member], function: Callable[..., Any]) -> None:
+    for other in others:
+        other.pipe.close()  # else they would not notice the end of the replay
+    try:
+        pipe.send((None, function(pipe)))
+    except Exception as error:
+        pipe.send((f"{type(error).__name__}: {error}", None))
+
+
+class Team(list[Member]):
+    """Members that are killed at the end of the with-block, if they have not ended by then."""
+
+    def start(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Member:
+        """A process that calls `function` with its end of a pipe, and these arguments."""
+        self.append(Member(self, lambda pipe: function(pipe, *arguments, **options)))
+        return self[-1]
+
+    def results(self) -> list[Any]:
+        return [member.result() for member in self]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *exc_info: object) -> None:
+        for member in self:
+            if kind is None:
+                member.process.join(SECONDS)
+            member.process.kill()
+            member.process.join()
+            member.pipe.close()

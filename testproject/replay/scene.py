@@ -15,18 +15,34 @@ if TYPE_CHECKING:
 
 Figures = dict[str, Any]  # what was measured, as it becomes JSON
 ROUNDS = 5  # tries to make a fault show itself
-WIDTH, ROW, FIGURE = 340, 46, 125  # of a plot, of one of its bars, and the room right of the longest one
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """`slug` names it in commands and addresses, `code` is what makes it; `prevents`: is the fault ruled out?"""
+    """`slug` names it in commands and addresses, `code` is what makes it; `prevents`: is the fault ruled out?
+
+    `lock` is the name of its lock, and `pauses` says whether a process is stopped in the middle of its work, where a
+    scene has that.
+    """
 
     slug: str
     title: str
     code: str
     summary: str
     prevents: bool
+    run: Callable[..., Any]
+    lock: str = ""
+    pauses: bool = False
+
+
+def way(title: str, code: str = "", *, prevents: bool = True, **traits: Any) -> Callable[[Callable[..., Any]], Way]:
+    """Make a Way of the function that does it: its name is the slug, its docstring the summary."""
+
+    def made(function: Callable[..., Any]) -> Way:
+        slug, summary = function.__name__.replace("_", "-"), " ".join((function.__doc__ or "").split())
+        return Way(slug, title, code, summary, prevents, function, **traits)
+
+    return made
 
 
 class Option(NamedTuple):
@@ -39,51 +55,24 @@ class Option(NamedTuple):
 
 
 class Column(NamedTuple):
-    """Of the table; `alarm`: anything but 0 is what should not happen."""
+    """Of the table; `alarm`: anything but 0 is what a lock must prevent."""
 
     head: str
-    cell: Callable[[Figures], object] | str
+    key: str
     alarm: bool = False
+    pattern: str = "{}"
 
     def text(self, row: Figures) -> str:
-        return str(row[self.cell] if isinstance(self.cell, str) else self.cell(row))
-
-
-class Bars(NamedTuple):
-    """A plot with one bar per way: how long it is, the figure behind it, and a thin line to `reach` if there is one."""
-
-    title: str  # formatted with the figures of the first way
-    value: Callable[[Figures], float | None]
-    figure: Callable[[Figures], str]
-    alarm: Callable[[Figures], object] = lambda way: False
-    reach: Callable[[Figures], float] | None = None
-
-    def plot(self, number: int, ways: Sequence[Figures]) -> Figures:
-        """Geometry for the template, in the SVG's own units."""
-        shown = [way for way in ways if self.value(way) is not None]
-        longest = self.reach or self.value
-        scale = (WIDTH - FIGURE) / max([longest(way) or 0 for way in shown] + [1])
-        bars = []
-        for row, way in enumerate(shown):
-            width, reach = self.value(way) * scale, self.reach and self.reach(way) * scale
-            bar = {"label": way["title"], "figure": self.figure(way), "alarm": self.alarm(way), "y": ROW * row}
-            bars.append(bar | {"width": width, "reach": reach, "figure_x": max(width, reach or 0) + 8})
-        return {
-            "ident": f"plot-{number}",
-            "title": self.title.format_map(ways[0]),
-            "height": ROW * len(bars),
-            "description": "; ".join(f"{bar['label']}: {bar['figure']}" for bar in bars) + ".",
-            "bars": bars,
-        }
+        return "-" if row[self.key] is None else self.pattern.format(row[self.key])
 
 
 class Stage(NamedTuple):
-    """A scene that is set up. `act` does one way, `facts` say on what, `log` is what a server has written."""
+    """A scene that is set up. `act` does one way and returns the rows of its table, `facts` say on what, `log` is what
+    a server has written."""
 
-    act: Callable[[Any], Figures]
+    act: Callable[[Way], list[Figures]]
     facts: Figures
     log: Callable[[], str] = str
-    leaves_out: Callable[[Any], str] = lambda way: ""  # why
 
 
 class Scene:
@@ -91,35 +80,47 @@ class Scene:
 
     name: ClassVar[str]
     help: ClassVar[str]
-    ways: ClassVar[Sequence[Any]]
+    ways: ClassVar[Sequence[Way]]
     options: ClassVar[Sequence[Option]]
     columns: ClassVar[Sequence[Column]]
-    bars: ClassVar[Sequence[Bars]]
+    fault: ClassVar[tuple[str, ...]]  # the figures that are not 0 once the fault has shown itself
+    plots: ClassVar[Sequence[tuple[str, str]]] = ()  # figures of a first row that are drawn as bars: key and title
 
     def stage(self, given: Mapping[str, Any]) -> AbstractContextManager[Stage]:
         """Set up, with these options."""
-        raise NotImplementedError
-
-    def shown(self, way: Figures) -> bool:
-        """Whether the fault could be seen."""
-        raise NotImplementedError
-
-    def problems(self, way: Figures) -> Iterator[str]:
-        """What is not as promised, of a way that prevents the fault or not."""
         raise NotImplementedError
 
     def story(self, way: Figures) -> str:
         """What happened, in a sentence."""
         raise NotImplementedError
 
-    def rows(self, way: Figures) -> list[Figures]:
-        """Of the table."""
-        return [way]
+    def possible(self) -> bool:
+        """Whether the fault can show itself on this database at all."""
+        return True
+
+    def shown(self, way: Figures) -> bool:
+        return any(row[key] for row in way["rows"] for key in self.fault)
+
+    def more_problems(self, row: Figures, prevents: bool) -> Iterator[str]:
+        """What is not as promised although no alarm says so."""
+        yield from ()
+
+    def problems(self, way: Figures) -> Iterator[str]:
+        """Whatever a way does, it fails nowhere; a lock gives no alarm, and without one the fault shows itself."""
+        for row in way["rows"]:
+            yield from row["errors"]
+            if way["prevents"]:
+                yield from (
+                    f"{each.head.lower()}: {each.text(row)}" for each in self.columns if each.alarm and row[each.key]
+                )
+            yield from self.more_problems(row, way["prevents"])
+        if not way["prevents"] and self.possible() and not self.shown(way):
+            yield f"nothing went wrong in {way['rounds']} rounds; the fault was not shown."
 
     def table(self, result: Figures) -> list[list[list[str]]]:
         """For each way its title and then its cells, row by row."""
         return [
-            [[way["title"], *(column.text(row) for column in self.columns)] for row in self.rows(way)]
+            [[way["title"], *(column.text(row) for column in self.columns)] for row in way["rows"]]
             for way in result["ways"]
         ]
 
@@ -131,18 +132,30 @@ class Scene:
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         return "\n".join([*lines, "", *(self.story(way) for way in result["ways"])])
 
-    def plots(self, result: Figures) -> list[Figures]:
-        return [bars.plot(number, result["ways"]) for number, bars in enumerate(self.bars)]
+    def bars(self, key: str, title: str, ways: Sequence[Figures]) -> Figures:
+        """A plot with one bar per way; `share` is the length in hundredths of the longest bar."""
+        column = next(column for column in self.columns if column.key == key)
+        rows = [(way["title"], way["rows"][0]) for way in ways if way["rows"][0][key] is not None]
+        longest = max([row[key] for _, row in rows] + [0.001])
+        bars = [
+            {
+                "label": label,
+                "figure": column.text(row),
+                "share": round(100 * row[key] / longest, 1),
+                "alarm": any(row[fault] for fault in self.fault),
+            }
+            for label, row in rows
+        ]
+        return {"title": title.format_map(rows[0][1]) if rows else title, "bars": bars}
 
 
-def replay(scene: Scene, ways: Sequence[Any], given: Mapping[str, Any], tell: Callable[[str], Any]) -> tuple[Any, str]:
+def replay(
+    scene: Scene, ways: Sequence[Way], given: Mapping[str, Any], tell: Callable[[str], Any]
+) -> tuple[Figures, str]:
     """Act out each way; the result, and the end of the server's log if it did not go as promised."""
     with scene.stage(given) as stage:
         found = []
         for way in ways:
-            if reason := stage.leaves_out(way):
-                tell(f"{way.title}: left out, {reason}.")
-                continue
             tell(f"{way.title} ...")
             found.append(until_shown(scene, stage, way))
         result = {
@@ -151,24 +164,19 @@ def replay(scene: Scene, ways: Sequence[Any], given: Mapping[str, Any], tell: Ca
             "engine_version": ".".join(str(part) for part in connection.get_database_version()),
             **stage.facts,
             "ways": found,
-            "problems": [f"{way['slug']}: {problem}" for way in found for problem in problems(scene, way)],
+            "problems": [f"{way['slug']}: {problem}" for way in found for problem in scene.problems(way)],
         }
         return result, stage.log() if result["problems"] else ""
 
 
-def until_shown(scene: Scene, stage: Stage, way: Any) -> Figures:
+def until_shown(scene: Scene, stage: Stage, way: Way) -> Figures:
     """One round for a way that keeps what it promises; else rounds until the fault shows itself."""
     for rounds in range(1, ROUNDS + 1):
-        figures = {"slug": way.slug, "title": way.title, "prevents": way.prevents, "rounds": rounds} | stage.act(way)
-        if figures["prevents"] or scene.shown(figures):
+        figures = {"slug": way.slug, "title": way.title, "prevents": way.prevents, "rounds": rounds}
+        figures["rows"] = stage.act(way)
+        if way.prevents or scene.shown(figures):
             break
     return figures
-
-
-def problems(scene: Scene, way: Figures) -> Iterator[str]:
-    yield from scene.problems(way)
-    if not way["prevents"] and not scene.shown(way):
-        yield f"nothing went wrong in {way['rounds']} rounds; the fault was not shown."
 
 
 def scenes() -> dict[str, Scene]:
@@ -178,12 +186,3 @@ def scenes() -> dict[str, Scene]:
 
 def many(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def extra(number: int) -> str:
-    """For the figure of a bar, and in sentences."""
-    return f" ({number} too many)" if number > 0 else ""
-
-
-def listed(statuses: Mapping[str, int]) -> str:
-    return ", ".join(f"{number} x {status}" for status, number in statuses.items())

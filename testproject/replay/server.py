@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import http.client
 import importlib.util
-import os
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
-from typing import IO, Self
+from contextlib import closing, suppress
+from typing import IO, TYPE_CHECKING, Self
 
 from . import ReplayError
+from .commands import TOP
 
-ROOT = Path(__file__).resolve().parents[2]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 START_SECONDS = 60
 STOP_SECONDS = 10
 
@@ -23,19 +24,17 @@ STOP_SECONDS = 10
 class Server:
     """gunicorn with `workers` processes of `threads` threads each, ready to serve inside the with-block.
 
-    The application gets this process's environment and so the same database. `port` 0 takes a free one; with
-    `or_any_port` a taken port is replaced by a free one, else it is a ReplayError. The server ends with the
-    with-block, and also when this process dies without leaving it. What it logs is kept for `log_tail`, or goes to
-    this process's own output with `show_log`.
+    It listens on the first of `ports` that is free, 0 being any. The application gets this process's environment and
+    so the same database. The server ends with the with-block, and when this process dies. What it logs is kept for
+    `log_tail`, or goes to this process's own output with `show_log`.
     """
 
     def __init__(
-        self, *, workers: int = 4, threads: int = 40, port: int = 0, or_any_port: bool = False, show_log: bool = False
+        self, *, workers: int = 4, threads: int = 60, ports: Iterable[int] = (0,), show_log: bool = False
     ) -> None:
         if importlib.util.find_spec("gunicorn") is None:
             raise ReplayError("gunicorn is not installed: `pip install --group demo-sqlite`, or use `make demo`.")
-        self.workers, self.threads, self.port, self.or_any_port = workers, threads, port, or_any_port
-        self.show_log = show_log
+        self.workers, self.threads, self.ports, self.show_log = workers, threads, ports, show_log
         self.process: subprocess.Popen[bytes]
         self.log: IO[bytes]
 
@@ -45,63 +44,42 @@ class Server:
 
     def __enter__(self) -> Self:
         self.log = tempfile.TemporaryFile()
-        # The server's end of the lifeline is readable only once this process is gone: see gunicorn_conf.py.
-        lifeline, self._lifeline = os.pipe()
-        with self._listener() as listener:
+        with listen(self.ports) as listener:
             self.port = listener.getsockname()[1]
-            self.process = self._start(listener.fileno(), lifeline)
-        os.close(lifeline)
+            self.process = self._start(listener.fileno())
         try:
             self._wait_until_ready()
         except BaseException:
-            self._stop()
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._stop()
+        self.process.terminate()
+        try:
+            self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            # The workers notice that their parent is gone and end by themselves.
+            self.process.kill()
+            self.process.wait()
+        self.log.close()
 
     def log_tail(self, lines: int = 60) -> str:
         """The last lines that the server wrote."""
         self.log.seek(0)
         return "\n".join(self.log.read().decode(errors="replace").splitlines()[-lines:])
 
-    def wait(self) -> None:
-        """Return when the server has ended."""
-        self.process.wait()
-
-    def _listener(self) -> socket.socket:
-        """A listening socket, opened here and handed over, so that no other program can take the port in between."""
-        listener = socket.socket()
-        # A port whose last server has just stopped may be taken again.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            try:
-                listener.bind(("127.0.0.1", self.port))
-            except OSError as error:
-                if not self.or_any_port:
-                    raise ReplayError(f"Port {self.port}: {error.strerror}; choose another one.") from error
-                listener.bind(("127.0.0.1", 0))
-            listener.listen(256)
-        except BaseException:
-            listener.close()
-            raise
-        return listener
-
-    def _start(self, listener: int, lifeline: int) -> subprocess.Popen[bytes]:
-        given = {
-            "REPLAY_WORKERS": str(self.workers),
-            "REPLAY_THREADS": str(self.threads),
-            "REPLAY_LIFELINE_FD": str(lifeline),
-        }
+    def _start(self, listener: int) -> subprocess.Popen[bytes]:
+        # A process takes no more connections than it has threads: what it cannot serve at once, another one accepts.
+        sizes = {"workers": self.workers, "threads": self.threads, "worker-connections": self.threads}
         return subprocess.Popen(
             [
                 *(sys.executable, "-m", "gunicorn", "--config", "python:testproject.replay.gunicorn_conf"),
+                *(f"--{name}={size}" for name, size in sizes.items()),
                 *("--bind", f"fd://{listener}", "testproject.wsgi:application"),
             ],
-            cwd=ROOT,
-            env={**os.environ, **given},
-            pass_fds=(listener, lifeline),
+            cwd=TOP,
+            pass_fds=(listener,),
             stdin=subprocess.DEVNULL,
             stdout=None if self.show_log else self.log,
             stderr=None if self.show_log else subprocess.STDOUT,
@@ -109,23 +87,17 @@ class Server:
 
     def _wait_until_ready(self) -> None:
         """The application is loaded once, before the first worker: when one answers, no other one has to load it."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=START_SECONDS)
         try:
-            connection.request("HEAD", "/")
-            connection.getresponse()
+            with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=START_SECONDS)) as connection:
+                connection.request("HEAD", "/")
+                connection.getresponse()
         except OSError as error:
             raise ReplayError(f"The server did not start ({error}). Its log:\n{self.log_tail()}") from error
-        finally:
-            connection.close()
 
-    def _stop(self) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                # The workers notice that their parent is gone and end by themselves.
-                self.process.kill()
-                self.process.wait()
-        os.close(self._lifeline)
-        self.log.close()
+
+def listen(ports: Iterable[int]) -> socket.socket:
+    """A listening socket, opened here and handed over, so that no other program can take the port in between."""
+    for port in ports:
+        with suppress(OSError):
+            return socket.create_server(("127.0.0.1", port), backlog=256)
+    raise ReplayError(f"Port {port} is in use; choose another one.")

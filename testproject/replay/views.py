@@ -21,11 +21,12 @@ def page(request: HttpRequest, scene: str, template: str, **context: Any) -> Htt
 
 
 def latest(name: str) -> dict[str, Any]:
-    """For the template replay/results.html."""
+    """For the template replay/figures.html."""
     scene, run = scenes()[name], Run.objects.filter(scene=name).first()
     found = {"ways": scene.ways, "run": run, "command": command_line(f"replay {name}")}
     if run is None:
         return found
-    alarms = [False, *(column.alarm for column in scene.columns)]
-    table = [[list(zip(row, alarms, strict=True)) for row in way] for way in scene.table(run.result)]
-    return found | {"result": run.result, "plots": scene.plots(run.result), "columns": scene.columns, "table": table}
+    result, alarms = run.result, [False, *(column.alarm for column in scene.columns)]
+    table = [[list(zip(row, alarms, strict=True)) for row in way] for way in scene.table(result)]
+    plots = [scene.bars(key, title, result["ways"]) for key, title in scene.plots]
+    return found | {"result": result, "plots": plots, "columns": scene.columns, "table": table}

@@ -26,7 +26,7 @@ from faststream.redis import RedisBroker, StreamSub
 from redis.exceptions import ResponseError
 
 from .models import Account, Receipt
-from .wallet import ROW, transfer
+from .wallet import row, transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +62,7 @@ class TransferMessage:
 
 def act_each_time(message: TransferMessage) -> bool:
     """Move the money; whether it was there. Account.DoesNotExist for an unknown account."""
-    return transfer(ROW.slug, message.source, message.target, message.amount)
+    return transfer(row, message.source, message.target, message.amount)
 
 
 def act_once(message: TransferMessage) -> bool:
@@ -124,10 +124,10 @@ def redis_app(consumer: Consumer, *, url: str, stream: str, name: str, claim_aft
     return FastStream(broker, logger=logger, on_startup=[make_group])
 
 
-def consume(*, once: bool, dies: bool, **reader: Any) -> None:
+def consume(pipe: Any, *, act: Callable[[TransferMessage], bool], dies: bool, **reader: Any) -> None:
     """What a process of the replay does; `dies`: it kills itself between its first commit and the acknowledgement."""
     die = (lambda: os.kill(os.getpid(), signal.SIGKILL)) if dies else (lambda: None)
-    asyncio.run(redis_app(Consumer(act_once if once else act_each_time, die), **reader).run())
+    asyncio.run(redis_app(Consumer(act, die), **reader).run())
 
 
 async def publish(url: str, stream: str, bodies: list[dict[str, Any]]) -> None:

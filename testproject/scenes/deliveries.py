@@ -3,53 +3,51 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import signal
 import time
 import uuid
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from django.db import connections
-
 from testproject.databases import services
 from testproject.replay import ReplayError
-from testproject.replay.processes import SECONDS
-from testproject.replay.scene import Column, Figures, Option, Scene, Stage, Way
+from testproject.replay.processes import SECONDS, Team
+from testproject.replay.scene import Column, Figures, Option, Scene, Stage, Way, way
 
 from .models import Account, Receipt
 from .wallet import fresh_accounts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 CLAIM_AFTER = 0.2  # seconds
 OWNER = "consumer replay"  # nobody's account: what the replay makes, it clears away
 START, AMOUNT = 1_000_000, 1
 
-EACH = Way(
-    "each",
-    "Each delivery acts",
-    'transfer("row", source, target, amount)',
-    "The rows are locked and no money is made, but a message that is delivered twice moves it twice.",
-    prevents=False,
-)
-ONCE = Way(
-    "once",
-    "A receipt in the same transaction",
-    "Receipt.objects.get_or_create(message=message.id)",
-    "The id of the message is stored in the transaction of its transfer, under a unique key. Another delivery finds it "
-    "and does nothing, also after a consumer that was killed between commit and acknowledgement.",
-    prevents=True,
-)
+
+@way("Each delivery acts", 'transfer("row", source, target, amount)', prevents=False)
+def each() -> Callable[..., bool]:
+    """The rows are locked and no money is made, but a message that is delivered twice moves it twice."""
+    from .consumer import act_each_time
+
+    return act_each_time
+
+
+@way("A receipt in the same transaction", "Receipt.objects.get_or_create(message=message.id)")
+def once() -> Callable[..., bool]:
+    """The id of the message is stored in the transaction of its transfer, under a unique key. Another delivery finds it
+    and does nothing, also after a consumer that was killed between commit and acknowledgement."""
+    from .consumer import act_once
+
+    return act_once
 
 
 class Deliveries(Scene):
     name = "consumer"
     help = "Transfers as messages, each delivered twice to several consumers, one of which is killed. Needs Redis."
-    ways = (EACH, ONCE)
+    ways = (each, once)
     options = (
         Option("messages", 100, "transfers per way"),
         Option("consumers", 3, "processes, without the one that is killed"),
@@ -61,7 +59,7 @@ class Deliveries(Scene):
         Column("Never acted", "never", alarm=True),
         Column("Money made", "drift", alarm=True),
     )
-    bars = ()
+    fault = ("twice",)
 
     @contextmanager
     def stage(self, given: Mapping[str, Any]) -> Iterator[Stage]:
@@ -72,42 +70,21 @@ class Deliveries(Scene):
             raise ReplayError("The consumer needs Redis and no server is running: run `make services`.")
         url = f"redis://:{quote(server['password'], safe='')}@{server['host']}:{server['port']}/0"
         facts = {"consumers": given["consumers"]}
-        yield Stage(lambda way: deliver(way, url, given["messages"], given["consumers"]), facts)
-
-    def shown(self, way: Figures) -> bool:
-        return way["twice"] > 0
-
-    def problems(self, way: Figures) -> Iterator[str]:
-        if way["never"] or way["drift"]:
-            yield f"{way['never']} messages never acted, and {way['drift']} of money was made."
-        if way["prevents"] and way["acts"] != way["messages"]:
-            yield f"{way['messages']} messages acted {way['acts']} times."
+        yield Stage(lambda way: [deliver(way, url, given["messages"], **facts)], facts)
 
     def story(self, way: Figures) -> str:
-        sent = f"{way['messages']} messages, each sent twice and one delivered once more"
-        return f"{way['title']}: {sent}, made {way['acts']} transfers."
+        (row,) = way["rows"]
+        sent = f"{row['messages']} messages, each sent twice and one delivered once more"
+        return f"{way['title']}: {sent}, made {row['acts']} transfers."
 
 
 def deliver(way: Way, url: str, messages: int, consumers: int) -> Figures:
-    from .consumer import publish
-
     hub, *others = fresh_accounts(OWNER, messages + 1, START)
     # One account takes part in all transfers, in half of them as the source: locks taken in the order of the message
     # would end in deadlocks. The other account is the message's own, and tells how often it has acted.
     pairs = [(hub, other) if number % 2 else (other, hub) for number, other in enumerate(others)]
     bodies = [{"id": str(uuid.uuid4()), "source": a, "target": b, "amount": AMOUNT} for a, b in pairs]
-    reader = {"once": way is ONCE, "url": url, "stream": f"wallet-transfers-{uuid.uuid4()}"}
-    with ExitStack() as running:
-        client = running.enter_context(redis_client(url, reader["stream"]))
-        asyncio.run(publish(url, reader["stream"], [body for body in bodies for _ in range(2)]))
-        client.expire(reader["stream"], SECONDS)  # should this process be killed
-        doomed = running.enter_context(member("doomed", dies=True, **reader))
-        doomed.join(SECONDS)
-        if doomed.exitcode != -signal.SIGKILL:
-            raise ReplayError("The consumer that was to die between commit and acknowledgement did not.")
-        names = [f"member-{number}" for number in range(consumers)]
-        members = [running.enter_context(member(name, dies=False, **reader)) for name in names]
-        wait_until_empty(client, reader["stream"], members)
+    deliver_all(url, bodies, consumers, way.run())
     balances = dict(Account.objects.filter(owner=OWNER).values_list("pk", "balance"))
     acts = [abs(START - balances[other]) // AMOUNT for other in others]
     Account.objects.filter(owner=OWNER).delete()
@@ -118,49 +95,43 @@ def deliver(way: Way, url: str, messages: int, consumers: int) -> Figures:
         "twice": sum(times > 1 for times in acts),
         "never": acts.count(0),
         "drift": sum(balances.values()) - START * len(balances),
+        "errors": [],
     }
 
 
-@contextmanager
-def redis_client(url: str, stream: str) -> Iterator[Any]:
-    """The stream is removed at the end."""
+def deliver_all(url: str, bodies: list[dict[str, Any]], consumers: int, act: Callable[..., bool]) -> None:
+    """Send each message twice, and return when all of them were acknowledged."""
     import redis
 
-    with redis.Redis.from_url(url) as client:
-        try:
-            yield client
-            client.delete(stream)
-        except redis.ConnectionError as error:
-            raise ReplayError(f"Redis does not answer ({error}): run `make services`.") from error
+    from .consumer import consume, publish
 
-
-@contextmanager
-def member(name: str, **options: Any) -> Iterator[Any]:
-    """A consumer process; killed at the end of the block, when it has nothing to do any more.
-
-    Forked from this one, which has loaded everything: that takes seconds, and there are several.
-    """
-    from .consumer import consume
-
-    connections.close_all()  # a connection must not be used on both sides of a fork
-    options |= {"name": name, "claim_after": CLAIM_AFTER}
-    process = multiprocessing.get_context("fork").Process(target=consume, kwargs=options, daemon=True)
-    process.start()
+    stream = f"wallet-transfers-{uuid.uuid4()}"
+    reader = {"act": act, "url": url, "stream": stream, "claim_after": CLAIM_AFTER}
     try:
-        yield process
-    finally:
-        process.kill()
-        process.join()
+        with redis.Redis.from_url(url) as client, Team() as team:
+            asyncio.run(publish(url, stream, [body for body in bodies for _ in range(2)]))
+            client.expire(stream, SECONDS)  # should this process be killed
+            doomed = team.start(consume, dies=True, name="doomed", **reader).process
+            doomed.join(SECONDS)
+            if doomed.exitcode != -signal.SIGKILL:
+                raise ReplayError("The consumer that was to die between commit and acknowledgement did not.")
+            members = [team.start(consume, dies=False, name=f"member-{n}", **reader) for n in range(consumers)]
+            wait_until_empty(client, stream, [member.process for member in members])
+            for member in members:
+                member.process.kill()
+            client.delete(stream)
+    except redis.ConnectionError as error:
+        raise ReplayError(f"Redis does not answer ({error}): run `make services`.") from error
 
 
-def wait_until_empty(client: Any, stream: str, members: list[Any]) -> None:
+def wait_until_empty(client: Any, stream: str, processes: list[Any]) -> None:
     """Until every message was delivered and acknowledged."""
     deadline = time.monotonic() + SECONDS
     while True:
         (group,) = client.xinfo_groups(stream)
         if group["last-delivered-id"] == client.xinfo_stream(stream)["last-generated-id"] and not group["pending"]:
             return
-        if not all(process.is_alive() for process in members):
+        if not all(process.is_alive() for process in processes):
             raise ReplayError("A consumer ended; what it has logged is on the standard error.")
         if time.monotonic() > deadline:
             raise ReplayError(f"There were messages left after {SECONDS} s.")

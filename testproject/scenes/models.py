@@ -50,15 +50,6 @@ class Item(FencedModel):
         return f"{self.name}: {self.stock}"
 
 
-class Sale(models.Model):
-    """One unit that has left the house: it does not come back when somebody finds out that there was none."""
-
-    item = models.ForeignKey(Item, models.CASCADE, related_name="sales")
-
-    def __str__(self) -> str:
-        return f"sale {self.pk}"
-
-
 class Schedule(FencedModel):
     """A job that is due every so often: `last` is the slot that was run last.
 

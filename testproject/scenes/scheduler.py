@@ -8,17 +8,16 @@ import threading
 import time
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from django.conf import settings
-from django.db import connection, transaction
+from django.db import transaction
 
-from django_distlock import Leader, LockLost, UnsupportedOperation, advisory_lock
-from testproject.replay import ReplayError, scene
-from testproject.replay.processes import SECONDS, Team
-from testproject.replay.scene import Bars, Column, Figures, Option, Scene, Stage
+from django_distlock import Leader, LockLost
+from testproject.replay import ReplayError
+from testproject.replay.processes import SECONDS, Member, Team
+from testproject.replay.scene import Column, Figures, Option, Scene, Stage, Way, way
 
+from .inventory import require_fences
 from .models import Job, Schedule
 
 if TYPE_CHECKING:
@@ -31,40 +30,26 @@ SLOTS = 4  # that go by between two incidents
 ALLOWED = 1.0  # seconds after the end of its lock within which another copy must lead
 
 
-@dataclass(frozen=True, slots=True)
-class Way(scene.Way):
-    """`prevents`: does it promise that no slot is run twice? `leads`: does one of the copies lead, so that it can be
-    killed and another one put to sleep? `fenced`: does a write carry the fencing token of the term?"""
-
-    leads: bool = True
-    fenced: bool = False
+@way("No leader", prevents=False)
+def none(copy: Copy, pipe: Connection, **office: Any) -> None:
+    """Every copy looks what is due, runs it and writes down that it was run."""
+    copy.run_until(lambda seconds: not pipe.poll(seconds))
 
 
-NONE = Way(
-    "none",
-    "No leader",
-    "",
-    "Every copy looks what is due, runs it and writes down that it was run.",
-    prevents=False,
-    leads=False,
-)
-LEADER = Way(
-    "leader",
-    "Leader alone",
-    'Leader("scheduler", on_elected=run_what_is_due)',
-    "Only the leader runs what is due. It is killed, and another copy goes on. That one falls asleep in the middle of "
-    "a job, the third one leads meanwhile, and then it wakes up, ends the job, and sets the schedule back.",
-    prevents=False,
-)
-FENCED = Way(
-    "fenced",
-    "Leader and fence",
-    "Schedule.objects.fenced(term.fence).filter(pk=pk).update(last=slot)",
-    "The same kill and the same sleep. The schedule has been written with a later token, and the database refuses the "
-    "one who slept.",
-    prevents=True,
-    fenced=True,
-)
+@way("Leader alone", 'Leader("scheduler", on_elected=run_what_is_due)', prevents=False, pauses=True)
+def leader(copy: Copy, pipe: Connection, **office: Any) -> None:
+    """Only the leader runs what is due. It is killed, and another copy goes on. That one falls asleep in the middle of
+    a job, the third one leads meanwhile, and then it wakes up, ends the job, and sets the schedule back."""
+    with Leader(**office, on_elected=lambda term: copy.run_until(term.wait, term)):
+        pipe.recv()
+
+
+@way("Leader and fence", "Schedule.objects.fenced(term.fence).filter(pk=pk).update(last=slot)", pauses=True)
+def fenced(copy: Copy, pipe: Connection, **office: Any) -> None:
+    """The same kill and the same sleep. The schedule has been written with a later token, and the database refuses the
+    one who slept."""
+    with Leader(**office, on_elected=lambda term: copy.run_until(term.wait, term, term.fence)):
+        pipe.recv()
 
 
 def run_next(pk: int, due: int, work: Callable[[], None], fence: int | None) -> None:
@@ -81,28 +66,24 @@ def run_next(pk: int, due: int, work: Callable[[], None], fence: int | None) -> 
 
 
 class Copy:
-    """A copy of the scheduler, in its own process."""
+    """A copy of the scheduler, in its own process. SIGUSR1 puts it to sleep in the middle of its next job."""
 
-    def __init__(self, pk: int, began: float, fenced: bool) -> None:
-        self.pk, self.began, self.fenced = pk, began, fenced
+    def __init__(self, pk: int, began: float) -> None:
+        self.pk, self.began = pk, began
         self.sleepy = False
         self.late, self.errors = 0, []
+        signal.signal(signal.SIGUSR1, lambda *args: setattr(self, "sleepy", True))
 
-    def lead(self, term: Any) -> None:
-        self.run_until(term.wait, term)
-
-    def run_until(self, wait: Callable[[float], bool], term: Any = None) -> None:
+    def run_until(self, wait: Callable[[float], bool], term: Any = None, fence: int | None = None) -> None:
         """Look what is due, again and again, for as long as `wait(seconds)` says so."""
         try:
             while wait(SLOT / 5):
                 due = int((time.monotonic() - self.began) / SLOT)
-                run_next(self.pk, due, lambda: self.work(term), term.fence if self.fenced else None)
+                run_next(self.pk, due, lambda: self.work(term), fence)
         except LockLost:
             self.late += 1
         except Exception as error:
             self.errors.append(f"{type(error).__name__}: {error}")
-        finally:
-            connection.close()
 
     def work(self, term: Any) -> None:
         time.sleep(WORK)
@@ -116,138 +97,82 @@ class Copy:
             signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
-def stand(
-    pipe: Connection, pk: int, name: str, using: str, ttl: float | None, leads: bool, fenced: bool, began: float
-) -> tuple[int, list[str]]:
-    """What one process does until it is told to stop; how many writes were refused as late, and the errors.
-
-    `name` is the office, `ttl` None where the alias has none, `began` when slot 0 was. SIGUSR1 puts it to sleep.
-    """
-    copy = Copy(pk, began, fenced)
-    signal.signal(signal.SIGUSR1, lambda *args: setattr(copy, "sleepy", True))
-    if leads:
-        lease = {} if ttl is None else {"ttl": ttl}
-        with Leader(name, using=using, on_elected=copy.lead, **lease):
-            pipe.recv()
-    else:
-        copy.run_until(lambda seconds: not pipe.poll(seconds))
-        pipe.recv()
+def stand(pipe: Connection, way: Way, pk: int, began: float, office: dict[str, Any]) -> tuple[int, list[str]]:
+    """What one process does until it is told to stop; how many writes were refused as late, and the errors."""
+    copy = Copy(pk, began)
+    way.run(copy, pipe, **office)
     return copy.late, copy.errors
 
 
 class Scheduler(Scene):
     name = "scheduler"
     help = "Several copies of a scheduler: the leader is killed, the next one sleeps beyond the end of its lease."
-    ways = (NONE, LEADER, FENCED)
+    ways = (none, leader, fenced)
     options = (
-        Option("using", "leasetable", "the lock alias"),
+        Option("using", "leasetable", "lock alias of the leases"),
         Option("copies", 3, "processes, of which one is killed and one sleeps", least=3),
-        Option("ttl", 1.0, "of the leader's lease, where the alias has leases", least=0.1),
+        Option("ttl", 1.0, "of the leader's lease, in seconds", least=0.1),
     )
     columns = (
         Column("Slots", "slots"),
         Column("Jobs", "jobs"),
         Column("Run twice", "twice", alarm=True),
         Column("Missed", "missed", alarm=True),
-        Column("Takeover, s", lambda way: "-" if way["takeover"] is None else f"{way['takeover']:.2f}"),
+        Column("Takeover, s", "takeover", pattern="{:.2f}"),
         Column("Late writes refused", "late"),
     )
-    bars = (
-        Bars(
-            "Jobs that were run",
-            lambda way: way["jobs"],
-            lambda way: f"{way['jobs']} for {way['slots']}" + (f", {way['twice']} twice" if way["twice"] else ""),
-            alarm=lambda way: way["twice"],
-        ),
-        Bars(
-            "Seconds from the kill of the leader to the next job",
-            lambda way: way["takeover"],
-            lambda way: f"{way['takeover']:.2f}",
-        ),
-    )
+    fault = ("twice",)
+    plots = (("jobs", "Jobs that were run"), ("takeover", "Seconds from the kill of the leader to the next job"))
 
     @contextmanager
     def stage(self, given: Mapping[str, Any]) -> Iterator[Stage]:
-        engine = Engine.of(given["using"])
-        facts = {"using": given["using"], "copies": given["copies"], "ttl": given["ttl"] if engine.ttl else None}
+        require_fences(given["using"])
+        facts = {name: given[name] for name in ("using", "copies", "ttl")}
+        yield Stage(lambda way: [play(way, **facts)], facts)
 
-        def leaves_out(way: Way) -> str:
-            return "" if engine.fence or not way.fenced else f"{given['using']!r} gives no fencing tokens"
-
-        yield Stage(lambda way: play(way, engine, **facts), facts, leaves_out=leaves_out)
-
-    def shown(self, way: Figures) -> bool:
-        return way["twice"] > 0
-
-    def problems(self, way: Figures) -> Iterator[str]:
-        yield from way["errors"]
-        if way["missed"]:
-            yield f"{way['missed']} slots were not run."
-        if way["takeover"] is not None and way["takeover"] > way["outlives"] + ALLOWED:
-            yield f"nothing was run for {way['takeover']:.1f} s after the leader was killed."
-        if way["prevents"] and way["twice"]:
-            yield f"{way['twice']} slots were run twice."
-        if way["prevents"] and way["slept"] and not way["late"]:
+    def more_problems(self, row: Figures, prevents: bool) -> Iterator[str]:
+        if row["missed"] and not prevents:
+            yield f"{row['missed']} slots were not run."
+        if row["takeover"] is not None and row["takeover"] > row["ttl"] + ALLOWED:
+            yield f"nothing was run for {row['takeover']:.1f} s after the leader was killed."
+        if prevents and not row["late"]:
             yield "the leader that slept was not refused."
 
     def story(self, way: Figures) -> str:
-        killed = (
-            "" if way["takeover"] is None else f"; another one led {way['takeover']:.2f} s after the leader was killed"
-        )
-        late = f"; {way['late']} late write refused" if way["late"] else ""
-        return f"{way['title']}: {way['slots']} slots, {way['twice']} of them run twice{killed}{late}."
+        (row,) = way["rows"]
+        told = f"{way['title']}: {row['slots']} slots, {row['twice']} of them run twice"
+        if row["takeover"] is not None:
+            told += f"; another one led {row['takeover']:.2f} s after the leader was killed"
+        return told + (f"; {row['late']} late write refused." if row["late"] else ".")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Engine:
-    """What the alias can do: without a fence a leader that sleeps keeps its office, with its session. ``session``:
-    seconds without a word after which the server ends one, where it does not see at once that a process is dead."""
-
-    fence: bool
-    ttl: bool
-    session: float
-
-    @classmethod
-    def of(cls, using: str) -> Engine:
-        with advisory_lock(f"scheduler probe {os.getpid()}", using=using) as lease:
-            try:
-                fence = lease.fence is not None
-            except UnsupportedOperation:
-                fence = False
-            session = settings.DISTLOCK[using].get("OPTIONS", {}).get("session_timeout", 0.0)
-            return cls(fence=fence, ttl=lease.valid_until is not None, session=session)
-
-
-def play(way: Way, engine: Engine, *, using: str, copies: int, ttl: float | None) -> Figures:
+def play(way: Way, using: str, copies: int, ttl: float) -> Figures:
     schedule = Schedule.objects.create(name=f"replayed {way.slug}")
-    office = f"scheduler:{way.slug}:{schedule.pk}:{os.getpid()}"
-    takeover, slept = None, way.leads and engine.fence
-    with Team(f"{__name__}:stand", copies) as team:
-        task = (schedule.pk, office, using, ttl, way.leads, way.fenced, time.monotonic())
-        for number in range(copies):
-            team.send(number, *task)
+    office = {"name": f"scheduler:{way.slug}:{schedule.pk}:{os.getpid()}", "using": using, "ttl": ttl}
+    takeover = None
+    with Team() as team:
+        began = time.monotonic()
+        for _ in range(copies):
+            team.start(stand, way, schedule.pk, began, office)
         pass_slots(schedule)
-        if way.leads:
+        if way.pauses:
             takeover = kill_the_leader(team, schedule)
             pass_slots(schedule)
-            if slept:
-                put_the_leader_to_sleep(team, schedule)
-            pass_slots(schedule)
-        left = [number for number, process in enumerate(team.processes) if process.is_alive()]
-        for number in left:
-            team.send(number, "stop")
-        outcomes = [team.receive(number) for number in left]
+            put_the_leader_to_sleep(team, schedule)
+        pass_slots(schedule)
+        left = [member for member in team if member.process.is_alive()]
+        for member in left:
+            member.pipe.send("stop")
+        outcomes = [member.result() for member in left]
     runs = Counter(Job.objects.filter(schedule=schedule).values_list("slot", flat=True))
     schedule.delete()
     return {
-        "prevents": way.prevents or (way.leads and not slept),
         "slots": max(runs),
         "jobs": runs.total(),
         "twice": sum(count > 1 for count in runs.values()),
         "missed": max(runs) - len(runs),
         "takeover": takeover,
-        "outlives": engine.session if ttl is None else ttl,
-        "slept": slept,
+        "ttl": ttl,
         "late": sum(late for late, _ in outcomes),
         "errors": sorted({error for _, errors in outcomes for error in errors}),
     }
@@ -255,30 +180,30 @@ def play(way: Way, engine: Engine, *, using: str, copies: int, ttl: float | None
 
 def kill_the_leader(team: Team, schedule: Schedule) -> float:
     """Seconds until another one has run a job."""
-    leader = leader_of(team, schedule)
+    killed = leader_of(team, schedule)
     when = time.monotonic()
-    team.processes[leader].kill()
-    team.processes[leader].join()
-    wait_for(lambda: leader_of(team, schedule) != leader)
+    killed.process.kill()
+    killed.process.join()
+    wait_for(lambda: leader_of(team, schedule) is not killed)
     return round(time.monotonic() - when, 3)
 
 
 def put_the_leader_to_sleep(team: Team, schedule: Schedule) -> None:
     """Until another one has led for a while."""
-    leader = leader_of(team, schedule)
-    os.kill(team.processes[leader].pid, signal.SIGUSR1)
-    team.wait_until_stopped(leader)
+    sleeper = leader_of(team, schedule)
+    os.kill(sleeper.pid, signal.SIGUSR1)
+    sleeper.wait_until_stopped()
     try:
-        wait_for(lambda: leader_of(team, schedule) != leader)
+        wait_for(lambda: leader_of(team, schedule) is not sleeper)
         pass_slots(schedule)
     finally:
-        os.kill(team.processes[leader].pid, signal.SIGCONT)
+        os.kill(sleeper.pid, signal.SIGCONT)
 
 
-def leader_of(team: Team, schedule: Schedule) -> int:
+def leader_of(team: Team, schedule: Schedule) -> Member:
     """Who ran the latest job."""
     pid = Job.objects.filter(schedule=schedule).latest("pk").process
-    return [process.pid for process in team.processes].index(pid)
+    return next(member for member in team if member.pid == pid)
 
 
 def pass_slots(schedule: Schedule) -> None:

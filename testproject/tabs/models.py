@@ -1,4 +1,4 @@
-"""What several tabs and people change at once: a board with pieces, and carts; each with a list of what was asked."""
+"""What several tabs and people change at once: a board with pieces, and carts; and a ledger of what was asked."""
 
 from __future__ import annotations
 
@@ -24,39 +24,9 @@ class Piece(models.Model):
         return self.name
 
 
-class Move(models.Model):
-    """One step of a piece. The fence says in which order hands had it."""
-
-    piece = models.ForeignKey(Piece, on_delete=models.CASCADE, related_name="moves")
-    by = models.CharField(max_length=50)
-    to = models.CharField(max_length=5)
-    fence = models.BigIntegerField()
-    at = models.DateTimeField(auto_now_add=True)
-
-    class Meta:
-        ordering = ("-pk",)
-
-    def __str__(self) -> str:
-        return f"{self.piece} to {self.to}"
-
-
-class Line(models.Model):
-    """Of a cart."""
-
-    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
-    item = models.CharField(max_length=20)
-    quantity = models.PositiveIntegerField(default=0)
-
-    class Meta:
-        ordering = ("pk",)
-        constraints = (models.UniqueConstraint(fields=("user", "item"), name="cart_one_line_per_item"),)
-
-    def __str__(self) -> str:
-        return f"{self.quantity} x {self.item}"
-
-
 class Entry(models.Model):
-    """A request to change a cart, and how it was answered."""
+    """A request to change the cart of a user, or the board, and how it was answered. The fence says in which order tabs
+    or hands had the lock."""
 
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
     at = models.DateTimeField(auto_now_add=True)

@@ -4,9 +4,9 @@ workers that count in one memory."""
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
-from django.db.models import F
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.cache import never_cache
@@ -17,12 +17,15 @@ from django_distlock.leases import upkeep
 from testproject.headers import ISOLATED, STRICT, with_headers
 from testproject.people import PEOPLE
 
-from .models import COLUMNS, ITEMS, ROWS, Entry, Line, Move, Piece, pieces
+from .models import COLUMNS, ITEMS, ROWS, Entry, Piece, pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from django.db.models import QuerySet
+
 SHOWN = 8  # entries of a list
+BOARD = "board"  # for the ledger, in which a tab of a cart has three letters
 
 
 @with_headers(STRICT)
@@ -38,47 +41,46 @@ def cart_state(request: HttpRequest) -> HttpResponse:
     """What is in the cart, and the newest entries of its ledger."""
     if not request.user.is_authenticated:
         return JsonResponse({"reason": "logged_out"}, status=401)
-    lines = {line.item: line.quantity for line in Line.objects.filter(user=request.user)}
-    ledger = [
-        {"at": f"{at:%H:%M:%S}", "tab": tab, "asked": asked, "fence": fence, "status": status}
-        for at, tab, asked, fence, status in Entry.objects.filter(user=request.user).values_list(
-            "at", "tab", "asked", "fence", "status"
-        )[:SHOWN]
+    entries = Entry.objects.filter(user=request.user).exclude(tab=BOARD)
+    put_in = Counter(entries.filter(status=204).values_list("asked", flat=True))
+    return JsonResponse({"lines": {item: put_in[f"1 more {item}"] for item in ITEMS}, "ledger": ledger(entries)})
+
+
+def ledger(entries: QuerySet[Entry]) -> list[dict[str, Any]]:
+    fields = ("tab", "asked", "fence", "status")
+    return [
+        {"at": f"{entry.at:%H:%M:%S}", "by": entry.user.first_name} | {name: getattr(entry, name) for name in fields}
+        for entry in entries.select_related("user")[:SHOWN]
     ]
-    return JsonResponse({"lines": {item: lines.get(item, 0) for item in ITEMS}, "ledger": ledger})
 
 
-def in_the_ledger(view: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
-    """Write down how a request was answered, also one that the lock refuses."""
+def write_down(request: HttpRequest, tab: str, asked: str, status: int) -> HttpResponse:
+    """Into the ledger; the answer to the request."""
+    _, _, fence = request.headers.get("Distlock-Lease", "").partition(";")
+    fenced = int(fence) if fence.isdecimal() else None
+    Entry.objects.create(user=request.user, tab=tab[:8], asked=asked[:40], fence=fenced, status=status)
+    return HttpResponse(status=status)
 
+
+def refusals_written_down(view: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
     @functools.wraps(view)
     def answer(request: HttpRequest) -> HttpResponse:
         response = view(request)
-        if request.user.is_authenticated:
-            _, _, fence = request.headers.get("Distlock-Lease", "").partition(";")
-            Entry.objects.create(
-                user=request.user,
-                tab=request.POST.get("tab", "")[:8],
-                asked=f"1 more {request.POST.get('item', '')}"[:40],
-                fence=int(fence) if fence.isdecimal() else None,
-                status=response.status_code,
-            )
+        if response.status_code == 423 and request.user.is_authenticated:
+            write_down(request, request.POST.get("tab", ""), f"1 more {request.POST.get('item', '')}", 423)
         return response
 
     return answer
 
 
 @require_POST
-@in_the_ledger
+@refusals_written_down
 @requires_lock("cart:{request.user.pk}")
 def cart_change(request: HttpRequest) -> HttpResponse:
     """Put one more of an item into the cart. 423 unless the tab has the lock of this cart now."""
-    item = request.POST.get("item")
-    if item not in ITEMS:
+    if request.POST.get("item") not in ITEMS:
         return HttpResponse(status=400)
-    Line.objects.get_or_create(user=request.user, item=item)
-    Line.objects.filter(user=request.user, item=item).update(quantity=F("quantity") + 1)
-    return HttpResponse(status=204)
+    return write_down(request, request.POST.get("tab", ""), f"1 more {request.POST['item']}", 204)
 
 
 @with_headers(STRICT)
@@ -98,11 +100,7 @@ def board_state(request: HttpRequest) -> HttpResponse:
         {"pk": piece.pk, "column": piece.column, "row": piece.row, "holder": hands.get(f"board:{piece.pk}")}
         for piece in pieces()
     ]
-    moves = [
-        {"at": f"{move.at:%H:%M:%S}", "by": move.by, "piece": str(move.piece), "to": move.to, "fence": move.fence}
-        for move in Move.objects.select_related("piece")[:SHOWN]
-    ]
-    return JsonResponse({"pieces": found, "moves": moves})
+    return JsonResponse({"pieces": found, "moves": ledger(Entry.objects.filter(tab=BOARD))})
 
 
 @require_POST
@@ -111,16 +109,13 @@ def board_move(request: HttpRequest, pk: int) -> HttpResponse:
     """Put a piece on another square. 423 unless the sender has it in hand now."""
     piece = get_object_or_404(Piece, pk=pk)
     try:
-        column, row = int(request.POST["column"]), int(request.POST["row"])
+        piece.column, piece.row = int(request.POST["column"]), int(request.POST["row"])
     except (KeyError, ValueError):
         return HttpResponse(status=400)
-    if not (1 <= column <= COLUMNS and 1 <= row <= ROWS):
+    if not (1 <= piece.column <= COLUMNS and 1 <= piece.row <= ROWS):
         return HttpResponse(status=400)
-    piece.column, piece.row = column, row
     piece.save()
-    lease = request.distlock_leases[f"board:{pk}"]  # type: ignore[attr-defined]  # set by requires_lock
-    Move.objects.create(piece=piece, by=lease.label, to=f"{'ABCDEFGH'[column - 1]}{row}", fence=lease.fence)
-    return HttpResponse(status=204)
+    return write_down(request, BOARD, f"{piece} to {'ABCDEFGH'[piece.column - 1]}{piece.row}", 204)
 
 
 @with_headers(STRICT | ISOLATED)

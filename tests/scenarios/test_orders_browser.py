@@ -13,8 +13,8 @@ from django.db import connections
 from pytest_django.live_server_helper import LiveServer
 from selenium.webdriver import ActionChains
 
-from testproject.orders import payments, views
-from testproject.orders.models import Order
+from testproject.orders import views
+from testproject.orders.models import Order, pay
 from tests.conftest import eventually
 from tests.support import axe
 from tests.support.browsers import ChromiumProfile, Tab, browser
@@ -36,7 +36,7 @@ class Till:
 
     def pay(self, key: str) -> str:
         assert self.open.wait(30), "the test never let anybody pay"
-        return payments.pay(key)
+        return pay(key)
 
     def begins(self, environ: dict[str, Any], **kwargs: Any) -> None:
         self.came.append(environ["REQUEST_METHOD"])
@@ -90,9 +90,7 @@ def submit(tab: Tab, heading: str) -> None:
     assert not axe.faults(tab.profile)
 
 
-@pytest.mark.parametrize(
-    ("way", "scripts", "made"), [("none", True, CLICKS), ("idempotent", True, 1), ("atomic", False, 1)]
-)
+@pytest.mark.parametrize(("way", "scripts", "made"), [("none", True, CLICKS), ("key", True, 1), ("atomic", False, 1)])
 def test_five_clicks(live: tuple[Tab, str], till: Till, way: str, scripts: bool, made: int) -> None:
     tab, url = live
     assert isinstance(tab.profile, ChromiumProfile)
@@ -120,7 +118,7 @@ def test_five_clicks(live: tuple[Tab, str], till: Till, way: str, scripts: bool,
 def test_the_waiting_page_sends_its_form_until_there_is_an_answer(live: tuple[Tab, str], till: Till) -> None:
     tab, url = live
     assert isinstance(tab.profile, ChromiumProfile)
-    tab.open(f"{url}/orders/idempotent/")
+    tab.open(f"{url}/orders/key/")
     twice = ActionChains(tab.profile.driver, duration=0).move_to_element(tab.profile.element("form button"))
     twice.click().pause(0.1).click().perform()  # the second waits for the first, then the page comes
     tab.until(lambda: tab.text("h1") == "Still working", "the page did not come")
@@ -135,7 +133,7 @@ def test_the_waiting_page_sends_its_form_until_there_is_an_answer(live: tuple[Ta
 def test_back_with_changed_data(live: tuple[Tab, str], till: Till) -> None:
     tab, url = live
     till.open.set()
-    tab.open(f"{url}/orders/idempotent/")
+    tab.open(f"{url}/orders/key/")
     tab.click("form button")
     first = placed(tab)
     tab.follow(tab.back)
@@ -161,7 +159,7 @@ def test_the_same_user_logs_in_again_in_another_tab(live: tuple[Tab, str], till:
     user = User.objects.create_superuser("smith", password="pass")
     try:
         log_in(tab, url)
-        tab.open(f"{url}/orders/idempotent/")
+        tab.open(f"{url}/orders/key/")
         tab.type("[name=note]", "as a present")
         other = tab.profile.tab(f"{url}/admin/")
         other.follow(lambda: other.click("#logout-form button"))

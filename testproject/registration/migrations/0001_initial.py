@@ -1,6 +1,12 @@
 from django.db import migrations, models
 
 
+def make_door(apps, schema_editor):
+    apps.get_model("registration", "Door").objects.using(schema_editor.connection.alias).create(
+        pk=1, name="registration"
+    )
+
+
 class Migration(migrations.Migration):
     initial = True
 
@@ -24,4 +30,5 @@ class Migration(migrations.Migration):
                 ("name", models.CharField(max_length=50)),
             ],
         ),
+        migrations.RunPython(make_door, migrations.RunPython.noop),
     ]

@@ -8,7 +8,7 @@ import pytest
 from django.db import connections
 
 from testproject.replay.server import Server
-from testproject.tabs.models import Move, Piece
+from testproject.tabs.models import Entry, Piece
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ def at_the_demo(demo: str, at: Callable[[str], None]) -> Iterator[None]:
     """Whoever is logged in is so here, too: cookies do not depend on ports."""
     at(demo)
     yield
-    for model in (Move, Piece):
+    for model in (Entry, Piece):
         model.objects.all().delete()
 
 

@@ -16,7 +16,6 @@ from testproject.replay.commands import MANAGE, command_line
 from testproject.replay.scene import scenes
 from testproject.replay.server import Server
 
-DEFAULT_PORT = 8000
 USER = "demo"
 # The other pages of the demo and the replay that fills each; small ones, so that serving begins within half a minute.
 OTHER_SCENES = {
@@ -24,6 +23,13 @@ OTHER_SCENES = {
     "inventory": ("--stock=20",),
     "orders": ("--clicks=10",),
     "scheduler": (),
+}
+BY_HAND = {
+    "orders": "press the button five times, with and without a key",
+    "articles": "open one article in two browsers, as Ada and as Bo",
+    "cart": "open it in three tabs, and as the same person in another browser",
+    "board": "move pieces in two browsers, as Ada and as Bo",
+    "workers": "eight workers count, with and without a mutex",
 }
 
 
@@ -34,32 +40,25 @@ class Command(BaseCommand):
         parser.add_argument("--no-serve", action="store_true", help="stop after the replay; exit status as of `replay`")
         parser.add_argument("--identical", default="200", help="sign-ups with one address at once; default: 200")
         parser.add_argument("--distinct", default="60", help="sign-ups with as many addresses; default: 60")
-        parser.add_argument("--port", type=int, help=f"default: {DEFAULT_PORT}, or a free one if that is taken")
+        parser.add_argument("--port", type=int, help="default: 8000, or a free one if that is taken")
 
     def handle(self, *args: Any, **options: Any) -> None:
         call_command("migrate", interactive=False, verbosity=0)
-        password = reset_superuser()
-        failure = self.replay(f"--identical={options['identical']}", f"--distinct={options['distinct']}")
-        if options["no_serve"]:
-            if failure:
-                raise failure
-            return
-        if failure:
-            self.stderr.write(self.style.ERROR(f"The replay did not go as promised:\n{failure}"))
-        self.fill_other_scenes()
-        try:
-            self.serve(options["port"], password)
-        except ReplayError as error:
-            raise CommandError(str(error)) from error
-
-    def replay(self, *arguments: str) -> CommandError | None:
-        """The replay's own command; a failed one is kept, because the page that shows it can still be served."""
         self.stdout.write("Replaying the registration race against a real server:")
+        arguments = [f"--{name}={options[name]}" for name in ("identical", "distinct")]
         try:
             call_command("replay", "registration", *arguments, stdout=self.stdout, stderr=self.stderr)
         except CommandError as error:
-            return error
-        return None
+            if options["no_serve"]:
+                raise
+            self.stderr.write(self.style.ERROR(f"The replay did not go as promised:\n{error}"))
+        if options["no_serve"]:
+            return
+        self.fill_other_scenes()
+        try:
+            self.serve((options["port"],) if options["port"] else (8000, 0), reset_superuser())
+        except ReplayError as error:
+            raise CommandError(str(error)) from error
 
     def fill_other_scenes(self) -> None:
         """Replay the other scenes, so that no page of the demo is empty.
@@ -72,45 +71,26 @@ class Command(BaseCommand):
                 continue
             self.stdout.write(f"{name.title()} ...")
             self.stdout.flush()
-            done = subprocess.run(
-                [sys.executable, MANAGE, "replay", name, *arguments], capture_output=True, text=True, check=False
-            )
+            done = subprocess.run([sys.executable, MANAGE, "replay", name, *arguments], capture_output=True, text=True)
             if done.returncode:
                 shows = command_line(f"replay {name}")
-                self.stderr.write(
-                    self.style.ERROR(f"{name.title()} did not go as promised; `{shows}` shows it:\n{done.stderr}")
-                )
+                self.stderr.write(f"{name.title()} did not go as promised; `{shows}` shows it:\n{done.stderr}")
 
-    def serve(self, port: int | None, password: str) -> None:
-        with Server(port=port or DEFAULT_PORT, or_any_port=port is None, show_log=True) as server:
-            self.stdout.write(
-                f"\nDemo:     {server.url}\n{by_hand(server.url)}"
-                f"Admin:    {server.url}admin/   user {USER}, password {password}\n"
-                "Control-C stops the server."
-            )
+    def serve(self, ports: tuple[int, ...], password: str) -> None:
+        with Server(ports=ports, show_log=True) as server:
+            self.stdout.write(f"\nDemo:     {server.url}")
+            for name, hint in BY_HAND.items():
+                with suppress(NoReverseMatch):
+                    self.stdout.write(f"{name.title() + ':':<10}{server.url.rstrip('/')}{reverse(name)}   {hint}")
+            self.stdout.write(f"Admin:    {server.url}admin/   user {USER}, password {password}")
+            self.stdout.write("Control-C stops the server.")
             self.stdout.flush()
             try:
-                server.wait()
+                server.process.wait()
             except KeyboardInterrupt:
                 self.stdout.write("\nStopped.")
                 return
             raise CommandError("The server ended by itself; its log above says why.")
-
-
-def by_hand(url: str) -> str:
-    """What to try by hand in the scenes that are there."""
-    lines = {
-        "orders": "press the button five times, with and without a key",
-        "articles": "open one article in two browsers, as Ada and as Bo",
-        "cart": "open it in three tabs, and as the same person in another browser",
-        "board": "move pieces in two browsers, as Ada and as Bo",
-        "workers": "eight workers count, with and without a mutex",
-    }
-    known = []
-    for name, hint in lines.items():
-        with suppress(NoReverseMatch):
-            known.append(f"{name.title() + ':':<10}{url.rstrip('/')}{reverse(name)}   {hint}\n")
-    return "".join(known)
 
 
 def reset_superuser() -> str:

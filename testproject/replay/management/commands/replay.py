@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import json
-from argparse import ArgumentTypeError
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
@@ -13,11 +12,6 @@ from testproject.replay import ReplayError
 from testproject.replay.commands import command_line
 from testproject.replay.models import Run
 from testproject.replay.scene import replay, scenes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from testproject.replay.scene import Option
 
 
 class Command(BaseCommand):
@@ -32,13 +26,18 @@ class Command(BaseCommand):
             one = known.add_parser(scene.name, help=scene.help, description=scene.help)
             one.add_argument("--ways", default=",".join(way.slug for way in scene.ways), help="default: %(default)s")
             one.add_argument("--json", action="store_true", help="print the figures as JSON and nothing else")
-            for option in scene.options:
-                text = f"{option.help}; default: %(default)s"
-                one.add_argument(f"--{option.name}", type=kind(option), default=option.default, help=text)
+            for name, default, text, _ in scene.options:
+                help = f"{text}; default: %(default)s"
+                one.add_argument(f"--{name}", type=type(default), default=default, help=help)
 
     def handle(self, *args: Any, **given: Any) -> None:
-        quiet, scene = given["json"], scenes()[given["scene"]]
-        ways = chosen(scene.ways, given["ways"])
+        quiet, scene, wanted = given["json"], scenes()[given["scene"]], given["ways"].split(",")
+        ways = [way for way in scene.ways if way.slug in wanted]
+        if len(ways) < len(wanted):
+            raise CommandError(f"unknown way; choose from {', '.join(way.slug for way in scene.ways)}")
+        for option in scene.options:
+            if not isinstance(option.default, str) and given[option.name] < option.least:
+                raise CommandError(f"--{option.name} must be at least {option.least}")
         if Run._meta.db_table not in connection.introspection.table_names():
             raise CommandError(
                 f"The {connection.display_name} database has no tables yet: run `{command_line('migrate')}`."
@@ -51,23 +50,3 @@ class Command(BaseCommand):
         self.stdout.write(json.dumps(result) if quiet else f"\n{scene.text(result)}")
         if result["problems"]:
             raise CommandError("\n".join([*result["problems"], log]).strip())
-
-
-def kind(option: Option) -> Callable[[str], Any]:
-    """For argparse, which names the argument."""
-
-    def value(text: str) -> Any:
-        found = type(option.default)(text)
-        if not isinstance(found, str) and found < option.least:
-            raise ArgumentTypeError(f"must be at least {option.least}")
-        return found
-
-    return value
-
-
-def chosen(ways: Sequence[Any], slugs: str) -> list[Any]:
-    """The ways with these slugs, in their own order; CommandError for an unknown slug."""
-    wanted, known = set(slugs.split(",")), [way.slug for way in ways]
-    if unknown := wanted.difference(known):
-        raise CommandError(f"unknown way {', '.join(sorted(unknown))}; choose from {', '.join(known)}")
-    return [way for way in ways if way.slug in wanted]

@@ -81,7 +81,7 @@ const refresh = async () => {
   document.querySelector("#moves tbody").replaceChildren(
     ...moves.map((made) => {
       const row = document.createElement("tr");
-      for (const text of [made.at, made.by, made.piece, made.to, made.fence]) row.insertCell().textContent = text;
+      for (const text of [made.at, made.by, made.asked, made.fence]) row.insertCell().textContent = text;
       return row;
     }),
   );
