@@ -11,23 +11,24 @@ import itertools
 import os
 import signal
 import time
+from collections import Counter
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import redis
 from django.db import connections
 
+from tests.chaos.oracle import ORACLE
 from tests.chaos.worker import TTL, work
 from tests.faults import server
 from tests.faults.proxy import Proxy
-from tests.faults.workload_actors import ORACLE
 from tests.support import services
 from tests.support.processes import Child
 from tests.support.services.files import write_json
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
     from pathlib import Path
 
 REDISES = tuple(f"redis{number}" for number in range(1, 6))
@@ -72,13 +73,6 @@ def child_behind(proxied: Path) -> Child:
             os.environ["DISTLOCK_SERVICES"] = before
 
 
-class Done(NamedTuple):
-    """A fault that was made, and when on the monotonic clock."""
-
-    at: float
-    kind: str
-
-
 class Havoc:
     """The faults of one engine, and the workers that they hit."""
 
@@ -87,11 +81,11 @@ class Havoc:
         replace: Callable[[int], Child], crew: list[Child],
     ) -> None:  # fmt: skip
         self.using, self.name, self.folder, self.rng, self.replace, self.crew = using, name, folder, rng, replace, crew
-        self.doors = {server: doors[server] for server in SERVERS[using]}
+        self.doors = {server: doors[server] for server in SERVERS.get(using, ())}
         self.killed: dict[int, float] = {}
         self.stopped: dict[int, float] = {}
         self.ever_stopped: list[int] = []
-        self.done: list[Done] = []
+        self.done: Counter[str] = Counter()
         self._later: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._cut_off = -TOLD_WITHIN  # when the last fault came that may end a session
@@ -114,7 +108,7 @@ class Havoc:
             found["session kill"] = self.kill_session
         return found
 
-    def run(self, until: float) -> None:
+    def run(self, until: float, only: Collection[str] | None) -> None:
         """Make faults until then, each kind once before one comes again, and undo what lasts longer."""
         kinds, bag = self.kinds(), list[str]()
         due = time.monotonic() + self.rng.uniform(*BETWEEN)
@@ -123,10 +117,10 @@ class Havoc:
                 heapq.heappop(self._later)[2]()
             elif due <= now:
                 if not bag:
-                    bag = sorted(kinds)
+                    bag = sorted(kinds if only is None else only)
                     self.rng.shuffle(bag)
                 kind = bag.pop()
-                self.done.append(Done(now, kind))
+                self.done[kind] += 1
                 kinds[kind]()
                 due = time.monotonic() + self.rng.uniform(*BETWEEN)
             else:

@@ -12,50 +12,44 @@ from typing import TYPE_CHECKING
 
 from django_distlock import DistlockError, advisory_lock, held_locks
 from tests.chaos.faults import LONGEST_STOP, TOLD_WITHIN, Havoc, child_behind
-from tests.chaos.worker import HISTORY, ROLES, TTL, Order
+from tests.chaos.oracle import COUNTER, JOURNAL, ORACLE, judge
+from tests.chaos.worker import HISTORY, PATIENCE, ROLES, TTL, Order
 from tests.faults.history import Fault, History, Hold
 from tests.faults.server import SESSION_LOCKS
-from tests.faults.workload_actors import COUNTER, JOURNAL, ORACLE, PATIENCE
-from tests.faults.workloads import judge
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Collection
     from pathlib import Path
 
-    from tests.chaos.faults import Done
     from tests.faults.proxy import Proxy
     from tests.support.processes import Child
 
 LEAK_WITHIN = TTL + 2
 # A worker that hangs for longer at its end is a leak itself.
 END_WITHIN = 2 * PATIENCE + 30
+MOST = 5  # complaints that are shown of an engine
 
 
 @dataclass
 class Result:
-    """What happened to one engine. ``untold``: holders that were not told in time that another one holds their lock."""
+    """What happened to one engine. ``untold``: holders that were not told in time that another one holds their lock.
+    ``stale``: sections that noticed by themselves that their lock was lost."""
 
     using: str
     began: float
     seconds: float = 0.0
     holds: list[Hold] = field(default_factory=list)
     faults: Counter[str] = field(default_factory=Counter)
-    marks: list[Done] = field(default_factory=list)
     overlaps: list[str] = field(default_factory=list)
+    lost_updates: int = 0
+    stale: int = 0
     leaks: list[str] = field(default_factory=list)
     losses: int = 0
     untold: list[str] = field(default_factory=list)
     sinking: list[str] = field(default_factory=list)
     harm: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def longest_wait(self) -> float:
-        return max((hold.acquired - hold.invoke for hold in self.holds), default=math.nan)
-
-    @property
-    def fenced(self) -> bool:
-        return any(hold.fence is not None for hold in self.holds)
 
     @property
     def complaints(self) -> list[str]:
@@ -68,12 +62,26 @@ class Result:
         ]
         return found if self.holds else [*found, "no holds: nothing was shown"]
 
+    def __str__(self) -> str:
+        longest_wait = max((hold.acquired - hold.invoke for hold in self.holds), default=math.nan)
+        lines = [
+            f"{self.using}: {self.seconds:.0f} s, {len(self.holds):,} holds, {len(self.complaints)} complaints",
+            f"  faults: {listed(self.faults)}; errors told: {listed(self.errors)}",
+            f"  {self.losses} losses told; longest wait {longest_wait:.1f} s",
+        ]
+        return "\n".join(lines + [f"  {complaint}" for complaint in self.complaints[:MOST]])
+
+
+def listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{kind} {count:,}" for kind, count in sorted(counts.items())) or "none"
+
 
 def run(
     using: str, seconds: float, rng: random.Random, doors: dict[str, Proxy], folder: Path, *, kind: str = "sound",
-    faults: bool = True,
+    only: Collection[str] | None = None,
 ) -> Result:  # fmt: skip
-    """Work under one lock for ``seconds``. ``kind``: a lock that is broken on purpose. ``folder`` keeps the ledger."""
+    """Work under one lock for ``seconds``. ``kind``: a lock that is broken on purpose. ``folder`` keeps the ledger.
+    ``only``: the kinds of faults, if not all."""
     name, proxied = f"chaos {using} {time.monotonic_ns()}", folder.parent / "state.json"
     for file in (COUNTER, ORACLE, JOURNAL, HISTORY):
         (folder / file).write_text("")
@@ -98,8 +106,8 @@ def run(
     for worker in workers:
         put_to_work(worker, roles[worker.pid])
     havoc = Havoc(using, name, folder, doors, rng, replace, workers)
-    if faults:
-        havoc.run(until)
+    if only is None or only:
+        havoc.run(until, only)
     for door in havoc.doors.values():
         door.heal()
     result.leaks += [left for worker in workers for left in end_of(worker, until)]
@@ -148,14 +156,9 @@ def read(result: Result, folder: Path, havoc: Havoc) -> None:
     told_within = TOLD_WITHIN + LONGEST_STOP if result.using in SESSION_LOCKS else 0.0
     verdict = judge(folder, havoc.killed, havoc.ever_stopped)
     history = History.read(folder / HISTORY, havoc.killed)
-    result.holds, result.errors, result.marks = history.holds, verdict.errors, havoc.done
-    result.faults.update(mark.kind for mark in havoc.done)
-    for line in (folder / JOURNAL).read_text().splitlines():
-        match line.split():
-            case ["f", kind]:
-                result.faults[kind] += 1
-            case ["h", *words]:
-                result.harm[" ".join(words)] += 1
+    result.holds, result.errors, result.harm = history.holds, verdict.errors, verdict.harm
+    result.faults = havoc.done + verdict.faults
+    result.lost_updates, result.stale = verdict.lost_updates, len(verdict.stale)
     result.overlaps += [f"{one} and {other} had the oracle's flock" for one, other in verdict.overlaps]
     for fault in history.check(told_within=told_within):
         (result.overlaps if fault.kind == "overlap" else result.sinking).append(described(fault))

@@ -1,10 +1,6 @@
 """The workers of a chaos run: threads that may be interrupted, tasks that are cancelled, and a process that forks.
 
-Each holding is written into the history (tests/faults/history.py) and shown to the oracle of the kernel
-(tests/faults/workload_actors.py). The journal of the oracle has two more kinds of lines:
-
-    f <kind>      a fault that the worker does to itself: cancel, fork
-    h <what>      harm: something that must never happen
+Each holding is written into the history (tests/faults/history.py) and shown to the oracle of the kernel (oracle.py).
 """
 
 from __future__ import annotations
@@ -25,8 +21,8 @@ from django_distlock import DistlockError, LockLost, advisory_lock
 from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
+from tests.chaos.oracle import Desk
 from tests.faults.history import Journal
-from tests.faults.workload_actors import PATIENCE, Desk, no_lock, sound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,6 +31,7 @@ if TYPE_CHECKING:
 
 HISTORY = "history"
 ROLES = ("threads", "threads", "tasks", "forks")
+PATIENCE = 10.0  # seconds for one acquire; longer than a dead holder's TTL
 TTL = 1.0
 TASKS = 4
 # In the section: mostly short, now and then long enough for a fault in the middle.
@@ -45,12 +42,33 @@ CHILD_PATIENCE = 20.0
 CLEAN_WITHIN = TTL + 2
 
 
+# the lock, and locks that are broken on purpose
+
+
+def sound(lock: Lock) -> Any:
+    return lock
+
+
+def no_lock(lock: Lock) -> Any:
+    return contextlib.nullcontext()
+
+
 def once_in_1000(lock: Lock) -> Any:
     """Lets one in a thousand in without asking."""
     return lock if random.randrange(1000) else contextlib.nullcontext()
 
 
-KINDS = {kind.__name__: kind for kind in (sound, no_lock, once_in_1000)}
+def own_name(lock: Lock) -> Any:
+    """A name that each process hashes in its own way."""
+    return advisory_lock(f"{lock.name}-{os.getpid()}", using=lock.using, timeout=lock.timeout)
+
+
+def no_renewal(lock: Lock) -> Any:
+    """The TTL is shorter than the section, and nobody renews."""
+    return advisory_lock(lock.name, using=lock.using, timeout=lock.timeout, ttl=0.05, max_hold=0.05)
+
+
+KINDS = {kind.__name__: kind for kind in (sound, no_lock, once_in_1000, own_name, no_renewal)}
 
 
 class Order(NamedTuple):
@@ -126,72 +144,21 @@ class Actor:
         return self.rng.uniform(0, LONG_PAUSE) if self.rng.randrange(ONE_IS_LONG) == 0 else PAUSE
 
     def round(self, inside: Callable[[Lease | None], None] = lambda lease: None) -> None:
-        section = f"{os.getpid()}.{self.number}.{next(self.rounds)}"
-        invoke, token, lock, lease = time.monotonic(), "", self.broken(), None
-        try:
-            with lock as lease:
-                self.gate.shut()
-                token = self.granted(lease, invoke)
-                try:
-                    with self.desk.inside(section, lambda: lease is None or lease.held), self.gate.opened():
-                        inside(lease)
-                        time.sleep(self.pause())
-                finally:
-                    self.leaving(lease, token, section)
-                self.gate.open()
-            self.journal.released(token)
-        except LockLost:
-            self.told(token, section)
-        except DistlockError as error:
-            self.desk.note(f"e {type(error).__name__}")
-        finally:
+        turn = Turn(self)
+        with turn.noted(), self.broken() as lease:
             self.gate.shut()
-            self.look_once_more(lease, token, section)
+            with turn.inside(lease), self.gate.opened():
+                inside(lease)
+                time.sleep(self.pause())
+            self.gate.open()
 
     async def around(self) -> None:
         """:meth:`round` for a task."""
-        section = f"{os.getpid()}.{self.number}.{next(self.rounds)}"
-        invoke, token, lock, lease = time.monotonic(), "", self.broken(), None
-        try:
-            async with lock as lease:
-                token = self.granted(lease, invoke)
-                try:
-                    with self.desk.inside(section, lambda: lease is None or lease.held):
-                        await asyncio.sleep(self.pause())
-                finally:
-                    self.leaving(lease, token, section)
-            self.journal.released(token)
-        except LockLost:
-            self.told(token, section)
-        except DistlockError as error:
-            self.desk.note(f"e {type(error).__name__}")
-        finally:
-            self.look_once_more(lease, token, section)
-
-    def granted(self, lease: Lease | None, invoke: float) -> str:
-        if lease is None:
-            return self.journal.granted(f"{self.order.using}/{self.order.name}", invoke)
-        return self.journal.took(lease, invoke)
-
-    def leaving(self, lease: Lease | None, token: str, section: str) -> None:
-        """At the end of the section: what the lease says of itself, and that it is not relied on from here on."""
-        if lease is not None:
-            now = monotonic()
-            if not lease.held:
-                self.desk.note(f"s {section}")
-            elif lease.valid_until is not None and lease.valid_until < now:
-                self.desk.note("h expired-and-held")
-        self.journal.releasing(token)
-
-    def told(self, token: str, section: str) -> None:
-        if token:
-            self.journal.lost(token)
-            self.desk.note(f"s {section}")
-
-    def look_once_more(self, lease: Lease | None, token: str, section: str) -> None:
-        """A release beside another exception does not raise; its lease knows."""
-        if lease is not None and lease.lost:
-            self.told(token, section)
+        turn = Turn(self)
+        with turn.noted():
+            async with self.broken() as lease:
+                with turn.inside(lease):
+                    await asyncio.sleep(self.pause())
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
@@ -202,6 +169,55 @@ class Actor:
             where = traceback.extract_tb(error.__traceback__)[-1]
             said = f"{type(error).__name__} at {Path(where.filename).name}:{where.lineno}: {error}"
             self.desk.note("h " + " ".join(said.split()))
+
+
+class Turn:
+    """One turn of an actor at the lock, and what the ledger says of it."""
+
+    def __init__(self, actor: Actor) -> None:
+        self.desk, self.journal, self.gate, self.order = actor.desk, actor.journal, actor.gate, actor.order
+        self.section = f"{os.getpid()}.{actor.number}.{next(actor.rounds)}"
+        self.invoke, self.token = time.monotonic(), ""
+        self.lease: Lease | None = None
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Around all of it. A release beside another exception does not raise; its lease knows."""
+        try:
+            yield
+            self.journal.released(self.token)
+        except LockLost:
+            self.told()
+        except DistlockError as error:
+            self.desk.note(f"e {type(error).__name__}")
+        finally:
+            self.gate.shut()
+            if self.lease is not None and self.lease.lost:
+                self.told()
+
+    def told(self) -> None:
+        if self.token:
+            self.journal.lost(self.token)
+            self.desk.note(f"s {self.section}")
+
+    @contextlib.contextmanager
+    def inside(self, lease: Lease | None) -> Iterator[None]:
+        """The section. At its end: what the lease says of itself, and that it is not relied on from here on."""
+        self.lease = lease
+        if lease is None:
+            self.token = self.journal.granted(f"{self.order.using}/{self.order.name}", self.invoke)
+        else:
+            self.token = self.journal.took(lease, self.invoke)
+        try:
+            with self.desk.inside(self.section, lambda: lease is None or lease.held):
+                yield
+        finally:
+            now = monotonic()
+            if lease is not None and not lease.held:
+                self.desk.note(f"s {self.section}")
+            elif lease is not None and lease.valid_until is not None and lease.valid_until < now:
+                self.desk.note("h expired-and-held")
+            self.journal.releasing(self.token)
 
 
 def work(link: Any) -> None:
