@@ -1,9 +1,8 @@
-"""R7: Ctrl-C, the soft time limit of a task, cancellations and closed event loops leave nothing held: on memory at
-every place at which an acquire or a release looks for signals, on each engine at three gates."""
+"""R7: Ctrl-C and the soft time limit of a task leave nothing held: on memory at every place at which an acquire or a
+release looks for signals, on each engine at three gates, and inside a transaction."""
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import signal
@@ -14,9 +13,9 @@ from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import connections, transaction
+from django.db import Error, connections, transaction
 
-from django_distlock import advisory_lock, lock_all, semaphore, signals
+from django_distlock import DistlockError, advisory_lock, lock_all, semaphore, signals
 from django_distlock.backends import memory
 from django_distlock.backends.postgres import session as postgres_session
 from django_distlock.backends.sessions import backend, pool, session
@@ -30,7 +29,7 @@ from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
 from tests.conftest import PATIENCE, connect, eventually
 from tests.engines.actors import held_elsewhere
-from tests.faults.server import SESSION_LOCKS, holders, waiters
+from tests.faults.server import DATABASES, holders, waiters
 from tests.support.interrupts import interrupted_everywhere
 
 if TYPE_CHECKING:
@@ -200,12 +199,13 @@ def test_r1_an_interrupted_release_is_finished_once(name: str, monkeypatch: pyte
     assert len(asked) == 2
 
 
-def interrupt(call: Callable[[], Any], when: Callable[[], object]) -> None:
+def interrupt(call: Callable[[], Any], when: Callable[[], object], then: Callable[[], object] = lambda: None) -> None:
     """Ctrl-C in this thread while ``call`` runs."""
 
     def send() -> None:
         when()
         os.kill(os.getpid(), signal.SIGINT)
+        then()
 
     with ThreadPoolExecutor(1) as pool:
         sent = pool.submit(send)
@@ -235,20 +235,27 @@ def test_r7_an_interrupt_within_the_engine_loses_no_grant(using: str, gate: str,
     assert not lock_table.all()
 
 
-def test_r1_an_interrupt_within_a_release_takes_no_lock_from_another_reader(name: str, proxied: Proxied) -> None:
-    """All readers of a process may be on one session, whose server counts unlocks: the other one keeps its lock, or
-    learns that it is lost."""
-    proxy = proxied("postgres")
-    readers = advisory_lock(name, using="postgres", shared=True)
-    readers.acquire().release()
-    other, mine = in_thread(readers.acquire), readers.acquire()
-    held = proxy.hold("reply")
-    interrupt(mine.release, held.wait)
-    held.pass_on()
-    eventually(lambda: len(lock_table.all()) == (not other.lost), "not finished")
-    if other.held:
-        assert holders("postgres", name), "the lock of another reader is gone"
-        other.release()
+@pytest.mark.parametrize("using", DATABASES)
+@pytest.mark.parametrize("repeated", [False, True], ids=["once", "repeated"])
+def test_r11_an_interrupted_acquire_inside_atomic_leaves_nothing_held(
+    using: str, repeated: bool, name: str, settings: Any, proxied: Proxied
+) -> None:
+    """After the block, whether it gives up or goes on and takes the lock once more, others have the lock."""
+    proxy, alias = proxied(using), f"{DATABASES[using]}_proxied"
+    here = {**settings.DISTLOCK[using], "OPTIONS": {"database": alias, "session_database": alias}}
+    settings.DISTLOCK = {**settings.DISTLOCK, "here": here}
+    lock = advisory_lock(name, using="here", timeout=20)
+    try:
+        with transaction.atomic(using=alias):
+            advisory_lock(f"{name}-first", using="here").acquire()
+            held = proxy.hold("reply")
+            interrupt(lock.acquire, held.wait, held.pass_on)
+            if repeated:
+                assert lock.acquire().held
+    except (Error, DistlockError):
+        assert using == "postgres", "the block may be broken only where the server says so"
+    eventually(lambda: not lock_table.all(), "it stays in the table")
+    in_thread(lambda: advisory_lock(name, using=using, timeout=20).acquire().release())
 
 
 ON_SESSIONS = (backend, pool, session, postgres_session)
@@ -370,60 +377,31 @@ def test_garbage_in_the_midst_of_bookkeeping(name: str, around: Callable[[], Any
         gc.enable()
 
 
-def test_r11_a_transaction_that_begins_behind_a_closed_generator_keeps_its_own_lock(name: str) -> None:
-    """What the generator had is given back by another thread, a moment later."""
-
-    def inside() -> Generator[None, None, None]:
-        with transaction.atomic(), advisory_lock(f"{name}1", using="memory"):
-            yield
-
-    def work() -> None:
-        for _ in range(20):
-            generator = inside()
-            next(generator)
-            generator.close()
-            with transaction.atomic():
-                advisory_lock(name, using="memory").acquire().release()
-                in_thread(lambda: advisory_lock(f"{name}1", using="memory", timeout=PATIENCE).acquire().release())
-                assert in_thread(lambda: advisory_lock(name, using="memory").try_acquire()) is None
-        connections.close_all()
-
-    in_thread(work)
-
-
 def test_r17_a_lock_that_was_lost_before_its_generator_is_closed_is_not_told_to_be_released(name: str) -> None:
     told: list[str] = []
 
-    def lost(reason: str, **facts: Any) -> None:
-        told.append(reason)
-
-    def released(**facts: Any) -> None:
-        told.append("released")
+    def released(name: str, **facts: Any) -> None:
+        told.append(name)
 
     def inside() -> Generator[Any, None, None]:
         with advisory_lock(name, using="memory") as lease:
             yield lease
 
-    signals.lock_lost.connect(lost)
     signals.lock_released.connect(released)
-    try:
-        # the keepalive thread may notice first that it is gone
-        for taken_away, reasons in ((True, {"stolen", "session"}), (False, {"released"})):
-            generator = inside()
-            lease = next(generator)
-            if taken_away:
-                assert registry.entry("memory").backend.release(lease._grant)
-            generator.close()
-            tick()
-            assert told.pop() in reasons
-        assert told == []
-    finally:
-        signals.lock_lost.disconnect(lost)
-        signals.lock_released.disconnect(released)
+    for taken_away in (True, False):
+        generator = inside()
+        lease = next(generator)
+        if taken_away:
+            assert registry.entry("memory").backend.release(lease._grant)
+        generator.close()
+        tick()
+        assert told == ([] if taken_away else [name])
 
 
 def test_r11_a_generator_that_was_closed_does_not_free_what_its_context_acquires_next(name: str) -> None:
+    """Another thread gives back what it had, a moment later; of a transaction that begins meanwhile nothing."""
     lock = advisory_lock(name, using="memory", timeout=PATIENCE)
+    kept = advisory_lock(f"{name}2", using="memory")
 
     def inside() -> Generator[None, None, None]:
         with transaction.atomic(), lock:
@@ -435,55 +413,12 @@ def test_r11_a_generator_that_was_closed_does_not_free_what_its_context_acquires
             next(generator)
             generator.close()
             with transaction.atomic(), lock:
+                kept.acquire().release()
                 tick()
-                assert in_thread(lock.try_acquire) is None
+                assert in_thread(lock.try_acquire) is in_thread(kept.try_acquire) is None
         connections.close_all()
 
     in_thread(work)
-
-
-# tasks: cancelled, and those of a closed event loop, which are never run again, not even to be cancelled
-
-
-def until_one_waits(using: str, name: str) -> None:
-    try:
-        eventually(lambda: waiters(using, name), "nobody waits")
-    finally:
-        connections.close_all()
-
-
-@pytest.mark.parametrize("using", SESSION_LOCKS)
-def test_r7_a_cancel_of_a_wait_is_heard(using: str, name: str) -> None:
-    """Of a lock that is never free: its session ends, and the server forgets it within a second."""
-
-    async def work() -> None:
-        task = asyncio.create_task(advisory_lock(name, using=using).aacquire(timeout=None))
-        await asyncio.to_thread(until_one_waits, using, name)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    with held_elsewhere(using, name):
-        asyncio.run(work())
-        eventually(lambda: not waiters(using, name), "it waits on")
-    eventually(lambda: not holders(using, name), "a cancelled wait got the lock")
-
-
-@pytest.mark.parametrize("using", SESSION_LOCKS)
-def test_r7_a_loop_that_is_closed_under_its_waiters(using: str, name: str) -> None:
-    with held_elsewhere(using, name):
-        loop = asyncio.new_event_loop()
-        tasks = [loop.create_task(advisory_lock(name, using=using).aacquire(timeout=30)) for _ in range(3)]
-        loop.run_until_complete(asyncio.to_thread(until_one_waits, using, name))
-        for task in tasks:
-            task._log_destroy_pending = False  # type: ignore[attr-defined]  # a warning of asyncio's, meant for others
-        loop.run_until_complete(loop.shutdown_default_executor())
-        loop.close()
-        del tasks, task, loop
-        gc.collect()
-    eventually(lambda: not holders(using, name), "held by a task of a closed loop")
-    advisory_lock(name, using=using, timeout=10).acquire().release()
-    assert not lock_table.all()
 
 
 def test_r17_a_renewal_in_the_midst_of_a_release_is_no_loss(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
-"""A Redis Cluster: each lock is at the node that has its slot, and its waiters listen there."""
+"""A Redis Cluster: each lock is at the node that has its slot, and its waiters listen there. Of fail-overs:
+tests/faults/test_fail_overs.py."""
 
 from __future__ import annotations
 
@@ -15,11 +16,9 @@ from django_distlock.manager.registry import registry
 from django_distlock.operations.doctor import diagnose
 from tests.conftest import eventually
 from tests.engines.redis.cluster import NODES, Cluster, move, of_each_node
-from tests.engines.redis.server import Own, claim_of, lock_keys
+from tests.engines.redis.server import claim_of, lock_keys
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from django_distlock.records import Claim
 
 pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.tier2]
@@ -33,6 +32,7 @@ def nodes(cluster: Cluster, alias: Any) -> None:
 
 
 def queued(cluster: Cluster, claim: Claim) -> int:
+    """How many wait for it."""
     keys = lock_keys(claim.key.name)
     return int(cluster.clients[cluster.node_of(keys[0])].zcard(keys[1]))
 
@@ -123,28 +123,3 @@ def test_the_doctor_looks_at_each_node(cluster: Cluster) -> None:
     assert sum("of the cluster: Redis " in text for text in texts) == NODES
     assert sum("maxmemory-policy is allkeys-lru" in text for text in texts) == 1
     assert not [finding for finding in diagnose(USING) if finding.level == "error"]
-
-
-def test_r1_a_fail_over_of_a_node(name: str, alias: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In order, so that nothing is lost. The node that the settings name becomes a replica."""
-    monkeypatch.setattr(attempt, "LOOK_EVERY", 0.5)
-    with Cluster(tmp_path) as cluster, Own(tmp_path / "replica", cluster.options) as replica:
-        alias(USING, url=cluster.url(0))
-        cluster.joined_by(replica, 0)
-        name = of_each_node(cluster, name)[0]
-        lease = advisory_lock(name, using=USING).acquire(timeout=20)
-        other = RedisBackend(USING, {"url": cluster.url(1)})
-        with ThreadPoolExecutor(1) as pool:
-            claim = claim_of(name)
-            waiting = pool.submit(other.try_acquire, claim, 60)
-            eventually(lambda: queued(cluster, claim), "it does not wait")
-            replica.client.cluster("failover")
-            eventually(lambda: replica.client.info("replication")["role"] == "master", "no fail-over")
-            lease.extend(30)
-            lease.release()
-            grant = waiting.result(30)
-            assert grant is not None
-            assert grant.fence > lease.fence
-            assert other.release(grant)
-        other.close()
-        registry.close()
