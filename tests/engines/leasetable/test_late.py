@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +15,7 @@ from tests.faults.server import ask, key_of
 
 if TYPE_CHECKING:
     from tests.faults.conftest import Proxied
+    from tests.faults.proxy import Proxy
 
 pytestmark = pytest.mark.usefixtures("databases")
 USING = {"leasetable_postgres": "postgres", "leasetable_mariadb": "mariadb"}
@@ -27,33 +29,30 @@ def row_of(using: str, name: str) -> tuple[int, int]:
     return int(fence), int(expires_at)
 
 
-@pytest.mark.parametrize("using", USING)
-def test_r7_an_acquire_that_arrives_after_its_repetition_was_released(using: str, name: str, proxied: Proxied) -> None:
-    """Nobody has that lease. It is given back long before its TTL is over."""
+def behind(using: str, proxied: Proxied) -> Proxy:
+    """The driver of PostgreSQL prepares a statement that it executes repeatedly."""
     proxy = proxied(using)
-    for _ in range(3):  # the driver of PostgreSQL prepares a statement that it executes repeatedly
+    for _ in range(3):
         connect(using)
-    proxy.detain(1)
-    advisory_lock(name, using=using, ttl=LONG).acquire(timeout=20).release()
+    return proxy
+
+
+@pytest.mark.parametrize("over", ["released", "refused"])
+@pytest.mark.parametrize("using", USING)
+def test_r7_an_acquire_that_arrives_after_its_repetition(using: str, over: str, name: str, proxied: Proxied) -> None:
+    """Nobody has that lease. It is given back long before its TTL is over."""
+    lock = advisory_lock(name, using=using, ttl=LONG)
+    with held_elsewhere(using, name) if over == "refused" else nullcontext():
+        proxy = behind(using, proxied)
+        proxy.detain(1)
+        lease = lock.try_acquire(timeout=2 if over == "refused" else 20)
+        assert (lease is None) == (over == "refused")
+    if lease is not None:
+        lease.release()
     before = row_of(using, name)
     proxy.deliver()
     eventually(lambda: row_of(using, name) > before, "it does not arrive")
     eventually(lambda: not [info for info in held_locks(using)[0].locks if info.name == name], "nobody has it")
-
-
-@pytest.mark.parametrize("using", USING)
-def test_r7_an_acquire_that_arrives_after_its_repetition_was_refused(using: str, name: str, proxied: Proxied) -> None:
-    with held_elsewhere(using, name) as let_go:
-        proxy = proxied(using)
-        for _ in range(3):
-            connect(using)
-        proxy.detain(1)
-        assert advisory_lock(name, using=using, ttl=LONG).try_acquire(timeout=2) is None
-        let_go()
-        before = row_of(using, name)
-        proxy.deliver()
-        eventually(lambda: row_of(using, name) > before, "it does not arrive")
-        eventually(lambda: not [info for info in held_locks(using)[0].locks if info.name == name], "nobody has it")
 
 
 @pytest.mark.tier2
@@ -63,9 +62,7 @@ def test_r19_a_request_that_arrives_late_does_not_end_the_lease_before_its_holde
     using: str, late: str, name: str, proxied: Proxied
 ) -> None:
     """It sets its own TTL, which is shorter than what the holder has asked for since."""
-    proxy = proxied(using)
-    for _ in range(3):
-        connect(using)
+    proxy = behind(using, proxied)
     if late == "acquire":
         proxy.detain(1)
     with advisory_lock(name, using=using, ttl=LONG, timeout=20) as lease:

@@ -7,7 +7,7 @@ import os
 import secrets
 import sqlite3
 import stat
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,8 @@ from django_distlock.records import Claim
 from tests.conftest import eventually
 from tests.faults.conftest import database_alias
 from tests.faults.server import ask
-from tests.support.processes import Child
 
 pytestmark = pytest.mark.usefixtures("databases")
-ROUNDS = 10
 USING = {"leasetable_postgres": "postgres", "leasetable_mariadb": "mariadb"}
 
 
@@ -45,50 +43,29 @@ def shared(tmp_path: Path) -> Path:
     return database
 
 
-def count(link: Any, database: str, counter: str) -> None:
-    """In a child: add ROUNDS to the number in a file, with the lock around each read and write."""
-    settings.DISTLOCK_SITE_KEY = "the same in all releases of one site"
-    connections.settings["default"]["NAME"] = database
-    lock = advisory_lock("the same", using="leasetable", timeout=60)
-    link.say("ready")
-    link.hear()
-    for _ in range(ROUNDS):
-        with lock:
-            number = int(Path(counter).read_text())
-            os.sched_yield()
-            Path(counter).write_text(str(number + 1))
-    link.say("done")
-
-
-def test_r1_two_releases_with_a_link_each_exclude_each_other(shared: Path, tmp_path: Path) -> None:
-    counter = tmp_path / "counter"
-    counter.write_text("0")
-    with ExitStack() as stack:
-        paths = [str(tmp_path / release / "db.sqlite3") for release in ("r1", "r2")]
-        children = [stack.enter_context(Child(count, path, str(counter))) for path in paths]
-        assert [child.hear() for child in children] == ["ready", "ready"]
-        for child in children:
-            child.say("go")
-        assert [child.hear() for child in children] == ["done", "done"]
-    assert int(counter.read_text()) == 2 * ROUNDS
-    assert [path.name for path in tmp_path.rglob("*-distlock")] == ["db.sqlite3-distlock"]
-
-
 @pytest.mark.parametrize("exists", [True, False], ids=["existing", "dangling"])
-def test_r1_every_spelling_has_the_same_leases(exists: bool, shared: Path, tmp_path: Path) -> None:
+def test_r1_every_spelling_of_a_database_has_the_same_leases(
+    exists: bool, shared: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also before the first of them has made the database: SQLite makes it where the link leads to."""
     (tmp_path / "chain").symlink_to(tmp_path / "r2" / "db.sqlite3")
     (tmp_path / "current").symlink_to(tmp_path / "shared")
     if exists:
         shared.touch()
-    for name in (
-        *(f"{tmp_path}/{release}/db.sqlite3" for release in ("r1", "r2", "current", "r1/../shared")),
-        f"{tmp_path}/chain",
-        f"file:{tmp_path}/r1/db.sqlite3?mode=rwc",
-        f"file:{tmp_path}/r1/db%2esqlite3",
-        f"{os.path.relpath(tmp_path)}/r1/db.sqlite3",
-    ):
-        assert lease_path(name) == f"{os.path.realpath(shared)}-distlock", name
+    monkeypatch.setitem(connections.settings["default"], "NAME", str(shared))
+    with advisory_lock(name, using="leasetable"):
+        for spelling in (
+            *(f"{tmp_path}/{release}/db.sqlite3" for release in ("r1", "r2", "current", "r1/../shared")),
+            f"{tmp_path}/chain",
+            f"file:{tmp_path}/r1/db.sqlite3?mode=rwc",
+            f"file:{tmp_path}/r1/db%2esqlite3",
+            f"{os.path.relpath(tmp_path)}/r1/db.sqlite3",
+        ):
+            monkeypatch.setitem(connections.settings["default"], "NAME", spelling)
+            other = LeaseTableBackend("leasetable", {})
+            assert [info.name for info in other.inspect()] == [name], spelling
+            other.close()
+    assert [path.name for path in tmp_path.rglob("*-distlock")] == ["db.sqlite3-distlock"]
 
 
 def test_the_file_is_beside_the_database() -> None:
@@ -96,7 +73,6 @@ def test_the_file_is_beside_the_database() -> None:
         (":memory:", None),
         ("file::memory:?cache=shared", None),
         ("file:memorydb_default?mode=memory&cache=shared", None),
-        ("/data/db.sqlite3", "/data/db.sqlite3-distlock"),
         ("file:/data/my%20db.sqlite3?cache=private", "/data/my db.sqlite3-distlock"),
         ("file:///data/db.sqlite3", "/data/db.sqlite3-distlock"),
         ("db.sqlite3", f"{os.getcwd()}/db.sqlite3-distlock"),
@@ -122,7 +98,6 @@ def test_a_hard_link_is_told(shared: Path, tmp_path: Path, monkeypatch: pytest.M
 
 # What `docker run -v /srv/db.sqlite3:/app/db.sqlite3` and `mount --bind` leave in /proc/self/mountinfo.
 MOUNTS = """\
-22 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard
 61 22 254:0 /srv/db.sqlite3 /app/db.sqlite3 rw,relatime - ext4 /dev/vda rw,discard
 62 22 254:0 /srv/with\\040space /app/with\\040space rw,relatime - ext4 /dev/vda rw,discard
 63 22 254:0 /srv/data /data rw,relatime - ext4 /dev/vda rw,discard

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.db import connections
@@ -22,33 +21,14 @@ from django_distlock.manager.registry import registry
 from django_distlock.records import Claim
 from tests.conftest import eventually
 from tests.engines.actors import held_elsewhere, share_and_write
-from tests.faults.conftest import database_alias
 from tests.faults.server import ask, asked, cancel_statement, holders, key_of, session_of, waiters
 from tests.support.processes import Child
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.faults.conftest import Proxied
 
 pytestmark = pytest.mark.usefixtures("databases", "unhurried")
 TIMEOUTS = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "idle_session_timeout")
-
-
-@pytest.fixture
-def impatient_role(databases: None, alias: Any) -> Iterator[str]:
-    """A database role whose administrator set every timeout to a fraction of a second; as a database alias."""
-    role = f"distlock_impatient_{os.getpid()}"
-    ask("postgres", f"CREATE ROLE {role} LOGIN PASSWORD 'impatient'")
-    for timeout in TIMEOUTS:
-        ask("postgres", f"ALTER ROLE {role} SET {timeout} = '150ms'")
-    with database_alias("impatient", "postgres", USER=role, PASSWORD="impatient"):
-        alias("postgres", database="impatient")
-        yield "impatient"
-        registry.close()
-        connections["impatient"].close()
-    eventually(lambda: not ask("postgres", "SELECT 1 FROM pg_stat_activity WHERE usename = %s", role), "still there")
-    ask("postgres", f"DROP ROLE {role}")
 
 
 GRANT_AND = b"SELECT (pg_advisory_lock($1)::text || $2::text) IS NOT NULL AND %s"
@@ -94,8 +74,9 @@ def test_r7_an_error_that_came_after_the_grant_ends_the_session(name: str, monke
         registry.reset()
 
 
-def test_timeouts_of_the_role_do_not_end_the_lock_or_the_wait(impatient_role: str, name: str) -> None:
+def test_timeouts_of_the_role_do_not_end_the_lock_or_the_wait(role: Any, name: str) -> None:
     """statement_timeout and lock_timeout do not cut the wait short, idle_session_timeout does not free the lock."""
+    role(**dict.fromkeys(TIMEOUTS, "150ms"))
     with held_elsewhere("postgres", name):
         lease = advisory_lock(name + "-kept", using="postgres").acquire()
         with pytest.raises(LockTimeout):
@@ -114,24 +95,9 @@ def test_a_transaction_timeout_of_postgresql_17_does_not_end_a_wait(name: str, p
         assert asked(session_of(lease), b"SELECT current_setting('transaction.timeout', true)") == [["0"]]
 
 
-@pytest.fixture
-def chatty_role(databases: None, alias: Any) -> Iterator[str]:
-    """A role to which the server sends what it writes to its log."""
-    role = f"distlock_chatty_{os.getpid()}"
-    ask("postgres", f"CREATE ROLE {role} LOGIN SUPERUSER PASSWORD 'chatty'")
-    for setting in ("client_min_messages = 'log'", "log_lock_waits = on", "deadlock_timeout = '50ms'"):
-        ask("postgres", f"ALTER ROLE {role} SET {setting}")
-    with database_alias("chatty", "postgres", USER=role, PASSWORD="chatty"):
-        alias("postgres", database="chatty")
-        yield "chatty"
-        registry.close()
-        connections["chatty"].close()
-    eventually(lambda: not ask("postgres", "SELECT 1 FROM pg_stat_activity WHERE usename = %s", role), "still there")
-    ask("postgres", f"DROP ROLE {role}")
-
-
-def test_r4_a_message_of_the_server_in_the_middle_of_a_wait_is_not_its_reply(chatty_role: str, name: str) -> None:
+def test_r4_a_message_of_the_server_in_the_middle_of_a_wait_is_not_its_reply(role: Any, name: str) -> None:
     """The waiter would end its session, and lose its place in the queue."""
+    role("SUPERUSER", client_min_messages="log", log_lock_waits="on", deadlock_timeout="50ms")
     with held_elsewhere("postgres", name) as let_go, ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(advisory_lock(name, using="postgres").acquire, 20)
         eventually(lambda: waiters("postgres", name), "does not wait")
@@ -225,7 +191,6 @@ def test_r5_a_lock_is_refused_while_psycopg_keeps_the_connection(name: str, way:
     assert done == [3]
 
 
-DATABASE = "postgres"
 SETTINGS = ("transaction_isolation", "transaction_read_only", "transaction_deferrable")
 
 
@@ -234,24 +199,23 @@ SETTINGS = ("transaction_isolation", "transaction_read_only", "transaction_defer
 def test_the_transaction_begins_with_the_settings_of_the_connection(
     name: str, isolation: IsolationLevel | None
 ) -> None:
-    connections[DATABASE].ensure_connection()
-    raw = connections[DATABASE].connection
+    connection = connections["postgres"]
+    connection.ensure_connection()
+    raw = connection.connection
     statement = "SELECT " + ", ".join(f"current_setting('{setting}')" for setting in SETTINGS)
 
     def found(*names: str) -> Any:
-        with atomic(DATABASE):
+        with atomic("postgres"):
             for each in names:
                 advisory_lock(each, using="postgres").acquire()
-            with connections[DATABASE].cursor() as cursor:
-                cursor.execute(statement)
-                return cursor.fetchone()
+            return ask("postgres", statement)
 
     try:
         for read_only, deferrable in ((None, None), (True, True), (False, False), (True, None)):
             raw.isolation_level, raw.read_only, raw.deferrable = isolation, read_only, deferrable
             assert found(name) == found()
     finally:
-        connections[DATABASE].close()
+        connection.close()
 
 
 def test_lock_statements_are_no_queries_of_the_application(name: str) -> None:
@@ -275,11 +239,11 @@ def test_r6_a_connection_that_has_died_since_the_last_request_is_replaced(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With CONN_HEALTH_CHECKS, where transactions begin without atomic(): AUTOCOMMIT is off."""
-    connection: Any = connections.create_connection(DATABASE)
+    connection: Any = connections.create_connection("postgres")
     settings = {"AUTOCOMMIT": False, "CONN_HEALTH_CHECKS": True, "CONN_MAX_AGE": None}
     monkeypatch.setattr(connection, "settings_dict", connection.settings_dict | settings)
-    before = connections[DATABASE]
-    connections[DATABASE] = connection
+    before = connections["postgres"]
+    connections["postgres"] = connection
     try:
         connection.connect()
         sockets.shut(connection.connection.pgconn.socket)
@@ -287,6 +251,6 @@ def test_r6_a_connection_that_has_died_since_the_last_request_is_replaced(
         advisory_lock(name, using="postgres").acquire()
         connection.rollback()
     finally:
-        connections[DATABASE] = before
+        connections["postgres"] = before
         connection.close()
     assert not holders("postgres", name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -68,31 +67,28 @@ def test_session_mode(alias: Any, name: str) -> None:
         assert open_to_others(name)
 
 
-@needs_programs
-def test_r22b_transaction_mode_with_an_idle_pool(alias: Any, name: str) -> None:
-    """Each of our two connections gets another server session, as it would in session mode: a pool that gives away its
-    longest idle session first is enough for that. Operators are told as well."""
-    with behind(alias, TurningPooler) as bounced, contextlib.ExitStack() as stack:
-        several = [connections[bounced].copy() for _ in range(4)]
+def at_once(bounced: str, sql: str) -> set[Any]:
+    """The answers of four server sessions, which are idle after that."""
+    with contextlib.ExitStack() as stack:
+        several, found = [connections[bounced].copy() for _ in range(4)], set()
         for connection in several:
             stack.callback(connection.close)
             connection.set_autocommit(False)
-
-        def server_session(connection: Any) -> int:
             with connection.cursor() as cursor:
-                cursor.execute("SELECT pg_backend_pid()")
-                return int(cursor.fetchone()[0])
-
-        for connection in several:
-            server_session(connection)
+                cursor.execute(sql)
+                found.add(cursor.fetchone())
         for connection in several:
             connection.commit()
-        seen = set()
-        for _ in several:
-            seen.add(server_session(several[0]))
-            several[0].commit()
-        assert len(seen) > 1  # the pool does turn
-        stack.close()
+        return found
+
+
+@needs_programs
+def test_r22b_transaction_mode_with_an_idle_pool(alias: Any, name: str) -> None:
+    """Each of our two connections gets another server session, as it would in session mode: a pool that gives away its
+    longest idle session first is enough for that."""
+    with behind(alias, TurningPooler) as bounced:
+        at_once(bounced, "SELECT 1")
+        assert len({ask(bounced, "SELECT pg_backend_pid()")[0] for _ in range(4)}) > 1, "the pool does not turn"
         with pytest.raises(UnsupportedOperation, match=r"transaction mode.*session_database"):
             advisory_lock(name, using="postgres").acquire()
         assert open_to_others(name)
@@ -104,19 +100,12 @@ def test_a_refused_session_leaves_the_sessions_of_the_pool_as_they_were(alias: A
     database = connections["postgres"].settings_dict["NAME"]
     ask("postgres", f"ALTER DATABASE \"{database}\" SET statement_timeout = '77s'")
     try:
-        with behind(alias, TurningPooler) as bounced, contextlib.ExitStack() as stack:
+        with behind(alias, TurningPooler) as bounced:
             for _ in range(2):
                 with pytest.raises(UnsupportedOperation):
                     advisory_lock(name, using="postgres").acquire()
-            several = [connections[bounced].copy() for _ in range(4)]
-            found = set()
-            for connection in several:
-                stack.callback(connection.close)
-                connection.set_autocommit(False)
-                with connection.cursor() as cursor:
-                    cursor.execute("SELECT current_setting('statement_timeout'), current_setting('jit')")
-                    found.add(cursor.fetchone())
-            assert found == {("77s", "on")}
+            settings = "SELECT current_setting('statement_timeout'), current_setting('jit')"
+            assert at_once(bounced, settings) == {("77s", "on")}
     finally:
         ask("postgres", f'ALTER DATABASE "{database}" RESET statement_timeout')
 
@@ -214,26 +203,7 @@ def test_r22b_a_server_that_refuses_the_settings_of_a_session(pretends: Any, nam
     assert "unrecognized configuration parameter" in refused(advisory_lock(name, using="postgres").acquire)
 
 
-@contextmanager
-def limited_role(most: int) -> Iterator[None]:
-    """The alias connects as a role that may have so many sessions."""
-    role, password = f"few_{secrets.token_hex(4)}", secrets.token_hex(16)
-    ask("postgres", f"CREATE ROLE {role} LOGIN PASSWORD '{password}' CONNECTION LIMIT {most}")
-    connection = connections["postgres"]
-    before = dict(connection.settings_dict)
-    connection.close()
-    connection.settings_dict.update(USER=role, PASSWORD=password)
-    registry.reset()
-    try:
-        yield
-    finally:
-        connection.close()
-        connection.settings_dict.update(before)
-        ask("postgres", f"DROP ROLE {role}")
-
-
-def test_a_role_with_room_for_one_session_gets_its_lock(name: str) -> None:
-    with limited_role(1):
-        with advisory_lock(name, using="postgres") as lease:
-            lease.ensure_held()
-        registry.close()
+def test_a_role_with_room_for_one_session_gets_its_lock(role: Any, name: str) -> None:
+    role("CONNECTION LIMIT 1")
+    with advisory_lock(name, using="postgres") as lease:
+        lease.ensure_held()
