@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
 
-chaos = [pytest.mark.tier2, pytest.mark.timeout(240), pytest.mark.usefixtures("databases")]
+pytestmark = [pytest.mark.tier2, pytest.mark.timeout(240), pytest.mark.usefixtures("databases")]
 
 
 def under(tmp_path: Path, using: str, seconds: float, only: Collection[str] | None, kind: str = "sound") -> Result:
@@ -29,24 +29,21 @@ def under(tmp_path: Path, using: str, seconds: float, only: Collection[str] | No
         return run(using, seconds, random.Random(seed), doors, folder, kind=kind, only=only)
 
 
-@pytest.mark.parametrize("using", [pytest.param(using, marks=chaos) for using in SERVERS])
+@pytest.mark.parametrize("using", SERVERS)
 def test_an_engine_under_faults(using: str, tmp_path: Path) -> None:
     result = under(tmp_path, using, 10.0, None)
     assert result.complaints == []
     assert set(result.faults) - {"cancel", "fork"}
 
 
-@pytest.mark.parametrize("using", [pytest.param(entry.using, marks=chaos) for entry in MATRIX if entry.processes])
+@pytest.mark.parametrize("using", [entry.using for entry in MATRIX if entry.processes])
 def test_i1_i2_holders_that_are_killed_cause_no_overlap_and_no_lost_update(using: str, tmp_path: Path) -> None:
     result = under(tmp_path, using, 4.0, ["kill -9"])
     assert (result.complaints, result.lost_updates) == ([], 0)
     assert result.faults["kill -9"]
 
 
-KINDS = ["no_lock", "own_name", "once_in_1000", "no_renewal"]
-
-
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=chaos) for kind in KINDS])
+@pytest.mark.parametrize("kind", ["no_lock", "own_name", "once_in_1000", "no_renewal"])
 def test_a_broken_lock_is_found_out_within_a_minute(kind: str, tmp_path: Path) -> None:
     overlaps = lost_updates = holds = 0
     for _ in range(10):

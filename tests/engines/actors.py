@@ -1,12 +1,15 @@
-"""What other processes do in these tests; run by tests.support.processes.Child."""
+"""Who holds and who waits beside a test: other processes, and a thread in the queue of the server."""
 
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from django_distlock import advisory_lock
+from tests.conftest import PATIENCE, eventually
+from tests.faults.server import waiters
 from tests.support.processes import Child
 
 if TYPE_CHECKING:
@@ -38,6 +41,15 @@ def held_elsewhere(using: str, *names: str, by: Any = hold) -> Iterator[Callable
 
         yield let_go
         let_go()
+
+
+@contextmanager
+def waiting(using: str, name: str, timeout: float | None = PATIENCE) -> Iterator[Future[Any]]:
+    """A thread that waits at the server for a lock of PostgreSQL or MySQL that somebody else has: its lease, later."""
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(advisory_lock(name, using=using).acquire, timeout)
+        eventually(lambda: waiters(using, name), "it does not wait")
+        yield future
 
 
 def share_and_write(link: Any, using: str, name: str) -> None:

@@ -33,11 +33,8 @@ def connect() -> psycopg.Connection[Any]:
 
 def client(link: Link, name: str, seconds: float) -> None:
     """Acquire with a millisecond to wait, again and again; say (grants, timeouts, timeouts that left a lock held,
-    attempts without an answer within half a second, of which a machine that is busy may have a few, late grants).
-
-    A late grant is one whose statement was still under way when its caller had no more time, half a second after he had
-    asked. The session knows of it and takes it back, at the latest when the keepalive thread looks next (R7).
-    """
+    attempts without an answer, late grants). A late grant is one whose statement was still under way when its caller
+    had no more time: the session takes it back, at the latest when the keepalive thread looks next (R7)."""
     os.nice(10)  # whoever measures something goes first
     lock = advisory_lock(name, using="postgres")
     backend: Any = registry.entry("postgres").backend

@@ -220,8 +220,7 @@ def interrupt(call: Callable[[], Any], when: Callable[[], object], then: Callabl
 )
 @pytest.mark.parametrize("using", ["postgres", "mysql", "leasetable_postgres", "redis", "zookeeper"])
 def test_r7_an_interrupt_within_the_engine_loses_no_grant(using: str, gate: str, name: str, proxied: Proxied) -> None:
-    """Before the server has the request, before we have its answer, and before the answer to a release. Others get in
-    without waiting for the end of the process, and this one goes on."""
+    """Others get in without waiting for the end of the process, and this one goes on."""
     proxy = proxied(using)
     connect(using)
     lock = advisory_lock(name, using=using)
@@ -237,7 +236,7 @@ def test_r7_an_interrupt_within_the_engine_loses_no_grant(using: str, gate: str,
 
 @pytest.mark.parametrize("using", DATABASES)
 @pytest.mark.parametrize("repeated", [False, True], ids=["once", "repeated"])
-def test_r11_an_interrupted_acquire_inside_atomic_leaves_nothing_held(
+def test_r11_an_interrupt_inside_atomic_leaves_nothing_held(
     using: str, repeated: bool, name: str, settings: Any, proxied: Proxied
 ) -> None:
     """After the block, whether it gives up or goes on and takes the lock once more, others have the lock."""
@@ -310,7 +309,7 @@ def test_r7_an_acquire_interrupted_anywhere_leaves_nothing_held_on_a_session(nam
     ],
 )
 def test_r16_r20_nothing_is_acquired_that_nobody_looks_after(
-    name: str, error: BaseException, started: bool, using: str, options: Any, monkeypatch: pytest.MonkeyPatch
+    name: str, error: BaseException, started: bool, using: str, options: Any, monkeypatch: Any
 ) -> None:
     """The keepalive thread does not start, or the caller is interrupted while it does; the next one is looked after."""
     registry.close()
@@ -336,8 +335,7 @@ def test_r16_r20_nothing_is_acquired_that_nobody_looks_after(
 
 @pytest.mark.parametrize(("around", "step"), [(nullcontext, 7), (transaction.atomic, 23)])
 def test_garbage_in_the_midst_of_bookkeeping(name: str, around: Callable[[], Any], step: int) -> None:
-    """A generator that holds a lock is closed as cyclic garbage, at any place of a thread that may have the very mutex
-    which its clean-up needs. What went wrong here would stand still for ever."""
+    """A generator that holds a lock is closed as garbage in a thread that may have the mutex which its end needs."""
     left = -1
 
     def leave_garbage() -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from django_distlock import LockLost, advisory_lock
 from django_distlock.manager.registry import registry
-from tests.conftest import PATIENCE, eventually
-from tests.engines.actors import held_elsewhere
+from tests.conftest import eventually
+from tests.engines.actors import held_elsewhere, waiting
 from tests.faults.conftest import Ears
-from tests.faults.server import SESSION_LOCKS, end_session, holders, session_exists, session_of, waiters
+from tests.faults.server import SESSION_LOCKS, end_session, holders, session_exists, session_of
 
 pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.parametrize("using", SESSION_LOCKS)]
 
@@ -36,8 +35,7 @@ def test_r17_all_locks_of_a_lost_session_are_lost(using: str, name: str) -> None
 
 
 def test_r17_a_lease_that_is_asked_looks_at_its_session(using: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At once, and not when the keepalive thread has looked; at a socket that has just been closed, of which nothing
-    of the driver comes out."""
+    """At once, and not when the keepalive thread has looked; nothing of the driver comes out."""
     monkeypatch.setattr(registry.entry(using).backend, "tick", lambda now: now + 1)
     for attempt in range(5):
         lease = advisory_lock(f"{name}{attempt}", using=using).acquire()
@@ -50,17 +48,12 @@ def test_r17_a_lease_that_is_asked_looks_at_its_session(using: str, name: str, m
 def test_r17_an_idle_wait_session_that_died_is_replaced(using: str, name: str) -> None:
     """R6: a wait is not failed by the state of a session that merely lay about."""
     waited: list[Any] = []
-
-    def wait() -> None:
-        with advisory_lock(name, using=using, timeout=PATIENCE) as lease:
-            waited.append(session_of(lease).server_id)
-
     for _ in range(2):
-        with held_elsewhere(using, name) as let_go, ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(wait)
-            eventually(lambda: waiters(using, name), "the waiter did not come")
+        with held_elsewhere(using, name) as let_go, waiting(using, name) as acquiring:
             let_go()
-            waiting.result()
+            lease = acquiring.result()
+        waited.append(session_of(lease).server_id)
+        lease.release()
         end_session(using, waited[-1])
         eventually(lambda: not session_exists(using, waited[-1]), "the session did not end")
     assert len(set(waited)) == 2

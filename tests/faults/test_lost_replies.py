@@ -37,8 +37,7 @@ MOST_REQUESTS = 40
 
 
 def known_or_free(proxy: Proxy, using: str, name: str, in_task: bool) -> None:
-    """Acquire while a reply is lost. With a lease: we hold, and nobody else does. Without: nobody holds once the server
-    has noticed that our old connection is gone."""
+    """With a lease we hold, and nobody else does. Without one nobody does once the server knows that we are gone."""
     lock, lease = advisory_lock(name, using=using), None
     with suppress(BackendUnavailable, LockNotAcquired):
         lease = asyncio.run(lock.aacquire(timeout=TIMEOUT)) if in_task else lock.acquire(timeout=TIMEOUT)
@@ -83,8 +82,7 @@ def test_r7_each_reply_of_a_first_acquire(using: str, lost: Any, in_task: bool, 
 @pytest.mark.parametrize(("lost", "in_task"), [*WAYS, pytest.param({"passing": 7}, False, id="broken off")])
 @each_engine
 def test_r7_the_reply_of_a_later_acquire(using: str, lost: Any, in_task: bool, name: str, proxied: Proxied) -> None:
-    """On a session that is open and holds another lock, which is lost with it. "broken off": the first bytes arrive, so
-    that there is something to read, and the rest does not."""
+    """On a session that holds another lock, which is lost with it. "broken off": only the first bytes arrive."""
     proxy = connected(using, proxied)
     other = advisory_lock(name + "-other", using=using).acquire()
     proxy.swallow(1, **lost)
@@ -134,8 +132,7 @@ def test_r7_each_reply_of_a_wait(using: str, cut: bool, name: str, proxied: Prox
 @each_way
 @each_engine
 def test_r7_the_reply_of_a_release(using: str, lost: Any, in_task: bool, name: str, proxied: Proxied) -> None:
-    """Whether it was freed is not known: the holder is told, and the session ends so that the server frees it. A task
-    sends its release without the watchdog: its own limit tells it that the reply does not come."""
+    """Whether it was freed is not known: the holder is told, and the session ends so that the server frees it."""
     proxy = connected(using, proxied)
     lock = advisory_lock(name, using=using)
 

@@ -17,7 +17,7 @@ from django_distlock import BackendUnavailable, LockLost, LockNotAcquired, advis
 from django_distlock.concurrency import background
 from django_distlock.manager.registry import registry
 from tests.conftest import connect, eventually
-from tests.engines.actors import held_elsewhere
+from tests.engines.actors import held_elsewhere, waiting
 from tests.faults.conftest import BACKENDS, Ears, database_alias
 from tests.faults.server import DATABASES, SESSION_LOCKS, holders, waiters
 from tests.support.network import Network, NoNetwork
@@ -68,7 +68,7 @@ def works_again(using: str, name: str) -> bool:
 @pytest.mark.alone
 @pytest.mark.parametrize("connected", [True, False], ids=["connected", "connecting"])
 @each_engine
-def test_r5_a_silent_server_costs_no_more_than_the_timeout(
+def test_r5_a_silent_server_costs_the_timeout_and_two_seconds(
     using: str, connected: bool, name: str, proxied: Proxied
 ) -> None:
     """Callers are told, and get their locks when it answers again."""
@@ -97,13 +97,13 @@ def test_r5_releases_that_hang_keep_no_task_waiting(using: str, name: str, proxi
             return bool(session.waits and session.claims)
 
         async def main() -> list[float]:
-            waiting = [asyncio.create_task(advisory_lock(each, using=using).aacquire(timeout=20)) for each in names]
+            tasks = [asyncio.create_task(advisory_lock(each, using=using).aacquire(timeout=20)) for each in names]
             await asyncio.to_thread(
                 eventually, lambda: sum(map(waits, sessions.all())) == len(names), "they do not wait"
             )
             for let_go in rivals:
                 let_go()
-            leases = await asyncio.gather(*waiting)
+            leases = await asyncio.gather(*tasks)
             proxy.blackhole()
             calls = [lease.arelease() for lease in leases]
             return await asyncio.gather(*map(timed, [*calls, advisory_lock(name, using=using).aacquire(timeout=0)]))
@@ -120,13 +120,11 @@ def test_r5_releases_that_hang_keep_no_task_waiting(using: str, name: str, proxi
 
 @each_session
 def test_r5_a_server_that_hangs_while_we_wait_in_its_queue(using: str, name: str, proxied: Proxied) -> None:
-    with held_elsewhere(using, name) as let_go, ThreadPoolExecutor(1) as pool:
-        proxy = proxied(using)
-        connect(using)
-        waiting = pool.submit(lambda: advisory_lock(name, using=using).acquire(timeout=2))
-        eventually(lambda: waiters(using, name), "nobody waits")
+    proxy = proxied(using)
+    connect(using)
+    with held_elsewhere(using, name) as let_go, waiting(using, name, 2) as acquiring:
         proxy.blackhole()
-        assert isinstance(waiting.exception(), FAILURES)
+        assert isinstance(acquiring.exception(), FAILURES)
         let_go()
         proxy.cut()
         eventually(lambda: not holders(using, name), "held by a session that gave up")
@@ -170,7 +168,7 @@ def test_r18_a_silent_server_is_a_loss_within_seven_seconds(using: str, name: st
 
 
 @pytest.mark.tier2
-def test_r20_a_silent_server_costs_the_leases_of_another_alias_nothing(
+def test_r22c_a_silent_server_costs_the_leases_of_another_alias_nothing(
     name: str, settings: Any, proxied: Proxied
 ) -> None:
     """Its own leases are lost; each attempt to renew one of them waits for the server."""
@@ -248,10 +246,9 @@ def connecting() -> int:
 
 @pytest.mark.parametrize("silent", ["mysql", "leasetable_postgres", "name server"])
 def test_r5_threads_that_connect_do_not_pile_up(
-    silent: str, proxied: Proxied, name: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+    silent: str, proxied: Proxied, name: str, settings: Any, monkeypatch: Any
 ) -> None:
-    """A name server that hangs is a server that does not answer. Then there are two addresses, at the first of which
-    nobody listens."""
+    """A name server that hangs is a server that does not answer. At the first of its two addresses nobody listens."""
     known, truth = threading.Event(), socket.getaddrinfo
     address = connections.settings["postgres"]["HOST"]
 

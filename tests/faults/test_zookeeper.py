@@ -201,9 +201,7 @@ def test_r7_a_lost_reply_after_the_deadline_leaves_no_node(name: str, proxy: Pro
     eventually(lambda: nodes(server, name) == [], "a node stays behind")
 
 
-def test_r7_no_second_node_while_the_first_one_may_be_there(
-    name: str, proxy: Proxy, server: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_r7_no_second_node_beside_the_first(name: str, proxy: Proxy, server: Any, monkeypatch: Any) -> None:
     """The answer to the creation is lost with its connection, and the look for the node takes beyond the deadline."""
     lock = advisory_lock(name, using=USING)
     with lock as lease:
@@ -226,9 +224,7 @@ def test_r7_no_second_node_while_the_first_one_may_be_there(
         eventually(lambda: nodes(server, name) == [], "a node stays behind")
 
 
-def test_r7_an_interrupt_between_a_request_and_its_wake_up_is_raised_and_made_up_for(
-    name: str, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_r7_an_interrupt_between_a_request_and_its_wake_up(name: str, settings: Any, monkeypatch: Any) -> None:
     """Without the wake-up each request would wait for the next one, for as long as the session lives."""
     use(settings, session_timeout=1)
     lock = advisory_lock(name, using=USING, timeout=20)
@@ -299,7 +295,7 @@ def test_r7_a_first_waiter_whose_session_ends_queues_again(name: str, server: An
 @pytest.mark.tier2
 @pytest.mark.parametrize("lost", ["watch", "request"])
 def test_r7_a_waiter_whose_session_ends_while_it_asks_queues_again(
-    name: str, proxy: Proxy, server: Any, lost: str, monkeypatch: pytest.MonkeyPatch
+    name: str, proxy: Proxy, server: Any, lost: str, monkeypatch: Any
 ) -> None:
     """As after a sleep beyond the session. kazoo registers no watch while it is being closed, and answers nothing that
     is put into its queue then: whoever trusts it waits for ever."""
@@ -389,7 +385,7 @@ NO_FILE = OSError(24, "Too many open files")
     ],
 )
 def test_r6_a_session_whose_thread_has_ended_is_followed_by_another(
-    name: str, settings: Any, monkeypatch: pytest.MonkeyPatch, where: Any, what: str, error: Exception
+    name: str, settings: Any, monkeypatch: Any, where: Any, what: str, error: Exception
 ) -> None:
     """At the limit of threads or of open files: that caller is told, and the next one does not wait for nobody."""
     use(settings, session_timeout=30)

@@ -178,7 +178,7 @@ def test_r5_making_the_backend_takes_none_of_the_callers_time(me: Actor, setting
 
 @pytest.mark.usefixtures("databases")
 @pytest.mark.parametrize("using", ["postgres", "mysql"])
-def test_r6_whoever_had_to_wait_behind_others_of_this_process_is_answered_with_what_is_true(
+def test_r6_who_waits_behind_others_of_this_process_is_told_what_is_true(
     me: Actor, other: Actor, using: str, name: str
 ) -> None:
     """Also if that took longer than its timeout: the server has not been asked before, and is well."""

@@ -149,9 +149,7 @@ def test_r20_unreachable_is_not_lost(me: Actor, name: str, memory: Any, monkeypa
     me.release(lease)
 
 
-def test_r18_lost_at_valid_until_if_it_cannot_be_renewed(
-    me: Actor, lock: Any, memory: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_r18_lost_at_valid_until_if_it_cannot_be_renewed(me: Actor, lock: Any, memory: Any, monkeypatch: Any) -> None:
     """0 s after: the lease asks the clock, not the keepalive thread."""
     monkeypatch.setattr(memory, "extend", refuse)
     lease = me.acquire(lock)
@@ -172,11 +170,10 @@ def over(grant: Any) -> None:
 
 
 @pytest.mark.parametrize("asked", ["extend", "release", "look"])
-def test_r18_a_lease_that_ends_while_the_engine_is_asked_has_expired(
-    me: Actor, lock: Any, memory: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any, asked: str
+def test_r18_a_lease_ends_while_the_engine_is_asked(
+    me: Actor, lock: Any, memory: Any, monkeypatch: Any, caplog: Any, asked: str
 ) -> None:
-    """The answer comes after the end, and is no word about anybody who would have taken it: a renewal of the keepalive
-    thread, a release, a look."""
+    """The answer comes after the end, and says nothing about anybody who would have taken it."""
     original = getattr(memory, asked)
 
     def late(grant: Any, *args: Any) -> Any:
@@ -196,9 +193,7 @@ def test_r18_a_lease_that_ends_while_the_engine_is_asked_has_expired(
     assert "was lost: expired" in caplog.text
 
 
-def test_r20_a_renewal_that_comes_too_late_prolongs_nothing(
-    me: Actor, other: Actor, lock: Any, memory: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_r20_a_late_renewal_prolongs_nothing(me: Actor, other: Actor, lock: Any, memory: Any, monkeypatch: Any) -> None:
     """The engine has prolonged it, the answer comes after its end: nobody has it then, so it is given back."""
     original: Callable[..., Any] = memory.extend
 

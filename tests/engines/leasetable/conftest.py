@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(params=["file", "postgres", "mariadb"])
-def stores(
-    request: pytest.FixtureRequest, databases: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Iterator[Stores]:
+def stores(request: pytest.FixtureRequest, databases: None, monkeypatch: Any, tmp_path: Path) -> Iterator[Stores]:
     give_time(monkeypatch.setattr)
     made = Stores(request.param, monkeypatch, tmp_path)
     yield made

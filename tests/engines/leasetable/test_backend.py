@@ -153,9 +153,7 @@ def stands_still(client: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("stores", ["file"], indirect=True)
-def test_r7_a_waiter_whose_place_cannot_be_read_keeps_nobody_waiting(
-    stores: Stores, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_r7_a_waiter_that_cannot_read_its_place_leaves(stores: Stores, a: Any, b: Any, monkeypatch: Any) -> None:
     """Its ticket is written by then. The keepalive thread has it deleted."""
     grant, claim, statements = a.try_acquire(stores.claim()), stores.claim(), b.store.statements
     ask = statements.ask
@@ -190,9 +188,7 @@ def test_r7_what_a_caller_has_left_is_undone_again_while_the_server_may_be_late(
 
 
 @pytest.mark.parametrize("stores", ["postgres", "mariadb"], indirect=True)
-def test_r23_the_keepalive_thread_meets_a_session_that_another_thread_drops(
-    stores: Stores, a: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_r23_a_session_is_dropped_while_the_keepalive_thread_looks(stores: Stores, a: Any, monkeypatch: Any) -> None:
     """Between its question which sessions there are, and what it does with them."""
     assert a.release(a.try_acquire(stores.claim()))
     asked = Sessions.all
@@ -203,8 +199,7 @@ def test_r23_the_keepalive_thread_meets_a_session_that_another_thread_drops(
 
 @contextmanager
 def counted(stores: Stores, client: Any) -> Iterator[Counter[str]]:
-    """The first words of the statements in the block: SQLite's trace of this client, or what the server counts of all
-    that was done to the lease table."""
+    """The first words of the statements in the block, on the lease table."""
     found: Counter[str] = Counter()
     if stores.store == "file":
         connection = client.store.file().cursor.connection
@@ -220,8 +215,7 @@ def counted(stores: Stores, client: Any) -> Iterator[Counter[str]]:
 
 
 def test_statements_of_a_lease(stores: Stores, a: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One write to take it and one to return it, also of a name that was never used; a renewal is one write, a look
-    and a listing are one read, however many there are."""
+    """One write each way, also of a name that was never used; a renewal is one write, a look or a listing one read."""
     monkeypatch.setattr(backend, "SIGN_OF_LIFE", WAIT)  # on a busy machine statements take longer
     for _ in range(3):  # opens the session and makes the row
         assert a.release(a.try_acquire(stores.claim(), WAIT))
@@ -238,11 +232,8 @@ def test_statements_of_a_lease(stores: Stores, a: Any, monkeypatch: pytest.Monke
     assert found == {"UPDATE": 1, "SELECT": 2}
 
 
-def test_r11_it_is_not_part_of_the_caller_s_transaction(
-    stores: Stores, a: Any, b: Any, django_assert_num_queries: Any
-) -> None:
-    """Others see it at once, it outlives a rollback, and nothing of it is on the caller's connection. On SQLite the
-    caller's own transaction is the one writer of the database, and does not stand in its way."""
+def test_r11_it_is_no_part_of_a_transaction(stores: Stores, a: Any, b: Any, django_assert_num_queries: Any) -> None:
+    """Others see it at once, it outlives a rollback, and nothing of it is on the caller's connection."""
     with transaction.atomic(stores.database):
         if stores.store == "file":
             ask(stores.database, "CREATE TABLE written (x integer)")

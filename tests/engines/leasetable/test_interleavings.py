@@ -28,8 +28,7 @@ class Queueing:
         return int(self.grant.fence)
 
     def step(self, other: Queueing, last: int) -> int:
-        """What is next: give back what is held, which is then the other one's if it waits; or ask, and wait behind it.
-        The last fence."""
+        """Give back what is held, which is then the other one's if it waits; or ask, and wait. The last fence."""
         if self.grant is not None:
             assert self.client.release(self.grant)
             self.grant = None

@@ -58,7 +58,7 @@ def test_r7_an_acquire_that_arrives_after_its_repetition(using: str, over: str, 
 @pytest.mark.tier2
 @pytest.mark.parametrize("late", ["acquire", "renewal"])
 @pytest.mark.parametrize("using", USING)
-def test_r19_a_request_that_arrives_late_does_not_end_the_lease_before_its_holder_knows(
+def test_r19_a_request_that_arrives_late_ends_no_lease_unnoticed(
     using: str, late: str, name: str, proxied: Proxied
 ) -> None:
     """It sets its own TTL, which is shorter than what the holder has asked for since."""

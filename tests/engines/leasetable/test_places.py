@@ -45,7 +45,7 @@ def shared(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("exists", [True, False], ids=["existing", "dangling"])
 def test_r1_every_spelling_of_a_database_has_the_same_leases(
-    exists: bool, shared: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    exists: bool, shared: Path, tmp_path: Path, name: str, monkeypatch: Any
 ) -> None:
     """Also before the first of them has made the database: SQLite makes it where the link leads to."""
     (tmp_path / "chain").symlink_to(tmp_path / "r2" / "db.sqlite3")

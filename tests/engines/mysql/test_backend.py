@@ -20,7 +20,7 @@ from django_distlock.manager.registry import registry
 from django_distlock.operations.doctor import diagnose
 from django_distlock.records import Claim
 from tests.conftest import eventually
-from tests.engines.actors import held_elsewhere, share_and_write
+from tests.engines.actors import held_elsewhere, share_and_write, waiting
 from tests.faults.conftest import database_alias
 from tests.faults.server import (
     ask,
@@ -63,8 +63,7 @@ def init_command(databases: None, alias: Any) -> Iterator[Callable[[str], str]]:
 
 
 def test_null_is_not_acquired(init_command: Callable[[str], str], name: str) -> None:
-    """Only 1 means acquired. MariaDB gives a real NULL for a name that is NULL; three of them are an error. MySQL says
-    at once that it is one."""
+    """Only 1 means acquired: of a name that is NULL the server says NULL."""
     init_command("SET sql_mode = 'PIPES_AS_CONCAT'")  # for every session: on a slow machine some end, and others open
     key = key_of("mysql", name)
     key.__dict__["text_bytes"] = b"' || NULL || '"
@@ -72,22 +71,17 @@ def test_null_is_not_acquired(init_command: Callable[[str], str], name: str) -> 
         registry.entry("mysql").backend.try_acquire(Claim(key=key))
 
 
-def a_waiter(name: str) -> int:
-    found: list[int] = []
-    # one look: whoever was just cancelled may not wait at the next one
-    eventually(lambda: found.extend(waiters("mysql", name)) or found, "nobody waits")
-    return found[0]
-
-
 def test_kill_query_does_not_end_the_wait(name: str) -> None:
     """KILL QUERY on GET_LOCK is an error or NULL, neither a grant nor the end: the caller waits on to his deadline."""
-    with held_elsewhere("mysql", name) as let_go, ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(advisory_lock(name, using="mysql", timeout=25).acquire)
+    with held_elsewhere("mysql", name) as let_go, waiting("mysql", name) as acquiring:
         for _ in range(5):
-            cancel_statement("mysql", a_waiter(name))
-            assert not waiting.done()
+            found: list[int] = []
+            # one look: whoever was just cancelled may not wait at the next one
+            eventually(lambda found=found: found.extend(waiters("mysql", name)) or found, "nobody waits")
+            cancel_statement("mysql", found[0])
+            assert not acquiring.done()
         let_go()
-        lease = waiting.result(25)
+        lease = acquiring.result(25)
     assert len(holders("mysql", name)) == 1
     lease.release()
     assert not holders("mysql", name)
@@ -97,11 +91,9 @@ def test_max_statement_time_of_the_server_does_not_count(init_command: Callable[
     variable, value = statement_limit(0.1)
     alias = init_command(f"SET SESSION {variable} = {value}")
     assert ask(alias, f"SELECT @@{variable}")[0][0] == value
-    with held_elsewhere("mysql", name) as let_go, ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(advisory_lock(name, using="mysql", timeout=25).acquire)
-        a_waiter(name)
+    with held_elsewhere("mysql", name) as let_go, waiting("mysql", name) as acquiring:
         let_go()
-        lease = waiting.result(25)
+        lease = acquiring.result(25)
     assert asked(session_of(lease), f"SELECT @@{variable}".encode())[0][0] == 0
     lease.release()
 
@@ -118,9 +110,7 @@ def test_r7_null_that_came_after_the_grant_leaves_nothing_held(name: str, monkey
     assert [session.dead for session in backend.sessions.all() if session.waits] == [None]
 
 
-def test_r17_a_short_wait_timeout_of_the_server_does_not_free_the_lock(
-    init_command: Callable[[str], str], name: str
-) -> None:
+def test_r17_a_short_wait_timeout_does_not_free_the_lock(init_command: Callable[[str], str], name: str) -> None:
     """wait_timeout ends the session of an idle holder without a word: shown on a plain connection first."""
     alias = init_command("SET SESSION wait_timeout = 1")
     with advisory_lock(name, using="mysql") as lease:
@@ -151,11 +141,8 @@ def shown(key: str) -> list[LockInfo]:
     return [info for info in report.locks if info.key == key]
 
 
-def test_the_locks_of_another_user_are_listed_and_with_the_privileges_of_the_page_also_who_waits(
-    plain_user: str, name: str
-) -> None:
-    """The process list shows a user without PROCESS only his own connections; MySQL shows him no locks either, but for
-    those whose names are noted."""
+def test_the_locks_of_another_user_are_listed_and_with_privileges_also_who_waits(plain_user: str, name: str) -> None:
+    """A user without PROCESS is shown only his own connections; names that are noted are listed all the same."""
     key, account = key_of("mysql", name).text, connections["mariadb"].settings_dict["USER"]
     rights = ["PROCESS ON *.*"]
     if not is_mariadb():
@@ -187,9 +174,7 @@ def listed_by(patch: pytest.MonkeyPatch, statement: str) -> None:
         patch.setattr(introspection, each, statement)
 
 
-def test_a_server_that_lists_no_locks_is_asked_for_the_names_that_were_noted(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_lists_no_locks_is_asked_for_names_that_were_noted(name: str, monkeypatch: Any) -> None:
     """Without the plugin the tables that list locks are not there. Asked by a process that has used no lock so far."""
     listed_by(monkeypatch, "SELECT * FROM information_schema.NO_SUCH_PLUGIN")
     key = key_of("mysql", name).text

@@ -59,7 +59,7 @@ def test_r22b_the_doctor_asks_with_two_sessions(proxy: Proxy) -> None:
     ids=["proxy", "TiDB", "Vitess", "Galera"],
 )
 def test_r22b_servers_that_are_known_not_to_exclude(
-    databases: None, statement: str, answer: Any, reason: str, name: str, monkeypatch: pytest.MonkeyPatch
+    databases: None, statement: str, answer: Any, reason: str, name: str, monkeypatch: Any
 ) -> None:
     """Each time, sync and async, and nothing is kept."""
     rows = MySQLSession.rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.db import connections
@@ -20,7 +20,7 @@ from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.registry import registry
 from django_distlock.records import Claim
 from tests.conftest import eventually
-from tests.engines.actors import held_elsewhere, share_and_write
+from tests.engines.actors import held_elsewhere, share_and_write, waiting
 from tests.faults.server import ask, asked, cancel_statement, holders, key_of, session_of, waiters
 from tests.support.processes import Child
 
@@ -98,14 +98,12 @@ def test_a_transaction_timeout_of_postgresql_17_does_not_end_a_wait(name: str, p
 def test_r4_a_message_of_the_server_in_the_middle_of_a_wait_is_not_its_reply(role: Any, name: str) -> None:
     """The waiter would end its session, and lose its place in the queue."""
     role("SUPERUSER", client_min_messages="log", log_lock_waits="on", deadlock_timeout="50ms")
-    with held_elsewhere("postgres", name) as let_go, ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(advisory_lock(name, using="postgres").acquire, 20)
-        eventually(lambda: waiters("postgres", name), "does not wait")
+    with held_elsewhere("postgres", name) as let_go, waiting("postgres", name) as acquiring:
         first = waiters("postgres", name)
         time.sleep(2.5)
         assert waiters("postgres", name) == first
         let_go()
-        waiting.result(10).release()
+        acquiring.result(10).release()
 
 
 def test_r5_a_wait_of_some_milliseconds_ends_on_a_session_that_has_kept_no_timeout(name: str) -> None:
@@ -119,33 +117,23 @@ def test_r5_a_wait_of_some_milliseconds_ends_on_a_session_that_has_kept_no_timeo
 
 def test_r4_a_kept_lock_timeout_does_not_end_a_wait_early(name: str) -> None:
     """The session has waited with a shorter timeout before. Who asks again stands behind those who came meanwhile."""
-    with (
-        held_elsewhere("postgres", name + "-before") as let_go_before,
-        held_elsewhere("postgres", name) as let_go,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        waiting = pool.submit(advisory_lock(name + "-before", using="postgres").acquire, 3.3)
-        eventually(lambda: waiters("postgres", name + "-before"), "does not wait")
-        let_go_before()
-        waiting.result(10).release()
+    before = f"{name}-before"
+    with held_elsewhere("postgres", before) as let_go, waiting("postgres", before, 3.3) as acquiring:
+        let_go()
+        acquiring.result(10).release()
+    with held_elsewhere("postgres", name) as let_go:
         began = monotonic()
-        waiting = pool.submit(advisory_lock(name, using="postgres").try_acquire, 4)
-        eventually(lambda: waiters("postgres", name), "does not wait")
-        with Child(share_and_write, "postgres", name) as later:
+        with waiting("postgres", name, 4) as acquiring, Child(share_and_write, "postgres", name) as later:
             assert later.hear() == "asking"
             eventually(lambda: len(waiters("postgres", name)) == 2, "the other one does not wait")
             time.sleep(max(0.0, began + 3.6 - monotonic()))
             let_go()
-            lease = waiting.result(10)
-            assert lease is not None, "it came first"
-            lease.release()
+            acquiring.result(10).release()  # it came first
             assert later.hear()
             later.say()
 
 
-def test_r1_a_cancelled_statement_of_one_reader_takes_no_lock_from_another(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_r1_a_cancelled_statement_takes_no_lock_from_another_reader(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer to pg_cancel_backend() leaves open whether it was granted; one session counts its readers."""
     registry.reset()
     monkeypatch.setitem(STATEMENTS, b"join_s", b"SELECT $1::bigint IS NULL OR pg_sleep(1) IS NULL")
@@ -196,9 +184,7 @@ SETTINGS = ("transaction_isolation", "transaction_read_only", "transaction_defer
 
 @pytest.mark.filterwarnings("ignore:The lock .* was taken inside")
 @pytest.mark.parametrize("isolation", [None, *IsolationLevel], ids=str)
-def test_the_transaction_begins_with_the_settings_of_the_connection(
-    name: str, isolation: IsolationLevel | None
-) -> None:
+def test_a_transaction_begins_with_the_settings_of_the_connection(name: str, isolation: IsolationLevel | None) -> None:
     connection = connections["postgres"]
     connection.ensure_connection()
     raw = connection.connection
@@ -235,9 +221,7 @@ def test_lock_statements_are_no_queries_of_the_application(name: str) -> None:
     assert not queries.captured_queries
 
 
-def test_r6_a_connection_that_has_died_since_the_last_request_is_replaced(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_r6_a_connection_that_died_since_the_last_request_is_replaced(name: str, monkeypatch: Any) -> None:
     """With CONN_HEALTH_CHECKS, where transactions begin without atomic(): AUTOCOMMIT is off."""
     connection: Any = connections.create_connection("postgres")
     settings = {"AUTOCOMMIT": False, "CONN_HEALTH_CHECKS": True, "CONN_MAX_AGE": None}

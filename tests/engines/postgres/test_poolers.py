@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +14,10 @@ from django_distlock import LockLost, UnsupportedOperation, advisory_lock, break
 from django_distlock.manager.registry import registry
 from django_distlock.operations.doctor import diagnose
 from tests.conftest import eventually
+from tests.engines.actors import waiting
 from tests.engines.own_servers import SessionPooler, TurningPooler, needs_programs, running
 from tests.faults.conftest import database_alias
-from tests.faults.server import ask, end_session, holders, key_of, session_of, waiters
+from tests.faults.server import ask, end_session, holders, key_of, session_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,8 +30,7 @@ pytestmark = pytest.mark.usefixtures("databases")
 
 @contextmanager
 def behind(alias: Any, kind: type[Pgbouncer]) -> Iterator[str]:
-    """The lock alias "postgres" of this process, but not of others, and the database alias "bounced" are reached
-    through such a pgbouncer."""
+    """This process reaches the lock alias "postgres" and the database alias "bounced" through such a pgbouncer."""
     with (
         running(kind, "pgbouncer") as port,
         database_alias("bounced", "postgres", HOST="127.0.0.1", PORT=str(port)) as bounced,
@@ -54,11 +53,9 @@ def test_session_mode(alias: Any, name: str) -> None:
     with behind(alias, SessionPooler):
         number = key_of("postgres", name).number
         ask("postgres", "SELECT pg_advisory_lock(%s)", number)
-        with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(advisory_lock(name, using="postgres").acquire)
-            eventually(lambda: waiters("postgres", name), "does not wait")
+        with waiting("postgres", name) as acquiring:
             ask("postgres", "SELECT pg_advisory_unlock(%s)", number)
-            lease = waiting.result(20)
+            lease = acquiring.result(20)
         assert holders("postgres", name) == [session_of(lease).server_id]
         assert not open_to_others(name)
         end_session("postgres", session_of(lease).server_id)
@@ -84,8 +81,7 @@ def at_once(bounced: str, sql: str) -> set[Any]:
 
 @needs_programs
 def test_r22b_transaction_mode_with_an_idle_pool(alias: Any, name: str) -> None:
-    """Each of our two connections gets another server session, as it would in session mode: a pool that gives away its
-    longest idle session first is enough for that."""
+    """Each of our two connections gets another server session, as it would in session mode."""
     with behind(alias, TurningPooler) as bounced:
         at_once(bounced, "SELECT 1")
         assert len({ask(bounced, "SELECT pg_backend_pid()")[0] for _ in range(4)}) > 1, "the pool does not turn"
@@ -136,8 +132,7 @@ FUNCTIONS = (
 
 @pytest.fixture
 def pretends() -> Iterator[Callable[..., None]]:
-    """Let these functions of the server grant everything, to sessions that begin from now on; and let it say that it is
-    CockroachDB, unless it is to keep that to itself."""
+    """Let these functions of the server grant everything to new sessions, and let it say that it is CockroachDB."""
     database = connections["postgres"].settings_dict["NAME"]
 
     def start(*functions: str, named: bool = True) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -46,11 +46,8 @@ def test_one_command_to_acquire_and_one_to_release(own: Own, name: str) -> None:
     assert commands == {"evalsha": 20}
 
 
-def test_r4_a_wait_and_its_hand_over_cost_one_command(
-    own: Own, name: str, keys: tuple[bytes, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The waiter's, to queue; and the holder's release, whose message has what the waiter needs: the fence, and when
-    its lease began. The first wait of a process asks twice: it listens when it has learnt that the lock is busy."""
+def test_r4_a_wait_and_its_hand_over_cost_one_command(own: Own, name: str, keys: Any, monkeypatch: Any) -> None:
+    """To queue; the message of the release has all else. The first wait of a process asks twice, before it listens."""
     monkeypatch.setattr(attempt, "LOOK_EVERY", 60.0)  # however slow the machine is
     assert own.holder.release(own.hold(name))  # now the server knows the scripts
     backend = registry.entry(USING).backend
@@ -70,11 +67,8 @@ def test_r4_a_wait_and_its_hand_over_cost_one_command(
             assert backend.release(grant)
 
 
-def test_r4_a_waiter_learns_that_the_lease_ends_sooner(
-    own: Own, name: str, keys: tuple[bytes, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The lock goes to a holder with a shorter TTL, which dies: a waiter that did not ask now and then would wait for
-    the end of the long lease that it saw when it joined."""
+def test_r4_a_waiter_learns_that_the_lease_ends_sooner(own: Own, name: str, keys: Any, monkeypatch: Any) -> None:
+    """The lock goes to a holder with a shorter TTL than the one that the waiter saw, which dies."""
     monkeypatch.setattr(attempt, "LOOK_EVERY", 1.0)
     first = own.hold(name, 60.0)
     with ThreadPoolExecutor(2) as pool, counted(own.client) as commands:
@@ -125,8 +119,7 @@ def test_corrupt_values_are_held_by_unknown(own: Own, name: str, keys: tuple[byt
 
 
 def test_an_account_that_may_not_listen_gets_no_wrong_replies(own: Own, name: str) -> None:
-    """The refusal of SUBSCRIBE is a reply, too; the reply to the script that follows it must not be taken for that of
-    the next one."""
+    """The refusal of SUBSCRIBE is a reply, too, and not the one to the script behind it."""
     own.client.acl_setuser("mute", enabled=True, nopass=True, keys=["distlock:*"], commands=["+@all"], reset=True)
     backend = RedisBackend("mute", {"url": own.url.replace("redis://", "redis://mute:x@")})
     with own.held(name):
@@ -141,7 +134,7 @@ def test_an_account_that_may_not_listen_gets_no_wrong_replies(own: Own, name: st
     backend.close()
 
 
-def test_r22a_junk_on_a_waiters_channel_and_a_queue_that_somebody_deleted(
+def test_r22a_junk_on_a_waiters_channel_and_a_queue_that_was_deleted(
     own: Own, name: str, keys: tuple[bytes, ...]
 ) -> None:
     queue, lock = keys[1], advisory_lock(name, using=USING)

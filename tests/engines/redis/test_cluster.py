@@ -68,9 +68,7 @@ def test_locks_of_all_nodes_are_listed_and_broken(cluster: Cluster, name: str) -
     assert len(leases) == NODES
 
 
-def test_r4_waiters_listen_at_the_node_of_their_lock(
-    cluster: Cluster, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_r4_waiters_listen_at_the_node_of_their_lock(cluster: Cluster, name: str, monkeypatch: Any) -> None:
     """They are handed it: none asks again."""
     monkeypatch.setattr(attempt, "LOOK_EVERY", 60.0)
     holder, waiter = (RedisBackend(USING, {"url": cluster.url(node)}) for node in (1, 2))
@@ -91,9 +89,7 @@ def test_r4_waiters_listen_at_the_node_of_their_lock(
     waiter.close()
 
 
-def test_a_slot_that_moves_takes_its_holder_and_its_waiters_along(
-    cluster: Cluster, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slot_that_moves_takes_holder_and_waiters_along(cluster: Cluster, name: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(attempt, "LOOK_EVERY", 0.5)
     name = of_each_node(cluster, name)[1]
     keys = lock_keys(name)

@@ -86,7 +86,7 @@ def test_r7_an_acquire_that_arrives_late(
     eventually(swept, "it is not released")
 
 
-def test_r19_a_request_that_arrives_late_does_not_shorten_the_lease(
+def test_r19_a_late_request_does_not_shorten_the_lease(
     own: Own, proxy: Proxy, backend: RedisBackend, held: bytes, name: str, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(engine, "SILENCE", 10.0)  # a second passes before it is asked again
@@ -194,9 +194,7 @@ def test_scripts_may_be_flushed_and_connections_killed(own: Own, name: str) -> N
 
 
 @pytest.mark.parametrize("asked", [False, True], ids=["in the queue", "before the reply"])
-def test_r7_who_leaves_is_taken_back_though_the_server_has_forgotten_the_script(
-    own: Own, name: str, asked: bool
-) -> None:
+def test_r7_who_leaves_is_taken_back_though_the_server_forgot_the_script(own: Own, name: str, asked: bool) -> None:
     """SCRIPT FLUSH, or the 500 scripts that Redis 7.4 keeps: who sent the script there before does not know."""
     backend = RedisBackend("forgetful", {"url": own.url})
 

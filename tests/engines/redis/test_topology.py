@@ -174,7 +174,7 @@ def test_a_server_that_speaks_tls(alias: Any, name: str, tmp_path: Path, monkeyp
 
 @pytest.mark.tier2
 def test_a_fail_over_by_sentinel(
-    own: Own, another: Own, settings: Any, alias: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own: Own, another: Own, settings: Any, alias: Any, name: str, tmp_path: Path, monkeypatch: Any
 ) -> None:
     """In order: a holder keeps its lock, a waiter gets it at the new primary."""
     monkeypatch.setattr(attempt, "LOOK_EVERY", 0.5)

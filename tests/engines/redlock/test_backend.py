@@ -16,7 +16,7 @@ from django_distlock.backends.redlock.quorum import Answer, Verdict, confirm, de
 from django_distlock.records import drift
 
 if TYPE_CHECKING:
-    from tests.engines.redlock.nodes import Nodes
+    from tests.engines.redlock.conftest import Nodes
 
 G, R, F, P = Answer.YES, Answer.NO, Answer.FAILED, Answer.PENDING
 TTL = 10.0

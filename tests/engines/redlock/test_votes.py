@@ -22,7 +22,7 @@ from django_distlock.records import drift
 from tests.conftest import eventually
 
 if TYPE_CHECKING:
-    from tests.engines.redlock.nodes import Nodes
+    from tests.engines.redlock.conftest import Nodes
 
 
 def test_r19_validity_counts_from_before_the_requests(patient_nodes: Nodes, name: str) -> None:
@@ -83,15 +83,12 @@ def test_r7_no_vote_stays_on_a_live_node_and_none_is_called_silent(nodes: Nodes,
 
 
 def test_r6_a_late_caller_does_not_take_silence_for_busy(nodes: Nodes, name: str) -> None:
-    """Its process paused between two looks at the clock: the time of the nodes is over, and the caller believes that it
-    has some left."""
+    """Its process paused: the time of the nodes is over, and the caller believes that it has some left."""
     with nodes.silent(*range(5)), pytest.raises(BackendUnavailable, match="5 of 5 Redis nodes did not answer in time"):
         nodes.engine.try_acquire(nodes.claim(name, answer_in=0.1), 0.15)
 
 
-def test_r5_who_was_late_itself_has_the_lock_that_was_granted_in_time(
-    patient_nodes: Nodes, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_r5_who_was_late_itself_has_what_was_granted_in_time(patient_nodes: Nodes, name: str, monkeypatch: Any) -> None:
     """The caller got no processor from its requests to its deadline. The votes were there, and it gave up."""
     listen, late = rounds.any_ready, threading.Event()
 
@@ -110,8 +107,7 @@ def test_r5_who_was_late_itself_has_the_lock_that_was_granted_in_time(
 
 
 def test_r7_a_grant_whose_reply_is_lost_is_taken_back(patient_nodes: Nodes, name: str) -> None:
-    """On a majority: the naive way leaves three keys for their TTL. The connections are not healed: no network goes on
-    with a stream after a gap."""
+    """On a majority, on other connections: no network goes on with a stream after a gap."""
     patient_nodes.connect(name)
     for proxy in patient_nodes.proxies[:3]:
         proxy.swallow(1)
@@ -121,8 +117,7 @@ def test_r7_a_grant_whose_reply_is_lost_is_taken_back(patient_nodes: Nodes, name
 
 
 def test_a_node_that_comes_back_empty(nodes: Nodes, name: str, engine: Any) -> None:
-    """It is one vote less, until the lock is extended: it votes again. Three that did are a loss, the holder is told,
-    and nothing is given again."""
+    """It is one vote less, until the lock is extended. Three of them are a loss, and nothing is given again."""
     lease = nodes.held(name)
 
     def extended() -> bool:
@@ -163,8 +158,7 @@ def test_r7_a_release_on_new_connections_reaches_all_nodes(nodes: Nodes, name: s
 
 @pytest.mark.parametrize("refused", [False, True], ids=["new", "refused before"])
 def test_r7_a_release_reaches_a_node_that_does_not_know_its_script(nodes: Nodes, name: str, refused: bool) -> None:
-    """A majority is enough for the caller, and nobody reads what the others say of the script. A node that has refused
-    a script, while it loaded its data for example, has not kept it."""
+    """Nobody reads what the others say of the script; and a node that has refused a script has not kept it."""
     for client, node in zip(nodes.clients, nodes.engine.nodes, strict=True):
         client.script_flush()
         node.open()
@@ -216,8 +210,7 @@ def test_r7_the_votes_of_a_refused_attempt_are_taken_back(patient_nodes: Nodes, 
 
 
 def test_r1_what_takes_back_a_vote_late_meets_no_later_one(nodes: Nodes, name: str, lead: int, engine: Any) -> None:
-    """A withdrawal hangs in the network while its waiter asks again, on another connection. A vote that it would end is
-    none: with it the majority would be one on paper."""
+    """A withdrawal hangs in the network while its waiter asks again: a vote that it would end is none."""
     slow, free, *taken = ((lead + step) % 5 for step in (1, 2, 3, 4, 0))
     proxy = nodes.proxies[slow]
     with nodes.taken(name, *taken), ThreadPoolExecutor(1) as pool:
@@ -285,8 +278,8 @@ def test_a_shorter_ttl_counts_though_its_confirmation_is_lost(nodes: Nodes, name
         lease.release()
 
 
-def test_r7_an_interrupt_at_the_beginning_of_an_attempt_to_connect_does_not_end_all_attempts(
-    monkeypatch: pytest.MonkeyPatch,
+def test_r7_an_interrupted_attempt_to_connect_does_not_end_all_attempts(
+    monkeypatch: Any,
 ) -> None:
     target: Any = mock.Mock()
     target.connect.side_effect = OSError
@@ -300,8 +293,7 @@ def test_r7_an_interrupt_at_the_beginning_of_an_attempt_to_connect_does_not_end_
 
 def test_r4_more_threads_than_connections_share_them(nodes: Nodes, name: str) -> None:
     """Each caller needs one to several nodes at once, and may not keep one while another caller keeps the next."""
-    urls = [f"redis://:{each['password']}@{each['host']}:{each['port']}/0" for each in nodes.servers]
-    engine = RedlockBackend("many", {"nodes": urls, "node_timeout": 20.0})
+    engine = RedlockBackend("many", {"nodes": nodes.direct_urls, "node_timeout": 20.0})
 
     def work(number: int) -> None:
         for time in range(3):

@@ -15,7 +15,7 @@ from tests.conftest import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.engines.redlock.nodes import Nodes
+    from tests.engines.redlock.conftest import Nodes
 
 
 class Line:
@@ -26,8 +26,7 @@ class Line:
         self.node, self.proxy = nodes.clients[lead], nodes.proxies[lead]
         self.stored = f"redlock:{{{nodes.key(name).text}}}"
         self.pool = ThreadPoolExecutor()
-        urls = [f"redis://:{one['password']}@{one['host']}:{one['port']}/0" for one in nodes.servers]
-        self._holder = RedlockBackend("five", {"nodes": urls})
+        self.holder = RedlockBackend("five", {"nodes": nodes.direct_urls})
         self._grant: Any = None
         # a waiter leaves a lead that does not know the holder
         eventually(self._held_everywhere, "it does not hold it at all nodes")
@@ -35,11 +34,11 @@ class Line:
     def _held_everywhere(self) -> bool:
         if self._grant is not None:
             self.release()
-        self._grant = self._holder.try_acquire(self.nodes.claim(self.name))
+        self._grant = self.holder.try_acquire(self.nodes.claim(self.name))
         return self.nodes.keys() == [1] * 5
 
     def release(self) -> None:
-        self._holder.release(self._grant)
+        self.holder.release(self._grant)
 
     def channels(self) -> list[bytes]:
         """The channels of the waiters that can be called."""
@@ -62,7 +61,7 @@ class Line:
 
     def close(self) -> None:
         self.pool.shutdown()
-        self._holder.close()
+        self.holder.close()
 
 
 @pytest.fixture
@@ -99,14 +98,13 @@ def test_a_lead_that_does_not_know_the_holder_is_left(line: Line, nodes: Nodes) 
 def test_r22a_a_call_is_no_grant(line: Line) -> None:
     """Redis carries messages on, so any node may say it, at any time: a waiter that is called asks all nodes."""
 
-    def requests() -> list[int]:
-        return [sum(both) for both in zip(line.nodes.calls("evalsha"), line.nodes.calls("eval"), strict=True)]
-
     waiting = line.wait()
-    asked = requests()
+    asked = line.nodes.calls("evalsha")
     ((who, row),) = line.node.hgetall(f"{line.stored}:waiters").items()
     assert line.node.publish(row.split(b" ")[2], who + b" 7 7") == 1
-    eventually(lambda: all(a > b for a, b in zip(requests(), asked, strict=True)), "it does not ask")
+    eventually(
+        lambda: all(now > was for now, was in zip(line.nodes.calls("evalsha"), asked, strict=True)), "it does not ask"
+    )
     assert not waiting.done()
     assert line.nodes.keys() == [1] * 5
     line.release()
@@ -128,12 +126,6 @@ def test_a_waiter_that_is_called_and_does_not_come_is_passed_over(line: Line, no
     nodes.gone()
 
 
-async def cancelled(task: asyncio.Task[Any]) -> None:
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-
 def test_r7_who_is_cancelled_before_its_first_answer_leaves_the_queue(nodes: Nodes, name: str, line: Line) -> None:
     """It stands there though it never heard so. Whoever else is called in its place costs all others two seconds."""
     lock = nodes.lock(name, timeout=20)
@@ -143,7 +135,9 @@ def test_r7_who_is_cancelled_before_its_first_answer_leaves_the_queue(nodes: Nod
             proxy.swallow(1)
         task = asyncio.create_task(lock.aacquire())
         await asyncio.to_thread(eventually, lambda: not line.is_empty(), "it does not queue")
-        await cancelled(task)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
     with pytest.raises(LockTimeout):
         lock.acquire(timeout=2)  # so it queues at once, and listens already
@@ -156,20 +150,17 @@ def test_r7_who_is_cancelled_before_its_first_answer_leaves_the_queue(nodes: Nod
 def test_one_connection_listens_for_all_waiters(line: Line, nodes: Nodes) -> None:
     """And all of them are in the queue."""
     names = [f"{line.name}, {number}" for number in range(12)]
-    leads = {name: nodes.clients[nodes.key(name).digest[0] % 5] for name in names}
-    holder = line._holder
-    held = [holder.try_acquire(nodes.claim(name), 10) for name in names]
+    leads = {name: nodes.clients[nodes.lead(name)] for name in names}
+    held = [line.holder.try_acquire(nodes.claim(name), 10) for name in names]
     pool = ThreadPoolExecutor(len(names))
     waiting = [pool.submit(lambda name=name: nodes.lock(name, timeout=25).acquire().release()) for name in names]
 
-    def queued() -> int:
-        return sum(leads[name].exists(f"redlock:{{{nodes.key(name).text}}}:queue") for name in names)
-
-    eventually(lambda: queued() == len(names), "they do not queue")
+    queues = {name: f"redlock:{{{nodes.key(name).text}}}:queue" for name in names}
+    eventually(lambda: all(leads[name].exists(queues[name]) for name in names), "they do not queue")
     for client in nodes.clients:
         assert len(client.pubsub_channels("distlock:*")) <= 1
     for grant in held:
-        holder.release(grant)
+        line.holder.release(grant)
     for each in waiting:
         each.result(25)
     pool.shutdown()

@@ -19,9 +19,7 @@ pytestmark = pytest.mark.usefixtures("databases")
 
 
 @pytest.mark.parametrize("using", ["postgres", "mysql"])
-def test_r7_a_wait_without_a_thread_gives_its_session_back(
-    using: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_r7_a_wait_without_a_thread_returns_its_session(using: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     start, sessions = threading.Thread.start, registry.entry(using).backend.sessions  # type: ignore[attr-defined]
 
     def no_more(thread: threading.Thread) -> Any:
@@ -45,9 +43,7 @@ def test_r7_a_wait_without_a_thread_gives_its_session_back(
 
 
 @pytest.mark.parametrize("using", ["postgres", "mysql", "leasetable_postgres", "leasetable_mariadb"])
-def test_r6_a_process_that_may_open_no_more_files_gets_no_session(
-    using: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_r6_without_a_file_descriptor_there_is_no_session(using: str, name: str, monkeypatch: Any) -> None:
     """Its watchdog could not end a statement that hangs."""
     registry.close()
     with monkeypatch.context() as patch:

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from django_distlock import LockLost, advisory_lock
 from django_distlock.backends.zookeeper import queue
-from django_distlock.manager.registry import registry
 from tests.conftest import eventually
-from tests.engines.zookeeper.server import (
-    USING,
-    Waiter,
-    address,
-    behind,
-    nodes,
-    packets,
-    path_of,
-    stand_in,
-    use,
-    watched,
-)
-from tests.faults.proxy import Proxy
+from tests.engines.zookeeper.server import USING, Waiter, nodes, packets, path_of, stand_in, use, watched
 
 pytestmark = pytest.mark.usefixtures("databases")
 
@@ -36,8 +23,7 @@ def _every_release_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def waited(server: Any, name: str) -> Waiter:
     """A holder that had to wait for the lock, so that it marks its release."""
-    first = stand_in(server, name)
-    waiter = Waiter(server, name)
+    first, waiter = stand_in(server, name), Waiter(server, name)
     server.delete(first)
     waiter.comes_in()
     return waiter
@@ -75,28 +61,23 @@ def test_r1_a_waiter_that_dies_lets_nobody_in(name: str, server: Any) -> None:
 def test_r17_a_waiter_without_a_node_that_comes_in_is_told(name: str, server: Any) -> None:
     """As a holder is whose node an operator deletes."""
     holder = waited(server, name)
-    leases: list[Any] = []
-    lock = advisory_lock(name, using=USING)
-    thread = threading.Thread(target=lambda: leases.append(lock.acquire(timeout=20)))
-    thread.start()
-    eventually(lambda: len(nodes(server, name)) == 2 and watched(holder.path), "it does not wait")
-    server.delete(f"{path_of(name)}/{nodes(server, name)[1]}")
-    holder.release()
-    thread.join()
-    (lease,) = leases
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(advisory_lock(name, using=USING).acquire, timeout=20)
+        eventually(lambda: len(nodes(server, name)) == 2 and watched(holder.path), "it does not wait")
+        server.delete(f"{path_of(name)}/{nodes(server, name)[1]}")
+        holder.release()
+        lease = waiting.result()
     eventually(lambda: lease.lost, "it is not told")
     with pytest.raises(LockLost):
         lease.release()
 
 
-def test_r7_the_lost_reply_of_a_marked_release(name: str, server: Any, settings: Any) -> None:
-    with Proxy(*address()) as proxy:
-        behind(settings, proxy)
-        holder = waited(server, name)
-        proxy.swallow(1, cut=True)
-        assert holder.release()
-        assert nodes(server, name) == []
-        registry.close()
+def test_r7_the_lost_reply_of_a_marked_release(name: str, server: Any, proxied: Any) -> None:
+    proxy = proxied(USING)
+    holder = waited(server, name)
+    proxy.swallow(1, cut=True)
+    assert holder.release()
+    assert nodes(server, name) == []
 
 
 def test_r1_a_reader_that_leaves_lets_no_writer_in_before_the_others(name: str, server: Any) -> None:
