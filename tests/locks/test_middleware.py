@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import django
 import pytest
-from asgiref.sync import async_to_sync, iscoroutinefunction
+from asgiref.sync import async_to_sync
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse
-from django.test import AsyncClient, Client, override_settings
+from django.test import AsyncClient, Client, RequestFactory, override_settings
 from django.utils import translation
 
 import django_distlock
@@ -20,9 +20,6 @@ from django_distlock.idempotency.http.responses import store_down
 from django_distlock.middleware import LockBusyMiddleware
 from tests.locks.elsewhere import held_elsewhere
 from tests.locks.views import NAME, to_raise
-
-if TYPE_CHECKING:
-    from django.test import RequestFactory
 
 pytestmark = pytest.mark.urls("tests.locks.views")
 
@@ -48,9 +45,8 @@ def test_busy_page_for_a_browser_and_problem_for_a_program(path: str) -> None:
         assert NAME not in response.content.decode(), "the name of a lock may hold what is nobody's business"
     assert (page["Content-Type"], problem["Content-Type"]) == (HTML, PROBLEM)
     assert "<h1>Busy</h1>" in page.content.decode()
-    assert "Waiting 2 seconds" in page.content.decode()
-    detail = "Somebody else is doing the same thing right now. Please try again in a moment."
-    assert problem.json() == {"type": "about:blank", "title": "Busy", "status": 503, "detail": detail}
+    told = problem.json()
+    assert (told["type"], told["title"], told["status"]) == ("about:blank", "Busy", 503)
 
 
 def test_preference_of_the_client_and_other_methods_and_middleware() -> None:
@@ -94,17 +90,8 @@ def below(request: Any) -> HttpResponse:
     return HttpResponse()
 
 
-async def abelow(request: Any) -> HttpResponse:
-    return HttpResponse()
-
-
 def busy(request: HttpRequest, middleware: type[LockBusyMiddleware] = LockBusyMiddleware) -> Any:
     return middleware(below).process_exception(request, LockNotAcquired("busy"))
-
-
-def test_middleware_is_as_sync_as_what_is_below() -> None:
-    assert iscoroutinefunction(LockBusyMiddleware(abelow))
-    assert not iscoroutinefunction(LockBusyMiddleware(below))
 
 
 @pytest.mark.parametrize(("seconds", "header"), [(0, "1"), (2.5, "3")])

@@ -139,16 +139,3 @@ def test_plain_function_is_refused_on_the_loop_and_told_the_cure(kind: str, name
 
     asyncio.run(call())
     assert is_free(name)
-
-
-@every_recipe
-def test_other_recipes_are_refused_too_and_a_notebook_may_ask_for_it(recipe: Any, monkeypatch: Any) -> None:
-    locked = recipe(gives_coroutine)
-
-    async def call() -> Any:
-        with pytest.raises(SynchronousOnlyOperation, match="would block the event loop"):
-            locked("x")
-        monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
-        return recipe(lambda: "done")()
-
-    assert asyncio.run(call()) == "done"

@@ -3,7 +3,6 @@ only then."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from asgiref.sync import async_to_sync, iscoroutinefunction
 from django.test import AsyncClient, Client
 from django.urls import resolve
 
-from django_distlock import LockNotAcquired
 from tests.locks import views
 from tests.locks.elsewhere import held_elsewhere, is_free
 from tests.locks.views import NAME, SECOND
@@ -53,20 +51,6 @@ def test_r1_also_under_the_handler_of_the_other_kind(shape: str) -> None:
     check(shape, crossed=True)
 
 
-@pytest.mark.parametrize("shape", FOUR)
-def test_plain_call_of_a_view(shape: str, rf: Any) -> None:
-    """By other code, without a handler and a resolver match."""
-
-    async def call() -> Any:
-        return await views.LOCKED[shape](rf.get("/"))
-
-    run = (lambda: asyncio.run(call())) if "async" in shape else (lambda: views.LOCKED[shape](rf.get("/")))
-    with held_elsewhere(NAME), pytest.raises(LockNotAcquired):
-        run()
-    assert run().content.decode() == NAME
-    assert is_free(NAME)
-
-
 @pytest.mark.parametrize("shape", views.STACKED)
 def test_r7_stacked_locks_are_all_held_and_a_busy_one_leaves_none(shape: str) -> None:
     assert get(shape) == (200, f"{NAME},{SECOND}")
@@ -85,14 +69,6 @@ def test_name_comes_from_the_url(shape: str) -> None:
     with held_elsewhere("decorators:7"):
         assert get(f"{shape}/7")[0] == 503
         assert get(f"{shape}/8")[1].endswith("decorators:8")
-
-
-@pytest.mark.parametrize("shape", ["locked_raises", "async_locked_raises"])
-def test_lock_is_released_when_the_view_raises(shape: str) -> None:
-    views.to_raise.append(ValueError("the view's own"))
-    with pytest.raises(ValueError, match="the view's own"):
-        get(shape)
-    assert is_free(NAME)
 
 
 def test_refused_method_does_not_ask_for_the_lock() -> None:

@@ -11,7 +11,6 @@ from django.views import View
 from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
-from rest_framework.decorators import api_view
 from rest_framework.response import Response
 from rest_framework.viewsets import ViewSet
 
@@ -76,42 +75,31 @@ def on(method: str, base: type, *decorators: Any) -> Any:
     return found
 
 
+# The other shapes of sync views are in tests/transactions/views.py.
 LOCKED: dict[str, Any] = {
     "function": LOCK(body),
     "async": LOCK(abody),
     "dispatch": on("dispatch", Plain, LOCK).as_view(),
     "async_dispatch": on("dispatch", Async, LOCK).as_view(),
-    "dispatch_list": on("dispatch", Plain, [LOCK, never_cache]).as_view(),
     "async_dispatch_inherited": type("Child", (on("dispatch", View, LOCK),), {"get": Async.get}).as_view(),  # type: ignore[attr-defined]
-    "get": on("get", Plain, LOCK).as_view(),
     "async_get": on("get", Async, LOCK).as_view(),
-    "get_directly": type("Direct", (View,), {"get": LOCK(Plain.get)}).as_view(),  # type: ignore[attr-defined]
-    "around_as_view": LOCK(Plain.as_view()),
     "async_around_as_view": LOCK(Async.as_view()),
     "csrf_exempt_above": csrf_exempt(LOCK(body)),
     "async_csrf_exempt_below": LOCK(csrf_exempt(abody)),
-    "drf_api_view": LOCK(api_view(["GET"])(lambda request: Response(inside()))),
-    "drf_below_api_view": api_view(["GET"])(LOCK(lambda request: Response(inside()))),
     "drf_dispatch": on("dispatch", Rest, LOCK).as_view({"get": "list"}),
-    "drf_list": on("list", Rest, LOCK).as_view({"get": "list"}),
 }
 STACKED: dict[str, Any] = {
     "stacked": OTHER(never_cache(LOCK(body))),
-    "async_stacked": OTHER(LOCK(abody)),
-    "stacked_dispatch": on("dispatch", Plain, LOCK, OTHER).as_view(),
     "async_stacked_dispatch_list": on("dispatch", Async, [OTHER, LOCK]).as_view(),
     "dispatch_lock_all": on("dispatch", Plain, BOTH).as_view(),
 }
 FROM_URL: dict[str, Any] = {
-    "by_pk_function": BY_PK(body),
     "async_by_pk_dispatch": on("dispatch", Async, BY_PK).as_view(),
     "by_pk_stacked": on("dispatch", Plain, BY_PK, LOCK).as_view(),
 }
 OTHERS: dict[str, Any] = {
     "raises": raises,
     "async_raises": araises,
-    "locked_raises": LOCK(raises),
-    "async_locked_raises": LOCK(araises),
     "post_only": require_POST(LOCK(body)),
 }
 

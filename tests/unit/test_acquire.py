@@ -14,7 +14,6 @@ from django.utils.connection import ConnectionDoesNotExist
 
 from django_distlock import BackendUnavailable, Lock, advisory_lock
 from django_distlock.backends.base import Backend
-from django_distlock.concurrency.deadline import Deadline, backoff
 from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
 from django_distlock.records import Claim, Grant, LockInfo
@@ -80,19 +79,6 @@ def engine(settings: Any) -> Engine:
 @pytest.fixture
 def lock(engine: Engine, name: str) -> Lock:
     return advisory_lock(name, using="given", timeout=None)
-
-
-def test_r5_a_deadline_never_goes_below_zero(fake_clock: FakeClock) -> None:
-    deadline, never = Deadline(5), Deadline(None)
-    for passed, left in ((0, 5), (3, 2), (30, 0)):
-        fake_clock.time += passed
-        assert (deadline.left(), never.left()) == (left, math.inf)
-
-
-def test_backoff_doubles_up_to_a_bound_with_jitter() -> None:
-    for attempt in range(1100):
-        ceiling = min(0.05, 0.001 * 2 ** min(attempt, 10))
-        assert ceiling / 2 <= backoff(attempt) <= ceiling
 
 
 def test_r5_busy_until_the_deadline(engine: Engine, lock: Lock, fake_clock: FakeClock) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock.concurrency import clock
-from django_distlock.concurrency.background import Background, CallTimeout, NotStarted, SharedCall
+from django_distlock.concurrency.background import Background, CallTimeout, SharedCall
 from django_distlock.concurrency.flow import run
 from tests.conftest import PATIENCE, eventually
 
@@ -59,15 +59,6 @@ def door() -> Iterator[Door]:
 
 
 @both
-def test_the_result_and_the_error_are_the_callers(drive: Callable[..., Any], background: Background) -> None:
-    disposed: list[Any] = []
-    assert drive(background.call(FAR, divmod, 7, 2, dispose=disposed.append)) == (3, 1)
-    with pytest.raises(ZeroDivisionError):
-        drive(background.call(FAR, divmod, 7, 0, dispose=disposed.append))
-    assert not disposed
-
-
-@both
 def test_r7_it_is_abandoned_at_the_deadline(drive: Callable[..., Any], background: Background, door: Door) -> None:
     """And its result, when it comes, is disposed of; errors are dropped."""
     for function, dispose in ((door.wait, door.disposed.append), (door.fail, None), (door.wait, door.fail)):
@@ -85,47 +76,6 @@ def test_r7_a_task_that_is_cancelled_abandons_it(background: Background, door: D
             await task
 
     asyncio.run(main())
-    door.open_late()
-
-
-def test_abandoned_calls_do_not_pile_up(background: Background, door: Door) -> None:
-    """Those that are waited for have no limit."""
-    calls = [background.start(door.wait) for _ in range(5)]
-    for call in calls[:3]:
-        with pytest.raises(CallTimeout):
-            run(background.result(call, AT_ONCE))
-    with pytest.raises(NotStarted, match="3 are still under way"):
-        run(background.call(FAR, door.wait))
-    door.opened.set()
-    assert [run(background.result(call, FAR)) for call in calls[3:]] == ["result"] * 2
-    eventually(lambda: not background._abandoned, "a thread is left behind")
-    assert run(background.call(FAR, door.wait)) == "result"
-
-
-def test_no_thread_to_be_had(background: Background, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", start)
-        with pytest.raises(NotStarted, match="can't start new thread"):
-            run(background.call(FAR, str))
-    assert run(background.call(FAR, str, 1)) == "1"
-
-
-def test_r7_an_interrupt_while_the_thread_starts_abandons_it(
-    background: Background, door: Door, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begin = threading.Thread.start
-
-    def start(thread: threading.Thread) -> None:
-        begin(thread)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", start)
-        with pytest.raises(KeyboardInterrupt):
-            run(background.call(FAR, door.wait, dispose=door.disposed.append))
     door.open_late()
 
 

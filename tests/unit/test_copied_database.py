@@ -22,8 +22,7 @@ TABLE = "django_distlock_sitekey"
 
 def ask(link: Any, vendor: str, database: str, using: str, name: str, by_setting: bool) -> None:
     """In a child whose default database is ``database``, on the server of the alias ``vendor``: is the lock free?"""
-    if not by_setting:
-        settings.DISTLOCK_SITE_KEY = None
+    settings.DISTLOCK_SITE_KEY = settings.DISTLOCK_SITE_KEY if by_setting else None
     use(vendor, database)
     lease = advisory_lock(name, using=using).try_acquire()
     link.say("held" if lease else "busy")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -48,27 +47,9 @@ def test_r7_without_a_thread_the_statement_is_not_run_later(threads: Threads, no
             await threads.short(ran.append, "first")
         no_threads.undo()
         await threads.short(ran.append, "second")
-        threads.stop_if_idle()
-        await threads.short(ran.append, "third")
 
     asyncio.run(main())
-    assert ran == ["second", "third"]
-
-
-def test_a_call_gives_its_result_or_its_error_and_in_a_thread_at_once(threads: Threads) -> None:
-    async def main() -> Any:
-        with pytest.raises(OSError, match="mine"):
-            await threads.short(self_raise)
-        return await threads.short(threading.current_thread), await threads.short(threading.current_thread)
-
-    def self_raise() -> None:
-        raise OSError("mine")
-
-    first, second = asyncio.run(main())
-    assert first is second is not threading.current_thread()
-    with pytest.raises(StopIteration) as stopped:
-        threads.short(threading.current_thread).send(None)
-    assert stopped.value.value is threading.current_thread()
+    assert ran == ["second"]
 
 
 class Call:
@@ -167,53 +148,45 @@ def test_r5_a_call_behind_one_that_hangs_is_given_up_and_never_begun(threads: Th
 def test_r7_without_a_thread_to_undo_it_a_cancelled_call_is_undone_later(
     threads: Threads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left: list[Any] = []
+    call, left = Call(), []
     monkeypatch.setattr(leftovers, "leave", left.append)
-    undone: list[str] = []
-    may_end = threading.Event()
-
-    def granted() -> str:
-        may_end.wait(PATIENCE)
-        return "granted"
-
-    async def main() -> None:
-        task = asyncio.create_task(threads.long(granted, stop=lambda: None, undo=undone.append))
-        await asyncio.sleep(0)
-        may_end.set()
-        eventually(lambda: not any("test-wait" in each.name for each in threading.enumerate()), "it runs")
-        with monkeypatch.context() as patch:
-            patch.setattr(threads, "_start", none_to_be_had)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
 
     def none_to_be_had(*args: Any) -> Any:
         raise NotStarted("No thread can be started.")
 
+    async def main() -> None:
+        task = asyncio.create_task(call.task(threads, "long"))
+        await asyncio.sleep(0)
+        call.may_end.set()
+        eventually(lambda: not any("test-wait" in each.name for each in threading.enumerate()), "it runs")
+        monkeypatch.setattr(threads, "_start", none_to_be_had)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
     asyncio.run(main())
-    assert not undone
+    monkeypatch.undo()
+    assert not call.undone
     for job in left:
         job()
-    assert undone == ["granted"]
+    assert call.undone == ["granted"]
 
 
 class Engine(base.Backend):
-    """Busy at first, granted to those who wait."""
+    """Busy at first, granted to those who wait; it knows what it was asked."""
 
     waits_inside = True
 
     def __init__(self, alias: str, options: Any) -> None:
         super().__init__(alias, options)
-        self.journal: list[Any] = []
+        self.journal: list[str] = []
         self.stopped = threading.Event()
-        self.grants = True
 
     def try_acquire(self, claim: Claim, wait: float = 0) -> Grant | None:
-        self.journal.append("ask" if not wait else "wait" if wait <= 5 or wait == math.inf else wait)
+        self.journal.append("wait" if wait else "ask")
         if not wait:
             return None
-        if not self.grants:
-            self.stopped.wait(PATIENCE)
+        self.stopped.wait(PATIENCE)
         return Grant(claim=claim, acquired_at=0, fence=7)
 
     def stop(self, claim: Claim) -> None:
@@ -235,20 +208,12 @@ def test_r7_an_engine_that_waits_asks_first_and_is_stopped_when_the_task_is_canc
     engine = Engine("given", {})
 
     async def main() -> None:
-        assert await engine.atry_acquire(CLAIM) is None
-        assert engine.journal == ["ask"]
-        for wait in (5, math.inf):
-            engine.journal.clear()
-            grant = await engine.atry_acquire(CLAIM, wait)
-            assert grant is not None
-            assert engine.journal == ["ask", "wait"]
-        engine.grants = False
         task = asyncio.create_task(engine.atry_acquire(CLAIM, 5))
-        await asyncio.to_thread(eventually, lambda: engine.journal[-1] == "wait" and len(engine.journal) > 3, "no wait")
+        await asyncio.to_thread(eventually, lambda: engine.journal == ["ask", "wait"], "no wait")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert engine.journal[-2:] == ["stop", "release 7"]
+        assert engine.journal == ["ask", "wait", "stop", "release 7"]
 
     asyncio.run(main())
     engine.close()

@@ -15,14 +15,12 @@ from django_distlock.manager.keepalive import keepalive
 from django_distlock.manager.lock_table import State, lock_table
 from django_distlock.manager.registry import registry
 from tests.conftest import PATIENCE, eventually
-from tests.contract.actors import Face
+from tests.contract.actors import Actor, Face
 from tests.contract.watching import waiting_here
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from concurrent.futures import Future
-
-    from tests.contract.actors import Actor
 
 
 class People:

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock import LockLost, advisory_lock, lock_all
+from django_distlock import Lock, LockLost, advisory_lock, lock_all
 from tests.contract.actors import turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from django_distlock import Lock
 
 LOOKS = 5  # steps of the event loop within which a guard has looked
 Lose = Any  # what the fixture lose gives

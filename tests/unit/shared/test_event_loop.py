@@ -18,23 +18,19 @@ from tests.contract.watching import somebody_waits
 
 def test_sync_calls_are_refused_and_name_the_async_one(using: str, name: str) -> None:
     async def main() -> None:
-        for lock in (advisory_lock(name, using=using), lock_all([name], using=using), semaphore(name, 2, using=using)):
-            for call, instead in (
-                (lock.acquire, "await lock.aacquire()"),
-                (lock.try_acquire, "await lock.atry_acquire()"),
-                (lock.__enter__, "await lock.aacquire()"),
-            ):
-                with pytest.raises(SynchronousOnlyOperation, match="would block the event loop") as refused:
-                    call()
-                assert f"`{instead}`" in str(refused.value)
-        for call, instead in (
+        recipes = (advisory_lock(name, using=using), lock_all([name], using=using), semaphore(name, 2, using=using))
+        refused = [
             (advisory_lock(name, using=using).locked, "await lock.alocked()"),
             (partial(locked, [name], using=using), "await alocked(...)"),
-        ):
-            with pytest.raises(SynchronousOnlyOperation) as refused:
+        ]
+        for lock in recipes:
+            refused += [(call, "await lock.aacquire()") for call in (lock.acquire, lock.__enter__)]
+            refused += [(lock.try_acquire, "await lock.atry_acquire()"), (lock(lambda: None), "sync_to_async")]
+        for call, instead in refused:
+            with pytest.raises(SynchronousOnlyOperation, match="would block the event loop") as error:
                 call()
-            assert f"`{instead}`" in str(refused.value)
-        for lock in (advisory_lock(name, using=using), lock_all([name], using=using), semaphore(name, 2, using=using)):
+            assert instead in str(error.value)
+        for lock in recipes:
             lease: Any = await lock.aacquire()
             with pytest.raises(SynchronousOnlyOperation, match="`async with`"):
                 lease.__enter__()

@@ -16,14 +16,12 @@ from django_distlock import (
     semaphore,
 )
 from tests.conftest import PATIENCE
-from tests.contract.actors import Face, Inside
+from tests.contract.actors import Actor, Face
 from tests.contract.conftest import both_faces
 from tests.contract.watching import somebody_waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from tests.contract.actors import Actor
 
 
 @pytest.fixture
@@ -186,16 +184,6 @@ def test_r8_another_holder_may_open_the_circle(face: Face, using: str, name: str
     for lease in (waiting.result(PATIENCE), held):
         first.release(lease)
     second.release(seat)
-
-
-@both_faces
-def test_r9_callers_with_the_same_set_do_not_deadlock(face: Face, using: str, name: str) -> None:
-    names = [f"{name}{letter}" for letter in "abcd"]
-    sets = [lock_all(order, using=using, timeout=PATIENCE) for order in (names, names[::-1], names[2:] + names[:2])]
-    inside = Inside()
-    for future in [face.actor().submit(face.critical(locks, inside, 5)) for locks in sets]:
-        future.result(PATIENCE)
-    assert (inside.most, inside.counter) == (1, 15)
 
 
 @pytest.mark.parametrize("slots", [0, 2], ids=["lock", "semaphore"])

@@ -3,7 +3,6 @@ what becomes of a grant that comes too late."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,6 @@ import pytest
 
 from django_distlock import DistlockError, LockNotAcquired, LockTimeout, advisory_lock, lock_all
 from django_distlock.concurrency import clock
-from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
 from tests.contract.conftest import both_faces
 
@@ -52,22 +50,6 @@ def test_r5_the_timeout_of_the_call_goes_before_the_lock_s_and_that_before_the_a
     assert str(busy.value) == f"The lock {name!r} of alias {using!r} is held by another caller."
     assert me.try_acquire(impatient, timeout=0.02) is None
     other.release(held)
-
-
-def test_r7_wait_for_around_an_acquire(me: Actor, lock: Any) -> None:
-    """asyncio's own timeout is a cancellation."""
-    busy = me.acquire(lock)
-
-    async def main() -> None:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(lock.aacquire(), 0.1)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.1), lock:
-                pytest.fail("it is held by somebody else")
-
-    asyncio.run(main())
-    me.release(busy)
-    assert lock_table.all() == []
 
 
 @both_faces
