@@ -1,4 +1,4 @@
-"""What ``django.setup()`` costs, and what it must not leave out to be that cheap."""
+"""What an import and ``django.setup()`` cost, and what they must not leave out to be that cheap."""
 
 from __future__ import annotations
 
@@ -20,19 +20,38 @@ django.setup()
 MOST = 10
 
 
-def after_setup(code: str, apps: str = "django_distlock", **settings: object) -> str:
-    """The output of ``code`` in a process that has called django.setup() and nothing else."""
-    ran = subprocess.run(
-        [sys.executable, "-c", START + code, apps, repr(settings)],
-        cwd=ROOT,
-        env={"PATH": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+def output(code: str, *arguments: str) -> str:
+    """What ``code`` prints in a process of its own."""
+    command = [sys.executable, "-c", code, *arguments]
+    ran = subprocess.run(command, cwd=ROOT, env={"PATH": ""}, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
+
+
+def after_setup(code: str, apps: str = "django_distlock", **settings: object) -> str:
+    """The output of ``code`` in a process that has called django.setup() and nothing else."""
+    return output(START + code, apps, repr(settings))
+
+
+def test_importing_touches_no_settings_no_models_and_no_driver() -> None:
+    code = """
+import sys
+from django_distlock import *
+from django.conf import settings
+print(settings.configured, *{'psycopg', 'MySQLdb', 'redis', 'kazoo', 'django_distlock.models'} & set(sys.modules))
+"""
+    assert output(code).split() == ["False"]
+
+
+def test_the_pytest_plugin_costs_nothing_where_there_is_no_django() -> None:
+    code = """
+import sys, pytest; before = set(sys.modules)
+import django_distlock.pytest_plugin
+print(*{name.partition('.')[0] for name in set(sys.modules) - before})
+import django_distlock as public
+assert set(public.__all__) <= set(dir(public)) and not hasattr(public, 'nothing_of_this_name')
+"""
+    assert output(code).split() == ["django_distlock"]
 
 
 def test_setup_imports_few_modules() -> None:

@@ -10,43 +10,51 @@ import asyncio
 import inspect
 import queue
 import threading
-from abc import ABC, abstractmethod
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tests.conftest import PATIENCE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-ASYNC_NAMES = {
-    "acquire": "aacquire",
-    "try_acquire": "atry_acquire",
-    "release": "arelease",
-    "extend": "aextend",
-    "locked": "alocked",
-    "__enter__": "__aenter__",
-    "__exit__": "__aexit__",
-}
+    from collections.abc import Callable, Iterator
 
 
-class Actor(ABC):
-    """One execution context."""
+class Actor:
+    """One execution context: a thread."""
 
-    @abstractmethod
+    def __init__(self) -> None:
+        self._jobs: Any = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self._work, name="actor", daemon=True)
+        self.thread.start()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            future, call = job
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+            del job, future, call
+
     def submit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
         """Call ``function`` in this context, after all that was submitted before; an awaitable result is awaited."""
+        future: Future[Any] = Future()
+        self._put((future, lambda: function(*args, **kwargs)))
+        return future
 
-    @abstractmethod
-    def method(self, target: Any, name: str) -> Callable[..., Any]:
-        """``target.name`` as this kind of context calls it."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """End the context."""
+    def _put(self, job: Any) -> None:
+        self._jobs.put(job)
 
     def start(self, target: Any, name: str, *args: Any, **kwargs: Any) -> Future[Any]:
-        return self.submit(self.method(target, name), *args, **kwargs)
+        """Call the method of that name, or its async twin."""
+        return self.submit(getattr(target, name), *args, **kwargs)
+
+    def close(self) -> None:
+        """End the context."""
+        self._put(None)
+        self.thread.join(PATIENCE)
+        assert not self.thread.is_alive(), "an actor is stuck"
 
     def acquire(self, lock: Any, **kwargs: Any) -> Any:
         return self.start(lock, "acquire", **kwargs).result(PATIENCE)
@@ -67,42 +75,15 @@ class Actor(ABC):
         return self.start(target, "__exit__", type(error) if error else None, error, None).result(PATIENCE)
 
 
-class ThreadActor(Actor):
-    def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
-        self.thread = threading.Thread(target=self._work, name="actor", daemon=True)
-        self.thread.start()
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            future, call = job
-            try:
-                future.set_result(call())
-            except BaseException as error:
-                future.set_exception(error)
-            del job, future, call
-
-    def submit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        self._jobs.put((future, lambda: function(*args, **kwargs)))
-        return future
-
-    def method(self, target: Any, name: str) -> Callable[..., Any]:
-        return getattr(target, name)  # type: ignore[no-any-return]
-
-    def close(self) -> None:
-        self._jobs.put(None)
-        self.thread.join(PATIENCE)
-        assert not self.thread.is_alive(), "an actor is stuck"
-
-
 class TaskActor(Actor):
+    """One execution context: a task of ``loop``."""
+
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._jobs: asyncio.Queue[tuple[Future[Any], Callable[[], Any]] | None] = asyncio.Queue()
-        self._ended = asyncio.run_coroutine_threadsafe(self._work(), loop)
+        self._jobs = asyncio.Queue()
+        self._ended = asyncio.run_coroutine_threadsafe(self._perform(), loop)
 
-    async def _work(self) -> None:
+    async def _perform(self) -> None:
         while (job := await self._jobs.get()) is not None:
             future, call = job
             try:
@@ -115,16 +96,15 @@ class TaskActor(Actor):
                 future.set_exception(error)
             del job, future, call
 
-    def submit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        self.loop.call_soon_threadsafe(self._jobs.put_nowait, (future, lambda: function(*args, **kwargs)))
-        return future
+    def _put(self, job: Any) -> None:
+        self.loop.call_soon_threadsafe(self._jobs.put_nowait, job)
 
-    def method(self, target: Any, name: str) -> Callable[..., Any]:
-        return getattr(target, ASYNC_NAMES[name])  # type: ignore[no-any-return]
+    def start(self, target: Any, name: str, *args: Any, **kwargs: Any) -> Future[Any]:
+        twin = name.replace("__e", "__ae") if name.startswith("__") else f"a{name}"
+        return self.submit(getattr(target, twin), *args, **kwargs)
 
     def close(self) -> None:
-        self.loop.call_soon_threadsafe(self._jobs.put_nowait, None)
+        self._put(None)
         self._ended.result(PATIENCE)
 
 
@@ -134,50 +114,49 @@ async def turns(count: int = 1) -> None:
         await asyncio.sleep(0)
 
 
-class LoopThread:
-    """An event loop that runs in a thread of its own."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, name="loop", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        asyncio.run_coroutine_threadsafe(self.loop.shutdown_default_executor(), self.loop).result(PATIENCE)
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(PATIENCE)
-        self.loop.close()
-
-
 class Face:
     """Makes actors of one kind: ``"sync"`` threads or ``"async"`` tasks of one event loop."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self._loop: LoopThread | None = None
         self._actors: list[Actor] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def actor(self) -> Actor:
-        actor: Actor
-        if self.kind == "sync":
-            actor = ThreadActor()
-        else:
-            self._loop = self._loop or LoopThread()
-            actor = TaskActor(self._loop.loop)
-        self._actors.append(actor)
-        return actor
+        if self.kind == "async" and self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="loop", daemon=True)
+            self._thread.start()
+        self._actors.append(Actor() if self._loop is None else TaskActor(self._loop))
+        return self._actors[-1]
 
     def actors(self, count: int) -> list[Actor]:
         return [self.actor() for _ in range(count)]
 
-    def critical(self, lock: Any, inside: Any, rounds: int) -> Callable[[], Any]:
+    def critical(self, lock: Any, inside: Inside, rounds: int) -> Callable[[], Any]:
         """A function for :meth:`Actor.submit`: take ``lock`` and be ``inside``, ``rounds`` times."""
-        return _critical_thread(lock, inside, rounds) if self.kind == "sync" else _critical_task(lock, inside, rounds)
+        pause = threading.Event()
+
+        def work() -> None:
+            for _ in range(rounds):
+                with lock, inside():
+                    pause.wait(0.0005)  # lets the others run
+
+        async def awork() -> None:
+            for _ in range(rounds):
+                async with lock:
+                    with inside():
+                        await turns(3)
+
+        return work if self.kind == "sync" else awork
 
     def close(self) -> None:
         for actor in self._actors:
             actor.close()
         if self._loop is not None:
+            asyncio.run_coroutine_threadsafe(self._loop.shutdown_default_executor(), self._loop).result(PATIENCE)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(PATIENCE)
             self._loop.close()
 
 
@@ -187,37 +166,11 @@ class Inside:
     def __init__(self) -> None:
         self.now = self.most = self.counter = 0
 
-    def enter(self) -> int:
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
         self.now += 1
         self.most = max(self.most, self.now)
-        return self.counter
-
-    def leave(self, seen: int) -> None:
+        seen = self.counter
+        yield
         self.counter = seen + 1
         self.now -= 1
-
-
-def _critical_thread(lock: Any, inside: Inside, rounds: int) -> Callable[[], None]:
-    pause = threading.Event()
-
-    def work() -> None:
-        for _ in range(rounds):
-            lease = lock.acquire()
-            seen = inside.enter()
-            pause.wait(0.0005)  # lets the others run
-            inside.leave(seen)
-            lease.release()
-
-    return work
-
-
-def _critical_task(lock: Any, inside: Inside, rounds: int) -> Callable[[], Any]:
-    async def work() -> None:
-        for _ in range(rounds):
-            lease = await lock.aacquire()
-            seen = inside.enter()
-            await turns(3)
-            inside.leave(seen)
-            await lease.arelease()
-
-    return work

@@ -13,7 +13,7 @@ from django_distlock.manager.registry import registry
 from tests.conftest import connect
 from tests.contract import watching
 from tests.contract.actors import Actor, Face
-from tests.contract.rivals import Neighbour, Rival, serve
+from tests.contract.rivals import Rival, neighbour, serve
 from tests.matrix import MATRIX, Entry
 from tests.support.processes import Child
 from tests.support.unhurried import give_time
@@ -90,20 +90,24 @@ def residents(django_db_setup: None) -> Iterator[list[Rival]]:
             rival.dismiss()
 
 
+def somebody_else(entry: Entry, request: pytest.FixtureRequest, number: int) -> Iterator[Rival]:
+    rival = request.getfixturevalue("residents")[number] if entry.processes else neighbour()
+    yield rival
+    rival.reset()
+    if not entry.processes:
+        rival.dismiss()
+
+
 @pytest.fixture
-def rival(entry: Entry, request: pytest.FixtureRequest, nothing_left: None) -> Iterator[Any]:
+def rival(entry: Entry, request: pytest.FixtureRequest, nothing_left: None) -> Iterator[Rival]:
     """Somebody else: another process, or other threads where a lock is not seen outside the process."""
-    rival = request.getfixturevalue("residents")[0] if entry.processes else Neighbour()
-    yield rival
-    rival.reset()
+    yield from somebody_else(entry, request, 0)
 
 
 @pytest.fixture
-def second_rival(entry: Entry, request: pytest.FixtureRequest, nothing_left: None) -> Iterator[Any]:
+def second_rival(entry: Entry, request: pytest.FixtureRequest, nothing_left: None) -> Iterator[Rival]:
     """One more process."""
-    rival = request.getfixturevalue("residents")[1] if entry.processes else Neighbour()
-    yield rival
-    rival.reset()
+    yield from somebody_else(entry, request, 1)
 
 
 @pytest.fixture

@@ -6,27 +6,29 @@ It is started once for the whole run; each of its locks is held by a context of 
 from __future__ import annotations
 
 import itertools
+import queue
 import threading
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
 
 from django.db import connections
 
 from tests.conftest import connect
-from tests.contract.actors import PATIENCE, ThreadActor
+from tests.contract.actors import PATIENCE, Actor
+from tests.support.processes import Child
 from tests.support.unhurried import give_time
-
-if TYPE_CHECKING:
-    from tests.support.processes import Child
+from tests.transactions import rows
 
 
 class Office:
     """The other end: what a rival can be asked to do, on its own side."""
 
     def __init__(self) -> None:
-        self.leases: dict[int, tuple[ThreadActor, Any]] = {}
+        self.leases: dict[int, tuple[Actor, Any]] = {}
         self._numbers = itertools.count(1)
-        self._desist = threading.Event()
+        self._desist, self._begun = threading.Event(), threading.Event()
 
     def connect(self, using: str) -> None:
         connect(using)
@@ -35,7 +37,7 @@ class Office:
         from django_distlock import advisory_lock, semaphore
 
         recipe = semaphore if "limit" in options else advisory_lock
-        actor = ThreadActor()
+        actor = Actor()
         try:
             lease = actor.submit(recipe(name, using=using, **options).acquire, timeout=timeout).result()
         except BaseException:
@@ -55,6 +57,28 @@ class Office:
     def get(self, number: int, what: str) -> Any:
         """``fence``, ``lost``, ... of a lease."""
         return getattr(self.leases[number][1], what)
+
+    def is_out(self, using: str, name: str) -> bool:
+        """Is the lock refused, without waiting?"""
+        from django_distlock import advisory_lock
+
+        lease = advisory_lock(name, using=using).try_acquire()
+        if lease is not None:
+            lease.release()
+        return lease is None
+
+    def wait(self, using: str, name: str, alias: str) -> list[Any]:
+        """Wait for the lock; its number, the time of the grant, and how many rows of that name are seen at once. The
+        clock is ``time.monotonic()``, which on Linux is one clock for all processes of the machine."""
+        rows.count(alias, name)  # connects, so that this is not counted as waiting
+        self._begun.set()
+        return [self.acquire(using, name, PATIENCE, {}), time.monotonic(), rows.count(alias, name)]
+
+    def has_begun(self) -> bool:
+        """Until :meth:`wait` waits."""
+        begun = self._begun.wait(PATIENCE)
+        self._begun.clear()
+        return begun
 
     def count(self, using: str, name: str, path: str, rounds: int) -> int:
         """Read a number from a file and write it back one higher, ``rounds`` times, under the lock."""
@@ -88,17 +112,24 @@ class Office:
         self._desist.set()
 
     def reset(self) -> None:
-        from django_distlock.manager.registry import registry
-
         self.desist()
         for number in list(self.leases):
             self.release(number)
+
+    def close(self) -> None:
+        from django_distlock.manager.registry import registry
+
         registry.close()
 
 
 def serve(link: Any) -> None:
-    """Run in the child: do what is asked, each request in a thread of its own."""
+    """Run in the child."""
     give_time()
+    listen(link)
+
+
+def listen(link: Any) -> None:
+    """Do what is asked, each request in a thread of its own."""
     office = Office()
     mouth = threading.Lock()
 
@@ -166,6 +197,8 @@ class Rival:
 
     def reset(self) -> None:
         self.call("reset")
+        if isinstance(self.child, Child):
+            self.call("close")
         self._answers.clear()
 
     def dismiss(self) -> None:
@@ -174,35 +207,10 @@ class Rival:
             self.child.say(None)
 
 
-class Neighbour:
+def neighbour() -> Rival:
     """Stands in for a rival where locks end at the process: threads of this one."""
-
-    def __init__(self) -> None:
-        self._office = Office()
-        self._threads: dict[int, tuple[ThreadActor, Any]] = {}
-        self._tokens = itertools.count(1)
-
-    def start(self, verb: str, *args: Any) -> int:
-        token = next(self._tokens)
-        actor = ThreadActor()
-        self._threads[token] = actor, actor.submit(getattr(self._office, verb), *args)
-        return token
-
-    def result(self, token: int, timeout: float = PATIENCE) -> Any:
-        actor, future = self._threads.pop(token)
-        try:
-            return future.result(timeout)
-        except Exception as error:
-            raise RivalError(type(error).__name__, str(error)) from error
-        finally:
-            actor.close()
-
-    call = Rival.call
-    acquire = Rival.acquire
-    start_acquire = Rival.start_acquire
-    release = Rival.release
-    get = Rival.get
-
-    def reset(self) -> None:
-        for number in list(self._office.leases):
-            self._office.release(number)
+    questions, answers = queue.Queue[Any](), queue.Queue[Any]()
+    link = SimpleNamespace(say=answers.put, hear=questions.get)
+    threading.Thread(target=listen, args=(link,), daemon=True).start()
+    here: Any = SimpleNamespace(say=questions.put, hear=lambda timeout: answers.get(timeout=timeout), killed=False)
+    return Rival(here)

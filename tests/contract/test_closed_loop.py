@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.utils.functional import SimpleLazyObject
 
-from django_distlock import advisory_lock, lock_all, semaphore
+from django_distlock import Lock, advisory_lock, lock_all, semaphore
 from django_distlock.concurrency import clock
 from django_distlock.manager.keepalive import keepalive
 from tests.conftest import PATIENCE, eventually
@@ -19,8 +19,6 @@ from tests.contract.watching import waiting_at_the_engine
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
-
-    from django_distlock import Lock
 
     Loop = asyncio.AbstractEventLoop
 

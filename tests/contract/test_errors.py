@@ -1,21 +1,28 @@
-"""R6: a server that refuses is unavailable, with the driver's error as the cause; and what a backend does not declare
-is refused, never silently ignored."""
+"""R6: a server that refuses is unavailable, with the driver's error as the cause, and so is one for which no thread can
+be started; what a backend does not declare is refused, never silently ignored."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import threading
+from typing import Any
 
 import pytest
 
-from django_distlock import BackendUnavailable, DistlockError, UnsupportedOperation, advisory_lock, lock_all, semaphore
+from django_distlock import (
+    BackendUnavailable,
+    DistlockError,
+    UnsupportedOperation,
+    advisory_lock,
+    held_locks,
+    lock_all,
+    semaphore,
+)
 from django_distlock.backends.sessions.session import ServerError
 from django_distlock.manager.registry import registry
-from tests.contract.actors import Face
+from tests.conftest import connect
+from tests.contract.actors import Actor, Face
 from tests.contract.conftest import both_faces
 from tests.faults.conftest import database_alias
-
-if TYPE_CHECKING:
-    from tests.contract.actors import Actor
 
 
 @pytest.mark.cold
@@ -101,3 +108,31 @@ def test_what_a_lease_has_is_what_its_backend_declares(me: Actor, using: str, na
             _ = lease.fence
     assert lease.held
     me.release(lease)
+
+
+@pytest.mark.parametrize("cold", [False, True], ids=["connected", "cold"])
+def test_r6_without_threads_locks_are_given_or_the_error_says_so(
+    using: str, name: str, cold: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing hangs, nothing stays held, and all is well when there are threads again."""
+    connect(using)
+    if cold:
+        registry.close()
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        refused = None
+        try:
+            advisory_lock(name, using=using, timeout=5).acquire().release()
+        except BackendUnavailable as error:
+            refused = f"{error} {error.__cause__}"
+        assert refused is None or (cold and "thread" in refused)
+        [without] = held_locks(using=using)
+        assert not without.locks
+    with advisory_lock(name, using=using, timeout=25):
+        [report] = held_locks(using=using)
+        assert report.error is None
+        assert report.locks

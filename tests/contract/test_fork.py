@@ -15,7 +15,7 @@ import pytest
 from django_distlock import LockLost, advisory_lock
 from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
-from tests.contract.actors import Actor, ThreadActor
+from tests.contract.actors import Actor
 from tests.contract.conftest import across_processes
 from tests.contract.rivals import RivalError
 
@@ -126,7 +126,7 @@ def test_r22_a_fork_while_threads_take_locks(using: str, name: str) -> None:
             with lock:
                 pass
 
-    actors = [ThreadActor() for _ in range(3)]
+    actors = [Actor() for _ in range(3)]
     works = [actor.submit(churn, number % 2) for number, actor in enumerate(actors)]
 
     def child() -> None:

@@ -1,4 +1,5 @@
-"""R17: every release verifies, and a loss is told. An operator takes the lock away; its holder hears of it from us."""
+"""R17: every release verifies, and a loss is told; an operator takes the lock away, and its holder hears of it from us.
+R19 to R21: what a lease promises of its end, that what has ended is never revived, and that fences rise."""
 
 from __future__ import annotations
 
@@ -8,17 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock import LockLost, advisory_lock, break_lock
+from django_distlock import LockLost, LockNotHeld, advisory_lock, break_lock
+from django_distlock.concurrency import clock
+from django_distlock.records import drift
 from django_distlock.signals import lock_broken, lock_lost
 from tests.conftest import eventually
-from tests.contract.conftest import both_faces
+from tests.contract.conftest import both_faces, with_fence, with_fence_and_ttl, with_ttl
 from tests.contract.rivals import RivalError
-from tests.contract.watching import listed
+from tests.contract.watching import end_lease, listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tests.contract.actors import Actor
+
 
 # Renewed after a third of it, which is when a loss is noticed, long before its end. A session that was ended is noticed
 # by its heartbeat.
@@ -69,7 +73,6 @@ def test_r17_r20_the_holder_is_told_and_may_ask_again(
     with pytest.raises(LockLost):
         me.release(lease)
     me.release(lease)
-    assert repr(lease).endswith(": lost>")
     assert again.held
     me.release(again)
     with suppress(LockLost):  # where it was on the same session
@@ -89,19 +92,6 @@ def test_r17_the_release_notices_what_nobody_has_noticed(
     assert lease.lost
     assert called == [lease]
     assert len(losses) == 1
-
-
-def test_r17_the_next_one_gets_in_and_the_loser_does_not_give_back_its_lock(
-    me: Actor, rival: Any, using: str, name: str, take_away: Callable[[str], None]
-) -> None:
-    lock = advisory_lock(name, using=using)
-    lease = me.acquire(lock)
-    take_away(name)
-    theirs = rival.acquire(using, name)
-    with pytest.raises(LockLost):
-        me.release(lease)
-    assert me.try_acquire(lock) is None
-    rival.release(theirs)
 
 
 def test_r17_the_victim_is_told_and_its_successor_is_left_alone(
@@ -145,3 +135,75 @@ def test_r17_what_no_holder_has_breaks_nothing(me: Actor, using: str, name: str)
         assert break_lock(other) is False
     lease.ensure_held()
     me.release(lease)
+
+
+@with_ttl
+@both_faces
+def test_r19_validity_counts_from_before_the_request_less_drift(me: Actor, using: str, name: str) -> None:
+    before = clock.now()
+    lease = me.acquire(advisory_lock(name, using=using, ttl=20))
+    after = clock.now()
+    assert before + 20 - drift(20) <= lease.valid_until <= after + 20 - drift(20)
+    assert drift(20) == pytest.approx(0.202)
+    me.release(lease)
+
+
+@with_ttl
+@both_faces
+def test_r20_extend_gives_more_time(me: Actor, using: str, name: str, backend: Any) -> None:
+    lease = me.acquire(advisory_lock(name, using=using, ttl=20))
+    fence = backend.supports_fencing and lease.fence
+    before = clock.now()
+    me.extend(lease, 60)
+    assert before + 60 - drift(60) <= lease.valid_until <= clock.now() + 60
+    assert (backend.supports_fencing and lease.fence) == fence
+    me.release(lease)
+    with pytest.raises(LockNotHeld):
+        me.extend(lease, 60)
+
+
+@with_ttl
+@both_faces
+def test_r20_what_has_expired_is_never_revived(me: Actor, rival: Any, using: str, name: str, backend: Any) -> None:
+    """Neither by extend nor by a renewal that comes too late, and if nobody else has it in between."""
+    lease = me.acquire(advisory_lock(name, using=using, ttl=60))
+    grant = lease._grant
+    end_lease(using, name)
+    assert backend.extend(grant, 10) is None
+    with pytest.raises(LockLost):
+        me.extend(lease, 10)
+    held = rival.acquire(using, name, timeout=0)
+    assert backend.extend(grant, 10) is None
+    assert backend.release(grant) is False
+    with pytest.raises(LockLost):
+        me.release(lease)
+    assert me.try_acquire(advisory_lock(name, using=using)) is None
+    rival.release(held)
+
+
+@with_fence
+def test_r21_fences_rise_in_the_order_of_grants(me: Actor, other: Actor, rival: Any, using: str, name: str) -> None:
+    lock = advisory_lock(name, using=using)
+    fences = []
+    for _ in range(5):
+        for actor in (me, other):
+            lease = actor.acquire(lock)
+            fences.append(lease.fence)
+            actor.release(lease)
+        held = rival.acquire(using, name)
+        fences.append(rival.get(held, "fence"))
+        rival.release(held)
+    assert fences == sorted(set(fences))
+
+
+@with_fence_and_ttl
+def test_r21_fences_rise_also_after_a_loss(me: Actor, other: Actor, using: str, name: str) -> None:
+    lease = me.acquire(advisory_lock(name, using=using, ttl=60))
+    end_lease(using, name)
+    with pytest.raises(LockLost):
+        me.extend(lease, 60)
+    theirs = other.acquire(advisory_lock(name, using=using))
+    assert theirs.fence > lease.fence
+    with pytest.raises(LockLost):
+        me.release(lease)
+    other.release(theirs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import queue
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,14 +13,13 @@ from django_distlock.manager.registry import registry
 from tests.conftest import PATIENCE, eventually
 from tests.contract.watching import asking_here, waiting_at_the_engine
 from tests.engines.zookeeper.server import SESSION, USING, address, behind
-from tests.faults.conftest import proxied
+from tests.faults.conftest import Proxied, proxied
 from tests.faults.proxy import Proxy
 from tests.faults.server import SESSION_LOCKS, end_session, holders
 from tests.support.processes import Child
 
 if TYPE_CHECKING:
     from django_distlock.locks.leader import Term
-    from tests.faults.conftest import Proxied
     from tests.support.child import Link
 
 __all__ = ["proxied"]
@@ -28,41 +27,33 @@ pytestmark = pytest.mark.usefixtures("databases")
 SHORT, MARGIN = 1.2, 0.5
 
 
-class Office:
-    """Who stands, and what was told about the end of a term."""
+class Ends:
+    """``on_demoted``: why each term ended, when, and for how many seconds nobody else could lead then."""
 
-    def __init__(self, name: str, using: str, **more: float) -> None:
-        self.demoted = threading.Event()
-        self.elections = 0
-        self.at = 0.0  # when on_demoted was called
-        self.left: float | None = None  # for how many seconds nobody else could lead then
-        self.reason: str | None = None
-        self.leader = Leader(name, using=using, on_elected=self._elected, on_demoted=self._demoted, **more)
+    def __init__(self) -> None:
+        self._told: queue.Queue[Any] = queue.Queue()
 
-    def _elected(self, term: Term) -> None:
-        self.elections += 1
+    def __call__(self, term: Term) -> None:
+        now, until = clock.now(), term._lease.valid_until
+        self._told.put((term.reason, now, None if until is None else until - now))
 
-    def leads_again(self) -> None:
-        eventually(lambda: self.leader.leading, "it does not lead again")
+    def next(self) -> Any:
+        return self._told.get(timeout=PATIENCE)
 
-    def _demoted(self, term: Term) -> None:
-        self.at = clock.now()
-        until = term._lease.valid_until
-        self.left = None if until is None else until - self.at
-        self.reason = term.reason
-        self.demoted.set()
+
+@pytest.fixture
+def ends() -> Ends:
+    return Ends()
 
 
 @pytest.mark.parametrize("using", SESSION_LOCKS)
-def test_r17_a_session_that_is_ended_demotes_its_leader(using: str, name: str) -> None:
-    office = Office(name, using)
-    with office.leader as leader:
+def test_r17_a_session_that_is_ended_demotes_its_leader(using: str, name: str, ends: Ends) -> None:
+    with Leader(name, using=using, on_demoted=ends) as leader:
         assert leader.elected(PATIENCE)
         (session,) = holders(using, name)
         end_session(using, session)
-        assert office.demoted.wait(PATIENCE)
-        assert office.reason == "lost"
-        office.leads_again()
+        assert ends.next()[0] == "lost"
+        assert leader.elected(PATIENCE)
 
 
 @pytest.mark.cold
@@ -77,51 +68,45 @@ def test_r6_a_candidate_waits_for_its_engine(name: str, proxied: Proxied, caplog
 
 
 @pytest.mark.alone
-def test_r18_who_cannot_renew_steps_down_before_another_one_can_lead(name: str, proxied: Proxied) -> None:
+def test_r18_who_cannot_renew_steps_down_before_another_one_can_lead(name: str, proxied: Proxied, ends: Ends) -> None:
     proxy = proxied("leasetable_postgres")
-    office = Office(name, "leasetable_postgres", ttl=SHORT, margin=MARGIN)
-    with office.leader as leader:
+    with Leader(name, using="leasetable_postgres", ttl=SHORT, margin=MARGIN, on_demoted=ends) as leader:
         assert leader.elected(PATIENCE)
         proxy.blackhole()
-        assert office.demoted.wait(PATIENCE)
+        reason, _, left = ends.next()
         assert not leader.leading
-        assert office.reason == "not renewed"
-        assert office.left is not None
-        assert 0 < office.left <= MARGIN
+        assert reason == "not renewed"
+        assert 0 < left <= MARGIN
         proxy.heal()
-        office.leads_again()
-    assert office.elections == 2
+        assert leader.elected(PATIENCE)
 
 
 @pytest.mark.alone
-def test_r20_a_lease_that_is_renewed_keeps_its_leader(name: str) -> None:
+def test_r20_a_lease_that_is_renewed_keeps_its_leader(name: str, ends: Ends) -> None:
     """The margin alone ends no term."""
-    office = Office(name, "leasetable", ttl=SHORT)
-    with office.leader as leader:
+    with Leader(name, using="leasetable", ttl=SHORT, on_demoted=ends) as leader:
         term = leader.elected(PATIENCE)
         assert term is not None
         until = clock.now() + 1.25 * SHORT
         while clock.now() < until:
             assert term.wait(0.05)
-    assert (office.elections, office.reason) == (1, "stopped")
+    assert ends.next()[0] == "stopped"
 
 
 @pytest.mark.alone
-def test_r18_in_a_partition_it_steps_down_before_another_one_leads(name: str, settings: Any) -> None:
+def test_r18_in_a_partition_it_steps_down_before_another_one_leads(name: str, settings: Any, ends: Ends) -> None:
     with Proxy(*address()) as proxy:
         behind(settings, proxy)
-        office = Office(name, USING)
-        with office.leader as leader:
+        with Leader(name, using=USING, on_demoted=ends) as leader:
             assert leader.elected(PATIENCE)
             with Child(wait, name) as rival:
                 eventually(lambda: waiting_at_the_engine(USING, name) == 1, "no waiter")
                 proxy.blackhole()
-                assert office.demoted.wait(PATIENCE)
-                assert office.reason == "lost"
-                assert rival.hear() > office.at
+                reason, at, _ = ends.next()
+                assert reason == "lost"
+                assert rival.hear() > at
             proxy.heal()
-            office.leads_again()
-        assert office.elections == 2
+            assert leader.elected(PATIENCE)
 
 
 def wait(link: Link, name: str) -> None:

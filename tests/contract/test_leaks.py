@@ -16,11 +16,10 @@ from django_distlock.backends.sessions.pool import IDLE
 from django_distlock.concurrency import clock
 from django_distlock.manager.lock_table import lock_table
 from tests.conftest import eventually
-from tests.contract.actors import PATIENCE, ThreadActor, turns
+from tests.contract.actors import PATIENCE, Actor, TaskActor, turns
 from tests.contract.conftest import both_faces, those
 
 if TYPE_CHECKING:
-    from tests.contract.actors import Actor
     from tests.matrix import Entry
 
 PAIRS = 200
@@ -63,7 +62,7 @@ def test_r23_many_times_leave_nothing(me: Actor, entry: Entry, using: str, name:
             async with locks[number % len(locks)]:
                 pass
 
-    me.submit(pairs if isinstance(me, ThreadActor) else apairs).result(PATIENCE)
+    me.submit(apairs if isinstance(me, TaskActor) else pairs).result(PATIENCE)
     assert lock_table.all() == []
     assert threading.active_count() <= threads + 1  # the keepalive thread comes and goes
     assert len(os.listdir("/proc/self/fd")) <= files + 2

@@ -1,4 +1,5 @@
-"""What held_locks() shows of a lock: its holder, its end, who waits."""
+"""What held_locks() shows of a lock: its holder, its end, who waits; and locked(), who is held now, asked without
+taking anything. Semaphores and servers that do not answer are in tests/unit/shared and tests/engines."""
 
 from __future__ import annotations
 
@@ -6,16 +7,15 @@ import os
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from django_distlock import advisory_lock, held_locks
+import django_distlock
+from django_distlock import advisory_lock
 from tests.conftest import eventually
-from tests.contract.actors import PATIENCE
-from tests.contract.conftest import across_processes, sharing
+from tests.contract.actors import PATIENCE, Actor
+from tests.contract.conftest import across_processes, both_faces, sharing
 from tests.contract.watching import listed, waiting_at_the_engine
-from tests.matrix import MATRIX
 
 if TYPE_CHECKING:
     from django_distlock.records import LockInfo
-    from tests.contract.actors import Actor
 
 
 def test_a_lock_of_this_process_is_listed_while_it_is_held(me: Actor, using: str, name: str, backend: Any) -> None:
@@ -63,9 +63,36 @@ def test_a_shared_lock_is_listed_as_shared(me: Actor, using: str, name: str) -> 
     me.release(lease)
 
 
-def test_all_aliases_at_once(databases: None, name: str, settings: Any) -> None:
-    with advisory_lock(name, using="memory"):
-        reports = held_locks()
-    assert {report.alias for report in reports} == set(settings.DISTLOCK)
-    assert {entry.using for entry in MATRIX} < set(settings.DISTLOCK)
-    assert name in [info.name for report in reports if report.alias == "memory" for info in report.locks]
+def locked(me: Actor, names: list[Any], using: str) -> set[Any]:
+    found: set[Any] = me.start(django_distlock, "locked", names, using=using).result(PATIENCE)
+    return found
+
+
+@both_faces
+def test_who_is_held_here_elsewhere_and_nowhere(
+    me: Actor, other: Actor, rival: Any, using: str, name: str, backend: Any
+) -> None:
+    """The caller's own lock counts, too; and nobody is in the way of who acquires next."""
+    names = [f"{name} {who}" for who in ("mine", "other's", "rival's", "free")]
+    locks = [advisory_lock(each, using=using) for each in names]
+    assert locked(me, names, using) == locked(me, [], using) == set()
+    leases = [(me, me.acquire(locks[0])), (me, me.acquire(locks[0])), (other, other.acquire(locks[1]))]
+    held = rival.acquire(using, names[2])
+    assert locked(me, names, using) == set(names[:3])
+    assert locked(me, locks, "memory") == set(locks[:3]), "a Lock has its own alias"
+    assert [me.start(lock, "locked").result(PATIENCE) for lock in locks] == [True, True, True, False]
+    rival.release(held)
+    for actor, lease in leases:
+        actor.release(lease)
+    assert locked(me, names, using) == set()
+    for lock in locks:
+        me.release(me.acquire(lock, timeout=0))
+
+
+@sharing
+def test_a_lock_of_readers_is_held(me: Actor, other: Actor, using: str, name: str) -> None:
+    leases = [(actor, actor.acquire(advisory_lock(name, using=using, shared=True))) for actor in (me, other)]
+    for actor, lease in leases:
+        assert advisory_lock(name, using=using).locked()
+        actor.release(lease)
+    assert not advisory_lock(name, using=using).locked()

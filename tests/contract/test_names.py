@@ -41,18 +41,6 @@ def test_r3_another_process_spells_it_alike(me: Actor, rival: Any, using: str, n
         rival.release(held)
 
 
-def test_r3_the_wire_carries_nothing_of_the_spelling_that_could_be_confused(
-    me: Actor, using: str, name: str, backend: Any
-) -> None:
-    """What an engine that keeps a hash shows of a name is that hash."""
-    lease = me.acquire(advisory_lock(name + " 'Lóck'\x00", using=using))
-    keys = [info.key for info in backend.inspect()]
-    assert len(keys) >= 1
-    assert all(key.isascii() and key == key.lower() and "'" not in key and " " not in key for key in keys)
-    assert all(len(key) <= 64 for key in keys)
-    me.release(lease)
-
-
 @across_processes
 def test_r3_two_sites_do_not_exclude_each_other(rival: Any, using: str, name: str, settings: Any) -> None:
     """The rival is another site on the same server until the keys are the same."""

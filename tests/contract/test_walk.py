@@ -4,19 +4,15 @@ time out, release. What is cancelled is in test_cancellation.py, what is lost in
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from django_distlock import LockNotAcquired, LockTimeout, advisory_lock
-from tests.contract.actors import PATIENCE
+from tests.contract.actors import PATIENCE, Actor
 from tests.contract.conftest import both_faces
 from tests.contract.rivals import RivalError
 from tests.contract.watching import somebody_waits
-
-if TYPE_CHECKING:
-    from tests.contract.actors import Actor
-
 
 ENGINE_CALLS = (
     "try_acquire",

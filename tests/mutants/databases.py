@@ -95,6 +95,6 @@ DATABASES = (
         "backends/postgres/backend.py",
         'return grant.claim.scope == "transaction" and grant.session.aborted',
         "return False",
-        ("tests/transactions/test_aborted.py",),
+        ("tests/transactions/test_savepoints.py",),
     ),
 )

@@ -16,7 +16,6 @@ LEASES = (
             "tests/unit/shared/test_holding.py",
             "tests/unit/test_leases.py",
             "tests/unit/shared/test_waiting.py",
-            "tests/contract/test_leases.py",
             "tests/timing/test_contract_leases.py",
             "tests/engines/redis/test_backend.py",
         ),
@@ -84,9 +83,8 @@ LEASES = (
         "if not others and admits(who, limit) then",
         "if admits(who, limit) then",
         (
-            "tests/contract/test_shared.py",
-            "tests/unit/shared/test_reentry.py",
             "tests/contract/test_order.py",
+            "tests/unit/shared/test_reentry.py",
             "tests/unit/shared/test_waiting.py",
         ),
         only="redis",
@@ -119,7 +117,6 @@ LEASES = (
         (
             "tests/unit/test_leases.py",
             "tests/unit/shared/test_waiting.py",
-            "tests/contract/test_leases.py",
             "tests/contract/test_holding.py",
             "tests/timing/test_contract_leases.py",
             "tests/engines/leasetable/test_backend.py",

@@ -36,7 +36,7 @@ MANAGER = (
         "manager/owner.py",
         "    owner = child if task is None else _of_task(task)",
         "    owner = child",
-        ("tests/unit/shared/test_reentry_asgiref.py",),
+        ("tests/unit/shared/test_reentry.py",),
     ),
     Mutant(
         "re-entry is not counted: the first release frees the lock",
@@ -82,7 +82,6 @@ MANAGER = (
             "tests/unit/test_lock_table.py",
             "tests/contract/test_order.py",
             "tests/unit/shared/test_waiting.py",
-            "tests/contract/test_shared.py",
             "tests/unit/shared/test_reentry.py",
         ),
     ),
@@ -227,7 +226,7 @@ MANAGER = (
         "locks/name_templates.py",
         "    if value is None or _has_no_identity(value):\n",
         "    if value is not None and _has_no_identity(value):\n",
-        ("tests/locks/test_values_in_names.py",),
+        ("tests/locks/test_templates.py",),
     ),
     Mutant(
         "nothing warns of a snapshot that is older than the lock",
@@ -244,7 +243,7 @@ MANAGER = (
         "            run(self._arelease(kind is None, wait",
         "            run(self._arelease(True, wait",
         (
-            "tests/transactions/test_aborted.py",
+            "tests/transactions/test_savepoints.py",
             "tests/faults/test_loss.py",
             "tests/contract/test_holding.py",
             "tests/unit/shared/test_holding.py",
@@ -282,7 +281,6 @@ MANAGER = (
             "tests/unit/shared/test_holding.py",
             "tests/unit/test_leases.py",
             "tests/unit/shared/test_waiting.py",
-            "tests/contract/test_leases.py",
             "tests/timing/test_contract_leases.py",
         ),
     ),
@@ -295,7 +293,6 @@ MANAGER = (
         (
             "tests/unit/test_leases.py",
             "tests/unit/shared/test_waiting.py",
-            "tests/contract/test_leases.py",
             "tests/contract/test_holding.py",
             "tests/timing/test_contract_leases.py",
             "tests/faults/test_kills.py",
@@ -309,7 +306,7 @@ MANAGER = (
         'getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)',
         "time.CLOCK_MONOTONIC",
         (
-            "tests/unit/test_clock.py",
+            "tests/unit/test_leases.py",
             "tests/faults/test_kills.py",
         ),
     ),
@@ -322,7 +319,6 @@ MANAGER = (
         (
             "tests/unit/test_leases.py",
             "tests/unit/shared/test_waiting.py",
-            "tests/contract/test_leases.py",
             "tests/contract/test_holding.py",
             "tests/timing/test_contract_leases.py",
         ),
@@ -337,7 +333,6 @@ MANAGER = (
         (
             "tests/unit/test_leases.py",
             "tests/unit/shared/test_waiting.py",
-            "tests/contract/test_leases.py",
             "tests/contract/test_holding.py",
             "tests/timing/test_contract_leases.py",
         ),
@@ -351,7 +346,6 @@ MANAGER = (
         (
             "tests/unit/test_leases.py",
             "tests/unit/shared/test_waiting.py",
-            "tests/contract/test_leases.py",
             "tests/contract/test_holding.py",
             "tests/timing/test_contract_leases.py",
         ),

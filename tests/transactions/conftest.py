@@ -9,9 +9,10 @@ from django.db import connections
 
 from django_distlock.backends.postgres import transaction
 from tests.conftest import PATIENCE
+from tests.contract.rivals import Rival, neighbour, serve
+from tests.support.processes import Child
 from tests.support.unhurried import give_time
 from tests.transactions import rows
-from tests.transactions.rival import ProcessRival, ThreadRival
 from tests.transactions.world import World
 
 if TYPE_CHECKING:
@@ -48,26 +49,27 @@ def tables(django_db_setup: None, django_db_blocker: Any) -> None:
 
 
 @pytest.fixture(scope="session")
-def process_rival(tables: None) -> Iterator[ProcessRival]:
-    rival = ProcessRival()
-    yield rival
-    rival.stop()
+def process_rival(tables: None) -> Iterator[Rival]:
+    with Child(serve) as child:
+        rival = Rival(child)
+        yield rival
+        rival.dismiss()
 
 
 @pytest.fixture
-def make_world(process_rival: ProcessRival, name: str, databases: None) -> Iterator[MakeWorld]:
+def make_world(process_rival: Rival, name: str, databases: None) -> Iterator[MakeWorld]:
     """``make_world(using, alias)``: with a process for a rival, or a thread."""
     made: list[World] = []
 
     def make(using: str, alias: str, kind: str = "process") -> World:
-        made.append(World(using, alias, name, process_rival if kind == "process" else ThreadRival()))
+        made.append(World(using, alias, name, process_rival if kind == "process" else neighbour()))
         return made[-1]
 
     yield make
     for world in made:
         world.leave()
-        if isinstance(world.rival, ThreadRival):
-            world.rival.stop()
+        if world.rival is not process_rival:
+            world.rival.dismiss()
 
 
 @pytest.fixture(params=KINDS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -15,10 +15,7 @@ from tests.conftest import eventually
 from tests.engines.statements import counted
 from tests.transactions import rows
 from tests.transactions.ways import Boom
-from tests.transactions.world import check_connections_are_clean, in_thread, swallow
-
-if TYPE_CHECKING:
-    from tests.transactions.world import World
+from tests.transactions.world import World, check_connections_are_clean, in_thread, swallow
 
 
 def test_r11_reentry_finds_that_the_engine_gave_the_lock_to_somebody_else(each_world: World) -> None:

@@ -1,20 +1,25 @@
-"""R11: whatever ends the transaction, the lock taken inside it is free then, not before, and once."""
+"""R11: whatever ends the transaction, the lock taken inside it is free then, not before, and once, even if transactions
+are not nested."""
 
 from __future__ import annotations
 
 import threading
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
-from django.db import connections
+from django.db import connections, transaction
 
+from django_distlock import LockLost
 from tests.conftest import eventually
 from tests.support.timing import within
 from tests.transactions import ways
 from tests.transactions.conftest import KINDS, WORLDS
+from tests.transactions.world import World, check_connections_are_clean, in_thread
 
 if TYPE_CHECKING:
     from tests.transactions.world import World
+
 
 SOON = 0.05  # seconds after the end of the transaction, in 99 of 100 cases
 
@@ -72,3 +77,104 @@ def test_r11_thread_that_ends_inside_its_transaction_keeps_no_lock(make_world: A
     eventually(lambda: not world.is_out(), "held by a thread that has ended")
     assert world.lock().acquire(5).release() is None
     assert not world.written()
+
+
+# another database's transaction, begun under the lock, outlives that in which the lock was taken
+
+
+@pytest.mark.parametrize("released", [True, False], ids=["released", "not_released"])
+def test_r11_the_last_of_several_transactions_counts(world: World, released: bool) -> None:
+    """Kept; but a lock that belongs to PostgreSQL's transaction ends with it: that is told."""
+    first, second = transaction.atomic(world.alias), transaction.atomic(world.other)
+    first.__enter__()
+    lease = world.lock().acquire()
+    second.__enter__()
+    world.write()
+    if released:
+        lease.release()
+    first.__exit__(None, None, None)
+    if world.scoped:
+        assert not world.is_out()
+        if not released:
+            with pytest.raises(LockLost):
+                lease.release()
+    else:
+        world.still_inside()
+        assert lease.held is not released
+    second.__exit__(None, None, None)
+    assert not lease.held
+    assert world.heard == ["acquired", "lost (transaction)" if world.scoped else "released"]
+    if not world.scoped:
+        world.check_rival_came_in(1)
+    check_connections_are_clean()
+
+
+def test_r11_nested_transactions_of_two_databases_lose_nothing(world: World) -> None:
+    """Also on PostgreSQL: a lock that belonged to the inner one would end with it, before the outer one commits."""
+    with transaction.atomic(world.other):
+        with transaction.atomic(world.alias), world.lock():
+            world.write()
+        assert world.is_out()
+    assert not world.is_out()
+    assert world.heard == ["acquired", "released"]
+    check_connections_are_clean()
+
+
+def test_r11_other_code_may_put_another_connection_in_the_place_of_that_in_a_transaction(postgres: World) -> None:
+    """The other one is in autocommit: a lock of a transaction would be free again at once."""
+    with transaction.atomic("postgres"):
+        inside = postgres.connection
+        connections["postgres"] = inside.copy()
+        try:
+            with postgres.lock():
+                assert postgres.is_out()
+        finally:
+            postgres.connection.close()
+            connections["postgres"] = inside
+        assert postgres.is_out()
+    assert not postgres.is_out()
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before_ours", "after_ours"])
+def test_r11_other_code_may_replace_methods_of_the_connection_too(world: World, first: bool) -> None:
+    """As tracing does, before the first lock is kept for the connection or later. The methods are wrapped once."""
+    calls: list[str] = []
+
+    def trace() -> None:
+        commit = world.connection.commit
+        world.connection.commit = lambda: (calls.append("commit"), commit())
+
+    def work() -> None:
+        if first:
+            trace()
+        with world.transaction(), world.lock():
+            world.write()
+        world.again()
+        if not first:
+            trace()
+        wrapped = world.connection.commit
+        world.heard.clear()
+        with world.transaction(2), world.lock():
+            world.write()
+        assert world.connection.commit is wrapped
+        world.connection.close()
+
+    in_thread(work)
+    assert len(calls) == 1 + first
+
+
+def test_r11_the_end_of_a_patch_does_no_harm(world: World) -> None:
+    """``mock.patch`` deletes at its end what stands in its place, and that may be our watch on the commit. Django then
+    switches autocommit on again, which is watched, too."""
+
+    def work() -> None:
+        with mock.patch.object(world.connection, "commit", wraps=world.connection.commit):
+            with world.transaction(), world.lock():
+                world.write()
+            world.again()
+        world.heard.clear()
+        with world.transaction(2), world.lock():
+            world.write()
+        world.connection.close()
+
+    in_thread(work)

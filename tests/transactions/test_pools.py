@@ -12,12 +12,10 @@ from django.db import close_old_connections, connections, transaction
 from django_distlock import UnsupportedOperation
 from tests.faults.conftest import BACKENDS
 from tests.transactions import rows
-from tests.transactions.world import in_thread, options
+from tests.transactions.world import World, in_thread, options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from tests.transactions.world import World
 
 
 @pytest.fixture
@@ -116,10 +114,3 @@ def test_r1_pool_of_one_does_not_enter_another_requests_lock(pool_of_one: None, 
         lease.ensure_held()
         world.still_inside()
     world.check_rival_came_in(1)
-
-
-def test_r11_pool_of_one_gives_the_lock_back_with_the_transaction(pool_of_one: None, postgres: World) -> None:
-    with postgres.transaction(), postgres.lock():
-        postgres.write()
-    connections["postgres"].close()
-    assert postgres.written() == 1

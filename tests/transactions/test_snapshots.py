@@ -14,12 +14,11 @@ from django.test.utils import CaptureQueriesContext
 
 from django_distlock.manager.isolation import StaleSnapshotWarning
 from tests.transactions import rows
-from tests.transactions.world import check_connections_are_clean, in_thread, options
+from tests.transactions.world import World, check_connections_are_clean, in_thread, options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.transactions.world import World
 
 RR, SERIALIZABLE = "REPEATABLE READ", "SERIALIZABLE"
 
@@ -110,11 +109,6 @@ def test_r13_which_locks_warn(
         world.lock().acquire()
 
 
-def enter(lock: Any) -> None:
-    with lock:
-        pass
-
-
 def enter_twice(lock: Any) -> None:
     with lock, lock:
         pass
@@ -122,13 +116,8 @@ def enter_twice(lock: Any) -> None:
 
 @pytest.mark.parametrize(
     "take",
-    [
-        pytest.param(enter, id="with"),
-        pytest.param(enter_twice, id="entered again"),
-        pytest.param(lambda lock: lock.acquire(timeout=None), id="acquire"),
-        pytest.param(lambda lock: lock.try_acquire(timeout=10), id="try_acquire"),
-        pytest.param(lambda lock: lock(abs)(1), id="decorator"),
-    ],
+    [enter_twice, lambda lock: lock.acquire(timeout=None), lambda lock: lock(abs)(1)],
+    ids=["with", "acquire", "@"],
 )
 def test_r13_warning_points_at_the_callers_line(postgres: World, take: Callable[[Any], object]) -> None:
     with warned(postgres.name, RR, "postgres"), transaction.atomic("postgres"):

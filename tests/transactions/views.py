@@ -123,16 +123,12 @@ def inside(lock: Lock, alias: str) -> dict[str, Any]:
 
 
 def without(lock: Lock, alias: str) -> dict[str, Any]:
-    """The user has taken the view out: no transaction is opened on that database. Django marks the function itself."""
+    """The user has taken the view out: no transaction is opened on that database. Other orders of decorators are in
+    tests/locks/test_atomic.py."""
     out = transaction.non_atomic_requests(using=alias)
-    fresh = [functools.wraps(body)(functools.partial(body)) for _ in range(3)]
+    fresh = functools.wraps(body)(functools.partial(body))  # Django marks the function itself
     return {
-        "excluded_above": out(lock(fresh[0])),
-        "excluded_below": lock(out(fresh[1])),
-        "excluded_between": lock(never_cache(out(lock(fresh[2])))),
-        "excluded_above_csrf_exempt": out(csrf_exempt(lock(body))),
-        "excluded_dispatch_below": on_dispatch(Plain, out, lock).as_view(),
-        "excluded_dispatch_list_above": on_dispatch(Plain, [out, lock]).as_view(),
+        "excluded_above": out(lock(fresh)),
         "excluded_dispatch_list_below": on_dispatch(Plain, [lock, out]).as_view(),
         "excluded_as_view": out(lock(Plain.as_view())),
     }

@@ -17,7 +17,6 @@ from tests.transactions import rows
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.transactions.rival import Rival
 
 SIGNALS = {signals.lock_acquired: "acquired", signals.lock_released: "released", signals.lock_lost: "lost"}
 
@@ -25,13 +24,14 @@ SIGNALS = {signals.lock_acquired: "acquired", signals.lock_released: "released",
 class World:
     """``heard``: each time that the lock was acquired, released or lost, as the signals tell it."""
 
-    def __init__(self, using: str, alias: str, name: str, rival: Rival) -> None:
+    def __init__(self, using: str, alias: str, name: str, rival: Any) -> None:
         self.using, self.alias, self.name, self.rival = using, alias, name, rival
         # PostgreSQL's own lock on the connection of the transaction, which ends with it
         self.scoped = using == alias == "postgres"
         self.late = 0.0
         self.heard: list[str] = []
-        self._waiting = self._answered = False
+        self._waiting: int | None = None  # the rival's question that is not answered yet
+        self._number: int | None = None  # of the rival's lock
         self._before = self._after = 0.0
         for signal in SIGNALS:
             signal.connect(self._hear)
@@ -63,17 +63,16 @@ class World:
 
     def is_out(self, suffix: str = "") -> bool:
         """Is the lock refused to the rival?"""
-        return bool(self.rival.do("is_out", self.using, self.name + suffix))
+        return bool(self.rival.call("is_out", self.using, self.name + suffix))
 
     @contextlib.contextmanager
     def busy(self, suffix: str) -> Iterator[None]:
         """The rival holds the lock of that name."""
-        self.rival.wait(self.using, self.name + suffix, self.alias)
-        self.rival.hear()
+        number = self.rival.acquire(self.using, self.name + suffix)
         try:
             yield
         finally:
-            self.rival.do("release")
+            self.rival.release(number)
 
     # the steps of a test
 
@@ -93,8 +92,8 @@ class World:
         self._before = time.monotonic()
 
     def starts_to_wait(self) -> None:
-        self.rival.wait(self.using, self.name, self.alias)
-        self._waiting = True
+        self._waiting = self.rival.start("wait", self.using, self.name, self.alias)
+        assert self.rival.call("has_begun")
 
     def ended(self) -> None:
         """The transaction has ended just now; called by a way whose end is not the end of its last block."""
@@ -102,11 +101,11 @@ class World:
 
     def check_rival_came_in(self, seen: int) -> None:
         """The rival got the lock after the end, and saw ``seen`` rows at that moment."""
-        if self._answered:  # checked by the way itself, before it went on
+        if self._number is not None:  # checked by the way itself, before it went on
             return
         self.ended()
         assert self._waiting, "what should run under the lock did not run"
-        granted_at, count = self.hear_grant()
+        self._number, granted_at, count = self.rival.result(self._waiting)
         assert granted_at >= self._before, "the rival was in before the end"
         self.late = granted_at - self._after
         assert count == seen, "the rival did not see what was committed under the lock"
@@ -124,26 +123,16 @@ class World:
             rows.count(self.alias, self.name)
         assert self.lock().try_acquire() is None
 
-    def hear_grant(self) -> list[Any]:
-        self._answered = True
-        answer: list[Any] = self.rival.hear()
-        return answer
-
     def again(self) -> None:
         """Another round with the same lock."""
-        self.rival.do("release")
-        self._waiting = self._answered = False
+        self.rival.release(self._number)
+        self._waiting = self._number = None
         self._before = self._after = 0.0
 
     def leave(self) -> None:
-        """Leave the rival without a lock and without a question, also after a test that failed."""
         for signal in SIGNALS:
             signal.disconnect(self._hear)
-        with contextlib.suppress(AssertionError):
-            if self._waiting and not self._answered:
-                self.rival.hear()
-            if self._waiting:
-                self.rival.do("release")
+        self.rival.reset()
 
 
 def check_connections_are_clean() -> None:
