@@ -6,7 +6,6 @@ virtual screen.
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import secrets
@@ -22,7 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
+import pytest
 import websocket
+from django.conf import settings
+from django.db import connections
+from django.test import override_settings
+from pytest_django.live_server_helper import LiveServer
 from selenium import webdriver
 from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.common.by import By
@@ -33,8 +37,6 @@ from tests.support.services.process import free_port, wait_stopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    import pytest
 
 BROWSERS = ("chromium", "firefox", "webkit")
 PATIENCE = 20.0  # seconds
@@ -48,7 +50,7 @@ class Profile:
     """One browser with cookies and storage of its own.
 
     Subclasses know how to speak to it: they have ``new_tab``, ``switch``, ``get``, ``run``, ``element``, ``back``,
-    ``close``, ``png`` and ``execute_async_script`` (of a script that calls its last argument with its answer) as well.
+    ``close`` and ``execute_async_script`` (of a script that calls its last argument with its answer) as well.
     """
 
     #: The process whose end takes the whole browser along.
@@ -77,16 +79,9 @@ class Profile:
         """For :mod:`tests.support.axe`."""
         return self.run(script, *arguments)
 
-    def processes(self) -> list[psutil.Process]:
-        return [self.process, *self.process.children(recursive=True)]
-
-    def kill(self) -> None:
-        """`kill -9` of the browser with all its processes."""
-        self.send_signal(signal.SIGKILL)
-
     def send_signal(self, number: int) -> None:
         """To all processes of the browser. SIGSTOP and SIGCONT are the sleep of a laptop."""
-        processes = self.processes()
+        processes = [self.process, *self.process.children(recursive=True)]
         for process in processes:
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
@@ -143,10 +138,6 @@ class Tab:
         self._front()
         self.profile.close()
 
-    def png(self) -> bytes:
-        self._front()
-        return self.profile.png()
-
     def until(self, condition: Callable[[], Any], message: str | Callable[[], str], patience: float = PATIENCE) -> Any:
         end = time.monotonic() + patience
         while True:
@@ -198,9 +189,6 @@ class WebDriverProfile(Profile):
     def close(self) -> None:
         self.driver.close()
         self.front = None
-
-    def png(self) -> bytes:
-        return bytes(self.driver.get_screenshot_as_png())
 
     def execute_async_script(self, script: str, *arguments: Any) -> Any:
         return self.driver.execute_async_script(script, *arguments)
@@ -308,9 +296,6 @@ class FirefoxProfile(Profile):
     def close(self) -> None:
         self.client.close()
 
-    def png(self) -> bytes:
-        return base64.b64decode(self.client.screenshot(full=False))
-
     def execute_async_script(self, script: str, *arguments: Any) -> Any:
         return self.client.execute_async_script(script, script_args=list(arguments), sandbox=None)
 
@@ -351,12 +336,45 @@ class FirefoxProfile(Profile):
             return self.client.execute_script(script, script_args=list(arguments))
 
 
-def in_browsers(metafunc: pytest.Metafunc, fixture: str) -> None:
-    """For ``pytest_generate_tests``: Chromium runs each case with this fixture of its package, Firefox and WebKit
-    those with the mark ``everywhere``."""
-    if fixture in metafunc.fixturenames:
+class Person:
+    """A user with a browser profile, at the pages of a server."""
+
+    def __init__(self, profile: Profile, url: str, slug: str) -> None:
+        self.profile, self.url, self.slug = profile, url, slug
+        self.tabs: list[Tab] = []
+        self.home = profile.tab()
+
+    def opened(self, tab: Tab, path: str) -> None:
+        tab.open(self.url + path)
+        self.tabs.append(tab)
+
+    def close_tabs(self) -> None:
+        for tab in self.tabs:
+            with suppress(Exception):  # a test may have closed it
+                tab.close()
+        self.tabs.clear()
+
+
+# What a folder with pages imports into its conftest. Of the package: each browser starts once for all modules.
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Chromium runs each case with the fixture ``people``, Firefox and WebKit those with the mark ``everywhere``."""
+    if "people" in metafunc.fixturenames:
         everywhere = metafunc.definition.get_closest_marker("everywhere") is not None
-        metafunc.parametrize(fixture, BROWSERS if everywhere else BROWSERS[:1], indirect=True, scope="package")
+        metafunc.parametrize("people", BROWSERS if everywhere else BROWSERS[:1], indirect=True, scope="package")
+
+
+@pytest.fixture(scope="package")
+def server(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
+    """The address of a server on the test databases, behind the wire."""
+    middleware = ["tests.support.wire.middleware", *settings.MIDDLEWARE]
+    with django_db_blocker.unblock():
+        with override_settings(MIDDLEWARE=middleware):  # read once, when the server starts
+            live = LiveServer("127.0.0.1:0")
+        try:
+            yield live.url
+        finally:
+            live.stop()
+            connections.close_all()
 
 
 @contextmanager

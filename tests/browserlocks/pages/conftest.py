@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
-from django.conf import settings
-from django.db import connections
-from django.test import override_settings
-from pytest_django.live_server_helper import LiveServer
 
 from tests.browserlocks import site
 from tests.browserlocks.ledger import ledger
-from tests.support.browsers import Profile, Tab, browser, in_browsers
+from tests.support import browsers
+from tests.support.browsers import Tab, pytest_generate_tests, server
 from tests.support.wire import wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+__all__ = ["pytest_generate_tests", "server"]
 TTL = 4.0  # seconds; short, so that a test can wait until a lease ends
 
 
@@ -86,57 +84,25 @@ class Room(Tab):
         return bool(self.ready().run("return window.persisted"))
 
 
-class Person:
-    """A user with a browser profile."""
-
-    def __init__(self, profile: Profile, url: str, slug: str) -> None:
-        self.profile, self.url, self.slug = profile, url, slug
-        self.tabs: list[Tab] = []
-        self.home = profile.tab()
-
+class Person(browsers.Person):
     def log_in(self) -> None:
         self.home.open(f"{self.url}/as/{self.slug}/")
         assert self.home.text("#me") == self.slug
 
     def open(self, path: str) -> Room:
         tab = Room(self.profile, self.profile.new_tab())
-        tab.open(self.url + path)
-        self.tabs.append(tab)
+        self.opened(tab, path)
         return tab
 
     def room(self, query: str = "", name: str = "cart") -> Room:
         return self.open(f"/room/?name={name}&{query}").ready()
-
-    def close_tabs(self) -> None:
-        for tab in self.tabs:
-            with suppress(Exception):  # a test may have closed it
-                tab.close()
-        self.tabs.clear()
-
-
-# Of the package: each browser starts once for all modules.
-@pytest.fixture(scope="package")
-def server(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
-    middleware = ["tests.support.wire.middleware", *settings.MIDDLEWARE]
-    with django_db_blocker.unblock():
-        with override_settings(MIDDLEWARE=middleware):  # read once, when the server starts
-            live = LiveServer("127.0.0.1:0")
-        try:
-            yield live.url
-        finally:
-            live.stop()
-            connections.close_all()
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    in_browsers(metafunc, "people")
 
 
 @pytest.fixture(scope="package")
 def people(request: pytest.FixtureRequest, server: str) -> Iterator[list[Person]]:
     # GTK's MiniBrowser honours the headers of isolation and hides the shared memory all the same; Safari shows it
     with ExitStack() as stack, mock.patch.dict(os.environ, JSC_useSharedArrayBuffer="1"):
-        yield [Person(stack.enter_context(browser(request.param)), server, slug) for slug in ("ada", "bo")]
+        yield [Person(stack.enter_context(browsers.browser(request.param)), server, slug) for slug in ("ada", "bo")]
 
 
 @pytest.fixture

@@ -6,22 +6,19 @@ own: keys in read-only fields, pages that go and come back, storage of tabs, Web
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.conf import settings
 from django.contrib.auth.models import Permission
-from django.db import connections
-from django.test import override_settings
-from pytest_django.live_server_helper import LiveServer
 
 from django_distlock.editing import saving
 from django_distlock.editing.http import beats
 from testproject.articles.models import Article
 from testproject.people import person as user_of
 from tests.editing.store.desks import emptied
-from tests.support.browsers import browser, in_browsers
+from tests.support import browsers
+from tests.support.browsers import pytest_generate_tests, server
 from tests.support.wire import wire
 
 if TYPE_CHECKING:
@@ -29,18 +26,17 @@ if TYPE_CHECKING:
 
     from tests.support.browsers import Profile, Tab
 
+__all__ = ["pytest_generate_tests", "server"]
 # Seconds; short, so that a test can wait until a lease ends.
 TIMES = {"TTL": 4, "BEAT": 0.75, "IDLE": 900}
 RESERVED = 1.0  # for the tab that has left or saved; 5 in reality
 
 
-class Person:
-    """A user with a browser profile."""
+class Person(browsers.Person):
+    """Logged in."""
 
     def __init__(self, profile: Profile, url: str, slug: str) -> None:
-        self.profile, self.url, self.slug = profile, url, slug
-        self.tabs: list[Tab] = []
-        self.home = profile.tab()
+        super().__init__(profile, url, slug)
         self.log_in(self.home)
 
     def log_in(self, tab: Tab, url: str = "") -> None:
@@ -49,18 +45,9 @@ class Person:
         assert tab.text("#me") == self.slug.title()
 
     def open(self, path: str) -> Tab:
-        tab = self.profile.tab(self.url + path)
-        self.tabs.append(tab)
+        tab = self.profile.tab()
+        self.opened(tab, path)
         return tab
-
-    def edit(self, article: Article) -> Tab:
-        return self.open(f"/articles/{article.pk}/")
-
-    def close_tabs(self) -> None:
-        for tab in self.tabs:
-            with suppress(Exception):  # a test may have closed it
-                tab.close()
-        self.tabs.clear()
 
     @contextmanager
     def allowed(self, codename: str) -> Iterator[None]:
@@ -74,28 +61,10 @@ class Person:
             permissions.remove(permission)
 
 
-# Of the package: each browser starts once for all modules.
-@pytest.fixture(scope="package")
-def server(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
-    middleware = ["tests.support.wire.middleware", *settings.MIDDLEWARE]
-    with django_db_blocker.unblock():
-        with override_settings(MIDDLEWARE=middleware):  # read once, when the server starts
-            live = LiveServer("127.0.0.1:0")
-        try:
-            yield live.url
-        finally:
-            live.stop()
-            connections.close_all()
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    in_browsers(metafunc, "people")
-
-
 @pytest.fixture(scope="package")
 def people(request: pytest.FixtureRequest, server: str) -> Iterator[list[Person]]:
     with ExitStack() as stack:
-        yield [Person(stack.enter_context(browser(request.param)), server, slug) for slug in ("ada", "bo")]
+        yield [Person(stack.enter_context(browsers.browser(request.param)), server, slug) for slug in ("ada", "bo")]
 
 
 @pytest.fixture
