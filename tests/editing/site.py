@@ -28,7 +28,6 @@ from rest_framework.authentication import SessionAuthentication
 from django_distlock.editing import EditLockAdmin, EditLockMixin, EditLockViewSetMixin, edit_lock, edit_locked
 from testproject.articles.models import Article, Source
 from testproject.urls import urlpatterns as of_the_scene
-from tests.data.app.models import Node
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,23 +86,16 @@ class Cheerful(SuccessMessageMixin, Edit):
     success_message = "Saved."
 
 
-class Prepared(Edit):
-    """Keeps something in dispatch() that get_queryset() needs."""
+class ByQuery(Edit):
+    """The object is named in the query; it asks which address was called, and needs what dispatch() has kept."""
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        self.section = "news"
+        self.pk = request.GET.get("id")
         return super().dispatch(request, *args, **kwargs)
-
-    def get_queryset(self) -> Any:
-        return Article.objects.filter(section=self.section)
-
-
-class ByQuery(Edit):
-    """The object is named in the query; it asks which address was called."""
 
     def get_object(self, queryset: Any = None) -> Any:
         assert self.request.resolver_match.url_name == "query"
-        return get_object_or_404(Article, pk=self.request.GET.get("id"))
+        return get_object_or_404(Article, pk=self.pk)
 
 
 class Guarded(PermissionRequiredMixin, Edit):
@@ -343,10 +335,6 @@ class Children(EditLockAdmin, admin.ModelAdmin):
     edit_lock_column = False
 
 
-class Nodes(EditLockAdmin, admin.ModelAdmin):
-    inlines = (type("NodeInline", (admin.TabularInline,), {"model": Node}),)
-
-
 class GroupAdmin(EditLockAdmin, Loading, admin.ModelAdmin):
     def get_queryset(self, request: HttpRequest) -> Any:
         return super().get_queryset(request).prefetch_related("permissions")
@@ -455,7 +443,6 @@ VIEWS: dict[str, Any] = {
     "guarded": Guarded.as_view(),
     "guarded-function": permission_required(CHANGE, raise_exception=True)(locked()),
     "cheerful": Cheerful.as_view(),
-    "prepared": Prepared.as_view(),
     "posting": Posting.as_view(),
     "unlocked": act,
     "locking": Locking.as_view(),
@@ -496,7 +483,7 @@ urlpatterns = [
     path("api/<int:pk>/publish/", Api.as_view({"post": "publish"})),
     path("api/", Api.as_view({"get": "list", "post": "create"})),
     path("own-api/<int:number>/", OwnApi.as_view(one)),
-    admin_site("family", (Article, Parents), (Source, Children), (Node, Nodes), (Group, admin.ModelAdmin)),
+    admin_site("family", (Article, Parents), (Source, Children), (Group, admin.ModelAdmin)),
     admin_site("elsewhere", (Article, Elsewhere)),
     admin_site("groups", (Group, GroupAdmin)),
     admin_site("popups", (Article, Popup)),

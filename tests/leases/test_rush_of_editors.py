@@ -14,11 +14,9 @@ from django.db import DatabaseError
 
 from django_distlock.editing.records import EditConflict, EditLease
 from django_distlock.editing.resources import resource_of
-from django_distlock.leases import rows
 from django_distlock.leases.records import Busy
 from django_distlock.storage.dialect import contended
 from testproject.articles.models import Article
-from tests.conftest import eventually
 from tests.editing.store.desks import Desk, expire, make_article, new_id, text_of, write_behind
 from tests.support.places import Place, isolate
 from tests.support.processes import Child
@@ -115,24 +113,3 @@ def test_no_update_is_lost_and_no_save_vanishes(place: Place) -> None:
         assert all(before[0] < after[0] for before, after in pairwise(fences))
     assert sum(each["saves"] for each in told) > PROCESSES
     assert sum(each["refused"] for each in told) > 0
-
-
-def hold_and_hang(link: Link, alias: str, pk: int) -> None:
-    """Claim, and say so; then begin a save, and hang in it until the end."""
-    article = Article.objects.using(alias).get(pk=pk)
-    desk = Desk("ada")
-    desk.open(article)
-    assert isinstance(rows.take("claim", resource_of(article), desk.owner, new_id(), 3.0), EditLease)
-    desk.save("never", lambda save: (link.say("saving"), link.hear()))
-
-
-def test_a_process_that_is_killed_while_it_saves_leaves_nothing(alias: str) -> None:
-    """Its transaction ends with it, and its lease with the TTL: the text is as before, and others get in."""
-    article, bob = make_article(alias), Desk("bob")
-    with Child(hold_and_hang, alias, article.pk) as ada:
-        assert ada.hear() == "saving"
-        ada.kill()
-    eventually(lambda: isinstance(bob.claim(resource_of(article)), EditLease), "its locks stay")
-    bob.open(article)
-    bob.save("bob")
-    assert text_of(article) == "0;bob"

@@ -16,7 +16,7 @@ from tests.support.browsers import Tab, pytest_generate_tests, server
 from tests.support.wire import wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 __all__ = ["pytest_generate_tests", "server"]
 TTL = 4.0  # seconds; short, so that a test can wait until a lease ends
@@ -117,21 +117,6 @@ def here(people: list[Person], crew: Any, settings: Any) -> Iterator[list[Person
     wire.clear()
     ledger.clear()
     site.posts.clear()
-
-
-@pytest.fixture
-def at(here: list[Person]) -> Iterator[Callable[[str], None]]:
-    """The pages of both are at another address, until the end of the test."""
-    before = here[0].url
-
-    def move(url: str) -> None:
-        for person in here:
-            person.url = url
-
-    yield move
-    for person in here:
-        person.close_tabs()
-    move(before)
 
 
 @pytest.fixture

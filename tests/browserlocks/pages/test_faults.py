@@ -17,7 +17,7 @@ from tests.support.wire import wire
 from .conftest import TTL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from django.http import HttpRequest
 
@@ -155,13 +155,13 @@ def test_a_browser_that_slept_has_lost_its_lock(ada: Person, bo: Person) -> None
 
 
 @pytest.fixture
-def asgi(ada: Person, bo: Person, at: Callable[[str], None]) -> Iterator[Site]:
+def asgi(here: list[Person], monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     with Site(TTL=TTL) as site:
-        at(f"http://127.0.0.1:{site.port}")
-        for person in (ada, bo):
+        for person in here:
+            monkeypatch.setattr(person, "url", f"http://127.0.0.1:{site.port}")
             person.log_in()
         yield site
-        for person in (ada, bo):
+        for person in here:
             person.close_tabs()
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import connections
+from django.urls import clear_url_caches
 
-from testproject.replay.server import Server
 from testproject.tabs.models import Entry, Piece
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from .conftest import Person, Room
 
@@ -20,20 +19,11 @@ QUEEN, PAWN = "[data-name=Queen]", "[data-name=Pawn]"
 ENTER, LEFT = "\ue007", "\ue012"
 
 
-@pytest.fixture(scope="module")
-def demo(server: str) -> Iterator[str]:
-    """The demo's own server, on the same database."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DB", "sqlite")
-        patch.setenv("DISTLOCK_DEMO_DB", str(connections["default"].settings_dict["NAME"]))
-        with Server(workers=2, threads=16) as running:
-            yield running.url.rstrip("/")
-
-
 @pytest.fixture(autouse=True)
-def at_the_demo(demo: str, at: Callable[[str], None]) -> Iterator[None]:
-    """Whoever is logged in is so here, too: cookies do not depend on ports."""
-    at(demo)
+def demo(here: list[Person], settings: Any) -> Iterator[None]:
+    """Whoever is logged in is so at the pages of the demo, too."""
+    settings.ROOT_URLCONF = "testproject.urls"
+    clear_url_caches()
     yield
     for model in (Entry, Piece):
         model.objects.all().delete()

@@ -29,11 +29,7 @@ def meet(ada: Person, bo: Person, path: str) -> None:
     assert bo.ask("claim", theirs[GRANT])["state"] == "held"
 
 
-def test_a_view_that_is_prepared_in_dispatch(ada: Person, bo: Person, article: Article) -> None:
-    meet(ada, bo, f"/prepared/{article.pk}/")
-
-
-def test_an_object_that_is_named_in_the_query(ada: Person, bo: Person, article: Article) -> None:
+def test_a_view_that_is_prepared_in_dispatch_and_named_by_its_query(ada: Person, bo: Person, article: Article) -> None:
     path = f"/query/?next=%2Fa%3Fb&id={article.pk}&q=%C3%A4+%26&filter={'x' * 5_000}"
     meet(ada, bo, path)
     grant = bo.open(path)[GRANT]
