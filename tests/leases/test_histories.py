@@ -15,11 +15,8 @@ from django_distlock.editing.resources import resource_of
 from django_distlock.leases import rows, upkeep
 from django_distlock.leases.records import Busy
 from tests.editing.store.desks import Desk, expire, make_article, rows_of, text_of, write_behind
-from tests.support.places import at_the_side
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.support.places import Place
 
 HISTORIES = int(os.environ.get("DISTLOCK_HISTORIES") or 20)
@@ -27,12 +24,8 @@ SHORTEST, LONGEST = 8, 30
 # How often each step is taken, and a page comes again after a save or a refusal.
 OFTEN = {"open": 6, "claim": 5, "beat": 4, "save": 8}
 SOMETIMES = {"adopt": 2, "expire": 2, "write_behind": 2, "release": 1, "leave": 1, "take_over": 1, "break_it": 1}
-SELDOM = {"write_beside": 1, "save_slowly": 1, "fail": 0.5, "sweep": 0.3, "delete": 0.2}
+SELDOM = {"write_beside": 1, "sweep": 0.3}
 OPEN_AGAIN = 0.8
-
-
-class Done(Exception):
-    """Rolls a transaction back."""
 
 
 @dataclass
@@ -62,7 +55,7 @@ class History:
         self.article = make_article(place.alias)
         self.resource = resource_of(self.article)
         self.desks = [Desk(person) for person in ("ada", "ada", "bob", "eve")]
-        self.text, self.row, self.gone = "0", Held(), False
+        self.text, self.row = "0", Held()
         self.seen: dict[str, int] = {}  # tab -> the number of writes when its form was rendered
         self.steps: list[str] = []
         self.saves = self.refusals = 0
@@ -75,14 +68,11 @@ class History:
             self.steps.append(f"{name} {desk.person} {desk.tab[:4]}")
             getattr(self, name)(desk)
             self.check()
-            if self.gone:
-                break
         rows_of(self.article).delete()
 
     def check(self) -> None:
         """The database says what the model says."""
-        if not self.gone:
-            assert text_of(self.article) == self.text
+        assert text_of(self.article) == self.text
         row = rows.read_one(self.resource)
         if row is None:
             assert not self.row.lease
@@ -114,16 +104,16 @@ class History:
         changed = desk.shown != self.text or self.seen[desk.tab] != self.row.writes
         return "changed" if changed else None
 
-    def save(self, desk: Desk, during: Callable[[Any], object] = lambda save: None) -> None:
+    def save(self, desk: Desk) -> None:
         if desk.grant is None:
             self.open(desk)
         expected, token = self._expected(desk), self._token()
         if expected is not None:
             with pytest.raises(EditConflict) as refused:
-                desk.save(token, during)
+                desk.save(token)
             self._refused(desk, refused.value, expected)
             return
-        desk.save(token, during)
+        desk.save(token)
         self.saves += 1
         self.text = f"{desk.shown};{token}"
         self.row.writes += 1
@@ -138,43 +128,6 @@ class History:
             assert conflict.holder.label == self.row.person.title() != desk.person.title()
         else:
             self._open_again(desk)
-
-    def save_slowly(self, desk: Desk) -> None:
-        """While the save has its locks, another tab asks for them, and is not kept waiting."""
-        other, before = self.random.choice(self.desks), self.text
-        if self.place.alias != "default" and self._expected(desk) is None:
-            self.save(desk, lambda save: at_the_side(self.place, lambda: self._ask(other, before)))
-
-    def _ask(self, other: Desk, text: str) -> None:
-        found = other.claim(self.resource)
-        assert found.saving or not (self.row.free or self.row.person == other.person)
-        if other.lease and other.lease == self.row.lease and not self.row.left:
-            assert other.renew(self.resource).saving
-        other.open(self.article)
-        assert other.shown == text
-        self.seen[other.tab] = self.row.writes
-
-    def fail(self, desk: Desk) -> None:
-        """A save that raises: its transaction is rolled back, and nothing has happened."""
-
-        def during(save: Any) -> None:
-            rows_of(self.article).delete()
-            save.deleted()
-            raise Done
-
-        if self._expected(desk) is None:
-            with pytest.raises(Done):
-                desk.save("", during)
-
-    def delete(self, desk: Desk) -> None:
-        """Deleted by a command: who saves afterwards is told so."""
-        rows_of(self.article).delete()
-        self.gone = True
-        for each in self.desks:
-            if each.grant is not None:
-                with pytest.raises(EditConflict) as refused:
-                    each.save("never")
-                assert refused.value.reason == "deleted"
 
     def write_behind(self, desk: Desk) -> None:
         token = self._token()

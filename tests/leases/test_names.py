@@ -49,9 +49,7 @@ def reason(found: object) -> str:
 
 def beside(alias: str, work: Any) -> Any:
     """The result of some work on another connection."""
-    found: list[Any] = []
-    at_the_side(Place(alias, READ_COMMITTED), lambda: found.append(work()))
-    return found[0]
+    return at_the_side(Place(alias, READ_COMMITTED), work)
 
 
 def test_the_life_of_a_name(dialect: str, name: str) -> None:

@@ -128,16 +128,15 @@ def test_no_one_is_told_held_by_you_if_it_changes_hands_meanwhile(resource: Reso
 def test_e9_a_save_in_progress_keeps_nobody_waiting(resource: Resource) -> None:
     """Not a beat, and not a claim, whether the row is there yet or not."""
     fresh = resource_of(make_article(resource.database))
-    ada, bob, found = Desk("ada"), Desk("bob"), []
+    ada, bob, place = Desk("ada"), Desk("bob"), Place(resource.database, READ_COMMITTED)
     ada.claim(resource)
 
-    def ask() -> None:
-        found[:] = ada.renew(resource), bob.claim(resource), Desk("ada").claim(resource), bob.claim(fresh)
+    def ask() -> tuple[Any, ...]:
+        return ada.renew(resource), bob.claim(resource), Desk("ada").claim(resource), bob.claim(fresh)
 
     with transaction.atomic(using=resource.database):
         rows.lock([resource, fresh])
-        at_the_side(Place(resource.database, READ_COMMITTED), ask)
-    beat, busy, own, of_fresh = found
+        beat, busy, own, of_fresh = at_the_side(place, ask)
     assert (beat.saving, beat.held) == (True, True)
     assert isinstance(busy, Busy)
     assert own.saving

@@ -33,7 +33,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.client_config import ClientConfig
 from selenium.webdriver.remote.remote_connection import RemoteConnection
 
-from tests.support.services.process import free_port, wait_stopped
+from tests.support.services.process import free_port, wait_stopped, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -456,16 +456,15 @@ def _started(command: list[str], port: int, **environment: str) -> Iterator[psut
         stack.callback(started.wait)
         stack.callback(os.killpg, started.pid, signal.SIGKILL)
         stack.enter_context(_ended(psutil.Process(started.pid)))
-        end = time.monotonic() + STARTING
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                break
-            except OSError:
-                assert started.poll() is None, f"{command[0]} has ended"
-                assert time.monotonic() < end, f"{command[0]} does not answer"
-                time.sleep(0.1)
+        assert wait_until(lambda: _accepts(port), STARTING), f"{command[0]} does not answer"
         yield psutil.Process(started.pid)
+
+
+def _accepts(port: int) -> bool:
+    with suppress(OSError):
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        return True
+    return False
 
 
 @contextmanager

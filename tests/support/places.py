@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from typing import TYPE_CHECKING, Any, NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from django.db import connections
 from django.test.utils import CaptureQueriesContext
@@ -11,6 +11,7 @@ from django.test.utils import CaptureQueriesContext
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+T = TypeVar("T")
 READ_COMMITTED, REPEATABLE_READ = "READ COMMITTED", "REPEATABLE READ"
 ALIASES = {
     "default": ("",),
@@ -44,25 +45,18 @@ def isolate(place: Place) -> None:
                 cursor.execute("SET SESSION innodb_snapshot_isolation = ON")
 
 
-def at_the_side(place: Place, work: Callable[[], object]) -> None:
-    """Run it on another connection, and wait for it."""
-    failed: list[BaseException] = []
+def at_the_side(place: Place, work: Callable[[], T]) -> T:
+    """Run it on another connection, and wait for its result."""
 
-    def run() -> None:
+    def run() -> T:
         try:
             isolate(place)
-            work()
-        except BaseException as error:
-            failed.append(error)
+            return work()
         finally:
             connections.close_all()  # what it works with may use others, for sessions
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(30)
-    assert not thread.is_alive()
-    if failed:
-        raise failed[0]
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(run).result(30)
 
 
 def after_statement(alias: str, word: str, work: Callable[[], object]) -> Any:

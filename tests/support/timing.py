@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import math
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from tests.support.services.files import processes_path, read_json
 from tests.support.services.process import process_tree
 
-PROC = Path("/proc")
 MOST_OFF = 0.25  # seconds; how long a thread of a crowd of ten waits for its turn on two busy processors
 NANOSECOND = 1e-9
 
@@ -61,21 +61,7 @@ def waits() -> dict[str, float]:
     roots = [os.getpid(), *(record["pid"] for record in servers.values())]
     found: dict[str, float] = {}
     for pid in set(process_tree(*roots)):
-        for task in _listed(PROC / str(pid) / "task"):
-            found[f"{pid}/{task}"] = _wait_of(PROC / str(pid) / "task" / task / "schedstat")
+        for stat in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            with suppress(OSError, IndexError):  # it has ended, or the kernel does not count
+                found[str(stat)] = int(stat.read_text().split()[1]) * NANOSECOND  # the second number: on a run queue
     return found
-
-
-def _listed(directory: Path) -> list[str]:
-    try:
-        return os.listdir(directory)
-    except OSError:  # it has ended
-        return []
-
-
-def _wait_of(path: Path) -> float:
-    """The second number: nanoseconds on a run queue."""
-    try:
-        return int(path.read_text().split()[1]) * NANOSECOND
-    except (OSError, IndexError):  # it has ended, or the kernel does not count
-        return 0.0

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import json
 import threading
-import time
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from django.http import HttpRequest, HttpResponse
 
+from tests.conftest import eventually
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    Matches = Callable[[HttpRequest], bool]
+
 REPORTS = "/policy-reports/"
+LOST, ANSWER_LOST = "lost", "answer lost"
 PATIENCE = 30.0  # seconds that a request is held back at most
 
 
@@ -30,7 +34,7 @@ class Wire:
     seen: list[tuple[str, str]] = field(default_factory=list)  # the user's name and the path
     reports: list[Any] = field(default_factory=list)
     held: int = 0  # requests that are held back now
-    _rules: list[tuple[Callable[[HttpRequest], bool], threading.Event | None, bool]] = field(default_factory=list)
+    _rules: list[tuple[Matches, object]] = field(default_factory=list)
 
     def clear(self) -> None:
         self.headers.clear()
@@ -39,56 +43,47 @@ class Wire:
             found.clear()
 
     @contextmanager
-    def held_back(self, matches: Callable[[HttpRequest], bool]) -> Iterator[None]:
+    def held_back(self, matches: Matches) -> Iterator[None]:
         """Such requests reach the server at the end of the block."""
         gate = threading.Event()
-        with self._rule(matches, gate, lost=False):
+        with self._rule(matches, gate):
             try:
                 yield
             finally:
                 gate.set()
 
-    @contextmanager
-    def lost(self, matches: Callable[[HttpRequest], bool]) -> Iterator[None]:
+    def lost(self, matches: Matches) -> AbstractContextManager[None]:
         """Such requests never reach the server."""
-        with self._rule(matches, None, lost=True):
-            yield
+        return self._rule(matches, LOST)
 
-    @contextmanager
-    def answers_lost(self, matches: Callable[[HttpRequest], bool]) -> Iterator[None]:
+    def answers_lost(self, matches: Matches) -> AbstractContextManager[None]:
         """Such requests reach the server, and their answers do not come back."""
-        with self._rule(matches, None, lost=False):
-            yield
+        return self._rule(matches, ANSWER_LOST)
 
     @contextmanager
-    def _rule(self, matches: Callable[[HttpRequest], bool], gate: threading.Event | None, lost: bool) -> Iterator[None]:
-        rule = (matches, gate, lost)
-        self._rules.append(rule)
+    def _rule(self, matches: Matches, fate: object) -> Iterator[None]:
+        self._rules.append((matches, fate))
         try:
             yield
         finally:
-            if rule in self._rules:
-                self._rules.remove(rule)
+            with suppress(ValueError):  # all were cleared
+                self._rules.remove((matches, fate))
 
     def answer(self, request: HttpRequest, get_response: Callable[[HttpRequest], HttpResponse]) -> HttpResponse:
         if request.path == REPORTS:
             self.reports.append(json.loads(request.body))
             return HttpResponse(status=204)
-        answer_is_lost = False
-        for matches, gate, lost in list(self._rules):
-            if not matches(request):
-                continue
-            if lost:
-                return HttpResponse(status=504)
-            if gate is None:
-                answer_is_lost = True
-            else:
+        fates = [fate for matches, fate in self._rules if matches(request)]
+        if LOST in fates:
+            return HttpResponse(status=504)
+        for fate in fates:
+            if isinstance(fate, threading.Event):
                 self.held += 1
-                gate.wait(PATIENCE)
+                fate.wait(PATIENCE)
                 self.held -= 1
         response = get_response(request)
         self.seen.append((getattr(getattr(request, "user", None), "username", ""), path_of(request)))
-        return HttpResponse(status=504) if answer_is_lost else self._dressed(response)
+        return HttpResponse(status=504) if ANSWER_LOST in fates else self._dressed(response)
 
     def _dressed(self, response: HttpResponse) -> HttpResponse:
         for name, value in self.headers.items():
@@ -98,11 +93,8 @@ class Wire:
             response["Content-Length"] = len(response.content)
         return response
 
-    def until_seen(self, user: str, path: str, patience: float = PATIENCE) -> None:
-        end = time.monotonic() + patience
-        while (user, path) not in self.seen:
-            assert time.monotonic() < end, f"{user} has not asked for {path}"
-            time.sleep(0.02)
+    def until_seen(self, user: str, path: str) -> None:
+        eventually(lambda: (user, path) in self.seen, f"{user} has not asked for {path}")
 
 
 def path_of(request: HttpRequest) -> str:

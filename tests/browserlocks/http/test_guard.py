@@ -83,17 +83,16 @@ def test_the_row_is_locked_until_the_view_has_committed(
     settings.DISTLOCK_BROWSER = {"DATABASE": "postgres"}
     found: list[Any] = []
 
-    def look() -> None:
+    def look() -> list[str]:
         rows = WebLease.rows.using("postgres").filter(model="").select_for_update(skip_locked=True)
         with transaction.atomic(using="postgres"):
-            found.append([row.name for row in rows])
+            return [row.name for row in rows]
 
     beside = partial(at_the_side, Place("postgres", READ_COMMITTED), look)
-    monkeypatch.setattr(site, "write", beside)
+    monkeypatch.setattr(site, "write", lambda: found.append(beside()))
     try:
         assert ada.tab(cart.name).take().post(kind).json()["blocks"] == 1
-        beside()
-        assert found == [[], [cart.name]]
+        assert (found, beside()) == ([[]], [cart.name])
     finally:
         WebLease.rows.using("postgres").all().delete()
 

@@ -126,15 +126,14 @@ def test_e6_inline_rows_are_part_of_the_version(alias: str, article: Article, ad
 
 def is_locked(obj: Any) -> bool:
     """Is its row locked by the transaction of this thread?"""
-    alias, found = obj._state.db, []
+    alias = obj._state.db
 
-    def look() -> None:
+    def look() -> bool:
         with transaction.atomic(using=alias):
             present = type(obj)._base_manager.using(alias).filter(pk=obj.pk)
-            found.append(not present.select_for_update(skip_locked=True).exists())
+            return not present.select_for_update(skip_locked=True).exists()
 
-    at_the_side(Place(alias, READ_COMMITTED), look)
-    return found[0]
+    return at_the_side(Place(alias, READ_COMMITTED), look)
 
 
 @every_server
