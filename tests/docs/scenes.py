@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import json
 import sys
-import threading
 import unittest
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -60,19 +59,13 @@ def post(**fields: str) -> HttpRequest:
     return request
 
 
-@contextmanager
-def held_by_another_thread(name: str, using: str = "default") -> Iterator[None]:
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(advisory_lock(name, using=using).acquire()))
-    thread.start()
-    thread.join()
-    with found[0]:
-        yield
-
-
 def in_another_thread(function: Callable[[], Any]) -> Any:
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(function).result()
+
+
+def held_by_another_thread(name: str) -> contextlib.AbstractContextManager[Any]:
+    return in_another_thread(lambda: advisory_lock(name).acquire())
 
 
 ADDRESS = "scene@docs.example"
@@ -272,12 +265,6 @@ def register_function(names: Names) -> None:
         User.objects.filter(email=address).delete()
 
 
-@contextmanager
-def with_tables() -> Iterator[Names]:
-    names = ("Account", "Currency", "Student", "Course", "Node")
-    yield {name: getattr(models, name) for name in names} | {"Transfer": models.Place}
-
-
 def table_locks(names: Names) -> None:
     account = models.Account.objects.create(owner="x", balance=3)
     student, course = models.Student.objects.create(name="x"), models.Course.objects.create(title="y")
@@ -308,12 +295,6 @@ def with_invoice() -> Iterator[Names]:
         }
     finally:
         invoice.delete()
-
-
-@contextmanager
-def with_views() -> Iterator[Names]:
-    """What the snippets of a page take for granted."""
-    yield {"include": include, "path": path}
 
 
 def editing_code(names: Names) -> None:
@@ -373,6 +354,9 @@ def browser_reference(names: Names) -> None:
     assert granted(names).audience == "https://app.example.com"
 
 
+TABLES = {name: getattr(models, name) for name in ("Account", "Currency", "Student", "Course", "Node")}
+TABLES["Transfer"] = models.Place
+ROUTES = {"include": include, "path": path}
 SCENES = {
     "README.md": Scene(after=readme),
     "docs/quickstart.md": Scene(after=quickstart),
@@ -381,16 +365,16 @@ SCENES = {
     "docs/operations.md": Scene(after=operations),
     "docs/backends/postgres.md": Scene("postgres"),
     "docs/backends/mysql.md": Scene("mysql"),
-    "docs/browser/index.md": Scene(before=with_views, after=browser_guide),
+    "docs/browser/index.md": Scene(before=lambda: contextlib.nullcontext(ROUTES), after=browser_guide),
     "docs/browser/server.md": Scene(before=with_channels, after=browser_reference),
     "docs/editing/index.md": Scene(before=with_invoice, after=editing_guide),
     "docs/editing/code.md": Scene(before=with_invoice, after=editing_code),
     "docs/usage/decorators.md": Scene(after=decorators),
-    "docs/usage/transactions.md": Scene(before=with_tables, after=transactions),
+    "docs/usage/transactions.md": Scene(before=lambda: contextlib.nullcontext(TABLES), after=transactions),
     "docs/usage/async.md": Scene(after=in_asyncio),
     "docs/usage/waiting.md": Scene("postgres", after=waiting),
     "docs/usage/fencing.md": Scene(after=fencing),
-    "docs/data-locks.md": Scene(before=with_tables, after=data_locks),
+    "docs/data-locks.md": Scene(before=lambda: contextlib.nullcontext(TABLES), after=data_locks),
     "docs/usage/tasks.md": Scene(before=task_modules, after=tasks),
     "docs/usage/testing.md": Scene(after=testing),
     "docs/reference/api.md": Scene(after=sends_timeouts),

@@ -9,6 +9,7 @@ run; with more than MOST_FAILURES nothing runs again.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import subprocess
@@ -66,14 +67,15 @@ class Gate:
         self._pytest("together", [*self.processes, *self.arguments, "-m", f"{marks}not alone"], self.first)
         if not self.broken:
             self._pytest("alone", [*self.arguments, "-m", f"{marks}alone"], self.first)
-        if not self.broken and self.again and 0 < len(self.first.failed) <= MOST_FAILURES:
+        failed = sorted(self.first.having("failed"))
+        if not self.broken and self.again and 0 < len(failed) <= MOST_FAILURES:
             again = FOLDER / "again.txt"
-            again.write_text("".join(f"{test}\n" for test in sorted(self.first.failed)))
+            again.write_text("".join(f"{test}\n" for test in failed))
             self._pytest("again", ["-p", "no:randomly", "-m", self.marks, f"@{again}"], self.second)
         text = self.report().encode(errors="backslashreplace").decode()
         REPORT.write_text(text)
         print(text, end="", flush=True)
-        return int(bool(self.red or not (self.first.passed or self.second.passed)))
+        return int(bool(self.red or not (self.first.having("passed") or self.second.having("passed"))))
 
     def _pytest(self, step: str, arguments: Sequence[str], found: Outcomes) -> None:
         print(f"\n=== {step}", flush=True)
@@ -88,22 +90,22 @@ class Gate:
             self.broken.append(f"{step}: pytest ended with exit status {code}")
         if not file.exists():
             return
-        seen = Outcomes.read(file)
-        if code == TESTS_FAILED and not seen.failed:
+        seen = Outcomes(**json.loads(file.read_text()))
+        if code == TESTS_FAILED and not seen.having("failed"):
             self.broken.append(f"{step}: pytest failed, and no test did")
-        if not self.broken and (seen.missing or (seen.broken and not seen.collected)):
-            self.broken.append(f"{step}: {seen.missing} tests have no outcome. {'; '.join(seen.broken)}")
-        for name in ("passed", "skipped", "failed", "quarantined"):
-            getattr(found, name).update(getattr(seen, name))
+        missing = seen.collected - len(seen.tests)
+        if not self.broken and (missing or (seen.broken and not seen.collected)):
+            self.broken.append(f"{step}: {missing} tests have no outcome. {'; '.join(seen.broken)}")
+        found.tests |= seen.tests
 
     @property
     def flaky(self) -> list[str]:
         """Tests that failed, and passed when they ran once more by themselves."""
-        return sorted(self.first.failed.keys() & self.second.passed)
+        return sorted(self.first.having("failed").keys() & self.second.having("passed"))
 
     @property
     def failed(self) -> list[str]:
-        return sorted(self.first.failed.keys() - set(self.flaky))
+        return sorted(self.first.having("failed").keys() - set(self.flaky))
 
     @property
     def red(self) -> list[str]:
@@ -113,16 +115,17 @@ class Gate:
 
     def report(self) -> str:
         """What to read, and last of all the numbers."""
-        first, quarantined = self.first, {**self.first.quarantined, **self.second.quarantined}
-        named = [("FLAKY", test, first.failed[test]) for test in self.flaky]
-        named += [("QUARANTINED", test, text) for test, text in sorted(quarantined.items())]
+        failed, quarantined = self.first.having("failed"), Outcomes(self.first.tests | self.second.tests)
+        named = [("FLAKY", test, failed[test]) for test in self.flaky]
+        named += [("QUARANTINED", test, text) for test, text in sorted(quarantined.having("quarantined").items())]
         lines = []
         for title, test, text in named:
             lines += ["", f"{title} {test}", *(f"    {line}" for line in text.splitlines())]
         lines += ["", *(f"{title} {test}" for title, test, _ in named), *(f"FAILED {test}" for test in self.failed)]
         lines += self.red[len(self.failed) :]
-        failed, skipped = len(self.red), len(first.skipped) + len(quarantined)
-        lines.append(f"{len(first.passed) + len(self.flaky)} passed, {failed} failed, {skipped} skipped")
+        passed, skipped = (len(self.first.having(outcome)) for outcome in ("passed", "skipped"))
+        skipped += len(named) - len(self.flaky)
+        lines.append(f"{passed + len(self.flaky)} passed, {len(self.red)} failed, {skipped} skipped")
         return "\n".join(lines) + "\n"
 
 

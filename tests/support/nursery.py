@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from contextlib import suppress
 from typing import IO, Any
 
 from tests.support.paths import ROOT
@@ -98,49 +99,37 @@ def surroundings() -> dict[str, str]:
 
 def serve(orders: socket.socket) -> list[Any] | None:
     """Fork for each order until there are none. In the child: the order."""
-    ends: dict[int, int] = {}
-    woken, wake = os.pipe()
-    os.set_blocking(wake, False)
-    signal.set_wakeup_fd(wake)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    ends: dict[int, tuple[int, int]] = {}  # by the descriptor of a child: its number, and the pipe that is told its end
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Control-C is for the tests
     while True:
-        ready, _, _ = select.select([orders, woken], [], [])
-        if woken in ready:
-            os.read(woken, 4096)
-            reap(ends)
-        if orders in ready:
+        for ready in select.select([orders, *ends], [], [])[0]:
+            if ready is not orders:
+                reap(ready, *ends.pop(ready))
+                continue
             order, descriptors, _, _ = socket.recv_fds(orders, LONGEST_ORDER, 4)
             if not order:
                 return None
             pid = os.fork()
             if not pid:
-                signal.set_wakeup_fd(-1)
-                become_child(descriptors, [woken, wake, *ends.values()])
+                become_child(descriptors, [*ends, *(end for _, end in ends.values())])
                 orders.close()
                 return list(json.loads(order))
-            ends[pid] = descriptors.pop()
-            os.write(ends[pid], str(pid).encode())
+            end = descriptors.pop()
+            ends[os.pidfd_open(pid)] = pid, end
+            os.write(end, str(pid).encode())
             for descriptor in descriptors:
                 os.close(descriptor)
 
 
-def reap(ends: dict[int, int]) -> None:
-    while ends:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if not pid:
-            return
-        end = ends.pop(pid)
-        try:
-            os.write(end, str(os.waitstatus_to_exitcode(status)).encode())
-        except BrokenPipeError:  # nobody asks any more
-            pass
-        finally:
-            os.close(end)
+def reap(child: int, pid: int, end: int) -> None:
+    _, status = os.waitpid(pid, 0)
+    with suppress(BrokenPipeError):  # nobody asks any more
+        os.write(end, str(os.waitstatus_to_exitcode(status)).encode())
+    os.close(child)
+    os.close(end)
 
 
 def become_child(descriptors: list[int], others: list[int]) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     *streams, end = descriptors
     for number, descriptor in enumerate(streams):

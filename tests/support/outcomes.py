@@ -24,43 +24,33 @@ MOST_IN_QUARANTINE = 10
 ENTRY = re.compile(r"\d{4}-\d\d-\d\d \| (?P<test>tests/\S+\.py::.+?) \| (?P<reason>.+)")
 
 
+WORST_LAST = ("passed", "skipped", "quarantined", "failed")
+
+
 @dataclass
 class Outcomes:
-    """Names of tests, and the traceback of each one that has failed or is in quarantine."""
+    """The outcome of each test, and the traceback of one that has failed or is in quarantine."""
 
-    passed: set[str] = field(default_factory=set)
-    skipped: set[str] = field(default_factory=set)
-    failed: dict[str, str] = field(default_factory=dict)
-    quarantined: dict[str, str] = field(default_factory=dict)
+    tests: dict[str, tuple[str, str]] = field(default_factory=dict)
     collected: int = 0
     broken: list[str] = field(default_factory=list)  # processes of xdist that died
 
     def note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
-        """A test has three reports, and may fail in each."""
-        if report.failed:
-            self.failed.setdefault(report.nodeid, report.longreprtext)
-        elif hasattr(report, "in_quarantine"):
-            self.quarantined.setdefault(report.nodeid, report.longreprtext)
-        elif report.skipped:
-            self.skipped.add(report.nodeid)
-        elif isinstance(report, pytest.TestReport) and report.when == "call":
-            self.passed.add(report.nodeid)
+        """A test has three reports, and may fail in each; the first failure counts."""
+        outcome: str = "quarantined" if hasattr(report, "in_quarantine") else report.outcome
+        if outcome == "passed" and getattr(report, "when", "") != "call":
+            return
+        known, _ = self.tests.get(report.nodeid, (WORST_LAST[0], ""))
+        if report.nodeid not in self.tests or WORST_LAST.index(outcome) > WORST_LAST.index(known):
+            self.tests[report.nodeid] = outcome, report.longreprtext
 
-    @property
-    def missing(self) -> int:
-        """How many tests were collected and have no outcome."""
-        return self.collected - len(self.passed | self.skipped | self.failed.keys() | self.quarantined.keys())
+    def having(self, outcome: str) -> dict[str, str]:
+        """The tests with this outcome, and their tracebacks."""
+        return {test: text for test, (found, text) in self.tests.items() if found == outcome}
 
     def write(self, path: Path) -> None:
-        self.passed -= self.failed.keys() | self.quarantined.keys()
-        content = {**vars(self), "passed": sorted(self.passed), "skipped": sorted(self.skipped)}
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content, indent=1))
-
-    @classmethod
-    def read(cls, path: Path) -> Outcomes:
-        content = json.loads(path.read_text())
-        return cls(**{**content, "passed": set(content["passed"]), "skipped": set(content["skipped"])})
+        path.write_text(json.dumps(vars(self), indent=1))
 
 
 def quarantine(text: str) -> dict[str, str]:
