@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .mutant import Mutant
+from .mutant import DEADLINE_TESTS, Mutant
 
 DATABASES = (
     Mutant(
@@ -11,10 +11,7 @@ DATABASES = (
         "backends/sessions/backend.py",
         "        super().after_fork()\n        self.sessions.abandon()\n",
         "        super().after_fork()\n",
-        (
-            "tests/contract/test_fork.py",
-            "tests/faults/test_fork.py",
-        ),
+        ("tests/contract/test_fork.py", "tests/faults/test_fork.py"),
         only="postgres or mysql",
     ),
     Mutant(
@@ -32,11 +29,7 @@ DATABASES = (
         "backends/sessions/backend.py",
         "            raise unavailable(self.alias, error) from (error.__cause__ or error)\n\n    async def _try(",
         "            return None\n\n    async def _try(",
-        (
-            "tests/contract/test_errors.py",
-            "tests/unit/shared/test_waiting.py",
-            "tests/timing/test_contract_deadlines.py",
-        ),
+        DEADLINE_TESTS,
         only="r6",
     ),
     Mutant(
@@ -45,10 +38,7 @@ DATABASES = (
         "backends/sessions/backend.py",
         "                if answer is None:\n",
         "                if False:\n",
-        (
-            "tests/engines/postgres/test_backend.py",
-            "tests/engines/mysql/test_backend.py",
-        ),
+        ("tests/engines/postgres/test_backend.py", "tests/engines/mysql/test_backend.py"),
         only="r7",
     ),
     Mutant(
@@ -84,10 +74,7 @@ DATABASES = (
         "backends/postgres/session.py",
         "            if not _hears(session, database):",
         "            if False:",
-        (
-            "tests/engines/postgres/test_poolers.py",
-            "tests/transactions/test_pools.py",
-        ),
+        ("tests/engines/postgres/test_poolers.py", "tests/transactions/test_pools.py"),
     ),
     Mutant(
         "PostgreSQL: after an error in the transaction its lock still counts as held",

@@ -11,10 +11,7 @@ FEATURES = (
         "data/rows/fetch.py",
         '        locked = locked.order_by("pk")\n',
         "",
-        (
-            "tests/data/rows/test_waiting.py",
-            "tests/data/rows/test_lock.py",
-        ),
+        ("tests/data/rows/test_waiting.py", "tests/data/rows/test_lock.py"),
         only="order",
     ),
     Mutant(
@@ -31,10 +28,7 @@ FEATURES = (
         "idempotency/decisions.py",
         'return keyed(site_key, "scope", tenant, principal, method, route, key)',
         'return keyed(site_key, "scope", tenant, method, route, key)',
-        (
-            "tests/idempotency/test_security.py",
-            "tests/idempotency/test_engine.py",
-        ),
+        ("tests/idempotency/test_security.py",),
     ),
     Mutant(
         "idempotency: other data with the same key get the stored answer",
@@ -42,10 +36,7 @@ FEATURES = (
         "idempotency/decisions.py",
         "    if not hmac.compare_digest(record.fingerprint, fingerprint):",
         "    if False:",
-        (
-            "tests/idempotency/test_outcomes.py",
-            "tests/idempotency/test_engine.py",
-        ),
+        ("tests/idempotency/test_outcomes.py",),
     ),
     Mutant(
         "idempotency: a request that still runs is run again",
@@ -53,10 +44,7 @@ FEATURES = (
         "idempotency/decisions.py",
         "return Decision.CRASHED if record.expired else Decision.IN_FLIGHT",
         "return Decision.CRASHED",
-        (
-            "tests/idempotency/test_races.py",
-            "tests/idempotency/test_engine.py",
-        ),
+        ("tests/idempotency/test_races.py",),
     ),
     Mutant(
         "edit locks: the version is not compared",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .mutant import Mutant
+from .mutant import LEASE_TESTS, ORDER_TESTS, Mutant
 
 LEASES = (
     Mutant(
@@ -11,14 +11,7 @@ LEASES = (
         "backends/redis/scripts/release.lua",
         "gone = call('HDEL', held, who)",
         "gone = call('DEL', held)",
-        (
-            "tests/contract/test_holding.py",
-            "tests/unit/shared/test_holding.py",
-            "tests/unit/test_leases.py",
-            "tests/unit/shared/test_waiting.py",
-            "tests/timing/test_contract_leases.py",
-            "tests/engines/redis/test_backend.py",
-        ),
+        ("tests/unit/shared/test_holding.py", "tests/engines/redis/test_backend.py", *LEASE_TESTS),
         only="redis",
     ),
     Mutant(
@@ -36,10 +29,7 @@ LEASES = (
         "backends/redis/scripts/state.lua",
         "    local there = channel and connected(channel)",
         "    local there = channel",
-        (
-            "tests/engines/redis/test_topology.py",
-            "tests/engines/redis/test_handover_model.py",
-        ),
+        ("tests/engines/redis/test_topology.py", "tests/engines/redis/test_handover_model.py"),
     ),
     Mutant(
         "Redis: valid_until counts from the reply",
@@ -82,11 +72,7 @@ LEASES = (
         "backends/redis/scripts/acquire.lua",
         "if not others and admits(who, limit) then",
         "if admits(who, limit) then",
-        (
-            "tests/contract/test_order.py",
-            "tests/unit/shared/test_reentry.py",
-            "tests/unit/shared/test_waiting.py",
-        ),
+        ORDER_TESTS,
         only="redis",
     ),
     Mutant(
@@ -95,10 +81,7 @@ LEASES = (
         "backends/redlock/quorum.py",
         "return nodes // 2 + 1",
         "return nodes // 2",
-        (
-            "tests/engines/redlock/test_backend.py",
-            "tests/engines/redlock/test_votes.py",
-        ),
+        ("tests/engines/redlock/test_backend.py", "tests/engines/redlock/test_votes.py"),
     ),
     Mutant(
         "Redlock: a round uses the name of the one before, whose withdrawal may still be on its way",
@@ -114,13 +97,7 @@ LEASES = (
         "backends/leasetable/statements.py",
         'expires_at = {now} + :ttl WHERE digest = :digest AND token = :token AND expires_at > {now}"',
         'expires_at = {now} + :ttl WHERE digest = :digest AND token = :token"',
-        (
-            "tests/unit/test_leases.py",
-            "tests/unit/shared/test_waiting.py",
-            "tests/contract/test_holding.py",
-            "tests/timing/test_contract_leases.py",
-            "tests/engines/leasetable/test_backend.py",
-        ),
+        ("tests/engines/leasetable/test_backend.py", *LEASE_TESTS),
         only="leasetable",
     ),
     Mutant(
@@ -164,10 +141,7 @@ LEASES = (
         "backends/zookeeper/session.py",
         "return self.state is not self.CONNECTED or clock.now() >= self.heard_at + self.timeout * DOUBT",
         "return False",
-        (
-            "tests/faults/test_zookeeper.py",
-            "tests/unit/shared/test_cancel_on_loss.py",
-        ),
+        ("tests/faults/test_zookeeper.py", "tests/unit/shared/test_cancel_on_loss.py"),
         only="zookeeper",
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .mutant import Mutant
+from .mutant import DEADLINE_TESTS, HOLDING_TESTS, LEASE_TESTS, ORDER_TESTS, SET_TESTS, Mutant
 
 MANAGER = (
     Mutant(
@@ -11,11 +11,7 @@ MANAGER = (
         "manager/lock_table.py",
         "return not place or (readers and hold.shared)",
         "return True",
-        (
-            "tests/contract/test_exclusion.py",
-            "tests/contract/test_walk.py",
-            "tests/unit/test_lock_table.py",
-        ),
+        ("tests/contract/test_exclusion.py", "tests/contract/test_walk.py", "tests/unit/test_lock_table.py"),
         only="postgres and not leasetable or lock_table",
     ),
     Mutant(
@@ -24,11 +20,7 @@ MANAGER = (
         "manager/owner.py",
         "        if task is not None:\n            return _of_task(task)",
         "        if task is not None:\n            return threading.current_thread()",
-        (
-            "tests/contract/test_exclusion.py",
-            "tests/contract/test_walk.py",
-            "tests/unit/shared/test_reentry.py",
-        ),
+        ("tests/contract/test_exclusion.py", "tests/contract/test_walk.py", "tests/unit/shared/test_reentry.py"),
     ),
     Mutant(
         "sync code that a task awaits is another caller",
@@ -44,10 +36,7 @@ MANAGER = (
         "manager/lock_table.py",
         "            if hold.leases or hold.state is not HELD:\n",
         "            if hold.state is not HELD:\n",
-        (
-            "tests/unit/shared/test_reentry.py",
-            "tests/contract/test_walk.py",
-        ),
+        ("tests/unit/shared/test_reentry.py", "tests/contract/test_walk.py"),
     ),
     Mutant(
         "the site key is left out of the key",
@@ -55,10 +44,7 @@ MANAGER = (
         "keys.py",
         'secret = hashlib.blake2b(site_key.encode("utf-8", "surrogatepass")).digest()',
         'secret = hashlib.blake2b(b"").digest()',
-        (
-            "tests/contract/test_names.py",
-            "tests/unit/test_site_key.py",
-        ),
+        ("tests/contract/test_names.py", "tests/unit/test_site_key.py"),
         only="two_sites",
     ),
     Mutant(
@@ -67,10 +53,7 @@ MANAGER = (
         "keys.py",
         'return len(raw).to_bytes(8, "big") + raw',
         "return raw",
-        (
-            "tests/unit/test_keys.py",
-            "tests/contract/test_names.py",
-        ),
+        ("tests/unit/test_keys.py", "tests/contract/test_names.py"),
     ),
     Mutant(
         "a caller that comes now overtakes the waiters of its process",
@@ -78,12 +61,7 @@ MANAGER = (
         "manager/lock_table.py",
         "all(other.shared for other in line)):",
         "all(other.shared for other in line if not other.waits)):",
-        (
-            "tests/unit/test_lock_table.py",
-            "tests/contract/test_order.py",
-            "tests/unit/shared/test_waiting.py",
-            "tests/unit/shared/test_reentry.py",
-        ),
+        ("tests/unit/test_lock_table.py", *ORDER_TESTS),
     ),
     Mutant(
         "the deadline is ignored for a second",
@@ -91,11 +69,7 @@ MANAGER = (
         "concurrency/deadline.py",
         "        left = self.at - clock.now()\n",
         "        left = self.at - clock.now() + 1.0\n",
-        (
-            "tests/contract/test_errors.py",
-            "tests/unit/shared/test_waiting.py",
-            "tests/timing/test_contract_deadlines.py",
-        ),
+        DEADLINE_TESTS,
         only="r5",
         timed=True,
     ),
@@ -105,11 +79,7 @@ MANAGER = (
         "manager/acquire.py",
         "    opened = open_transactions()\n",
         "    deadline = Deadline(request.timeout)\n    opened = open_transactions()\n",
-        (
-            "tests/contract/test_errors.py",
-            "tests/unit/shared/test_waiting.py",
-            "tests/timing/test_contract_deadlines.py",
-        ),
+        DEADLINE_TESTS,
         only="goes_on and redis",
         timed=True,
     ),
@@ -119,10 +89,7 @@ MANAGER = (
         "manager/lock_table.py",
         "[hold for hold in line if hold.state is not ENDED]",
         "[hold for hold in line if hold.state is not ENDED or hold.parker is not None]",
-        (
-            "tests/unit/test_lock_table.py",
-            "tests/contract/test_cancellation.py",
-        ),
+        ("tests/unit/test_lock_table.py", "tests/contract/test_cancellation.py"),
     ),
     Mutant(
         "a grant of an acquire that failed is not given back",
@@ -144,10 +111,7 @@ MANAGER = (
         "manager/lock_table.py",
         "if not hold.limit and self._closes_circle(hold, line):",
         "if False:",
-        (
-            "tests/unit/shared/test_sets.py",
-            "tests/contract/test_sets.py",
-        ),
+        SET_TESTS,
         only="r8",
     ),
     Mutant(
@@ -156,10 +120,7 @@ MANAGER = (
         "locks/lockset.py",
         "for identity in sorted(locks))",
         "for identity in locks)",
-        (
-            "tests/unit/shared/test_sets.py",
-            "tests/contract/test_sets.py",
-        ),
+        SET_TESTS,
         only="r9",
     ),
     Mutant(
@@ -168,10 +129,7 @@ MANAGER = (
         "locks/lockset.py",
         "                    await LeaseSet(taken)._arelease(False)\n                    return None\n",
         "                    return None\n",
-        (
-            "tests/unit/shared/test_sets.py",
-            "tests/contract/test_sets.py",
-        ),
+        SET_TESTS,
     ),
     Mutant(
         "a lock is released before the commit of the transaction inside it",
@@ -179,10 +137,7 @@ MANAGER = (
         "manager/transactions.py",
         "        bind(hold, opened)\n    return bool(hold.transactions)",
         "        pass\n    return bool(hold.transactions)",
-        (
-            "tests/transactions/test_deferral.py",
-            "tests/transactions/test_endings.py",
-        ),
+        ("tests/transactions/test_deferral.py", "tests/transactions/test_endings.py"),
     ),
     Mutant(
         "a kept lock is entered again without asking the engine",
@@ -199,10 +154,7 @@ MANAGER = (
         "locks/decorators.py",
         "    def __contains__(self, alias: object) -> bool:\n        return True",
         "    def __contains__(self, alias: object) -> bool:\n        return False",
-        (
-            "tests/transactions/test_requests.py",
-            "tests/locks/test_atomic.py",
-        ),
+        ("tests/transactions/test_requests.py", "tests/locks/test_atomic.py"),
     ),
     Mutant(
         "the decorator passes on an awaitable that runs after the release",
@@ -242,12 +194,7 @@ MANAGER = (
         "locks/lease.py",
         "            run(self._arelease(kind is None, wait",
         "            run(self._arelease(True, wait",
-        (
-            "tests/transactions/test_savepoints.py",
-            "tests/faults/test_loss.py",
-            "tests/contract/test_holding.py",
-            "tests/unit/shared/test_holding.py",
-        ),
+        ("tests/transactions/test_savepoints.py", "tests/faults/test_loss.py", *HOLDING_TESTS),
     ),
     Mutant(
         "ROLLBACK TO a savepoint leaves a lock that the server has freed",
@@ -263,12 +210,7 @@ MANAGER = (
         "locks/lease.py",
         "        if self._released or hold.lost == FORKED:",
         "        if hold.lost == FORKED:",
-        (
-            "tests/unit/shared/test_reentry.py",
-            "tests/contract/test_walk.py",
-            "tests/contract/test_holding.py",
-            "tests/unit/shared/test_holding.py",
-        ),
+        ("tests/unit/shared/test_reentry.py", "tests/contract/test_walk.py", *HOLDING_TESTS),
     ),
     Mutant(
         "a release that the engine denies is not told",
@@ -276,13 +218,7 @@ MANAGER = (
         "manager/release.py",
         "    if not released:\n        raise LockLost(",
         "    if False:\n        raise LockLost(",
-        (
-            "tests/contract/test_holding.py",
-            "tests/unit/shared/test_holding.py",
-            "tests/unit/test_leases.py",
-            "tests/unit/shared/test_waiting.py",
-            "tests/timing/test_contract_leases.py",
-        ),
+        ("tests/unit/shared/test_holding.py", *LEASE_TESTS),
     ),
     Mutant(
         "a lease is held beyond valid_until until it is looked after",
@@ -290,13 +226,7 @@ MANAGER = (
         "manager/release.py",
         "(expired(grant) or not hold.backend.look(grant)):",
         "not hold.backend.look(grant):",
-        (
-            "tests/unit/test_leases.py",
-            "tests/unit/shared/test_waiting.py",
-            "tests/contract/test_holding.py",
-            "tests/timing/test_contract_leases.py",
-            "tests/faults/test_kills.py",
-        ),
+        ("tests/faults/test_kills.py", *LEASE_TESTS),
         only="r18 or i3",
     ),
     Mutant(
@@ -305,10 +235,7 @@ MANAGER = (
         "concurrency/clock.py",
         'getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)',
         "time.CLOCK_MONOTONIC",
-        (
-            "tests/unit/test_leases.py",
-            "tests/faults/test_kills.py",
-        ),
+        ("tests/unit/test_leases.py", "tests/faults/test_kills.py"),
     ),
     Mutant(
         "a grant that comes after its own validity is returned",
@@ -316,12 +243,7 @@ MANAGER = (
         "manager/acquire.py",
         "            if grant.valid_until is None or grant.valid_until > clock.now():",
         "            if True:",
-        (
-            "tests/unit/test_leases.py",
-            "tests/unit/shared/test_waiting.py",
-            "tests/contract/test_holding.py",
-            "tests/timing/test_contract_leases.py",
-        ),
+        LEASE_TESTS,
         only="r19",
     ),
     Mutant(
@@ -330,12 +252,7 @@ MANAGER = (
         "manager/keepalive.py",
         '    if renewed is None:\n        lose_dead(hold, grant, "stolen")\n',
         "    if renewed is None:\n",
-        (
-            "tests/unit/test_leases.py",
-            "tests/unit/shared/test_waiting.py",
-            "tests/contract/test_holding.py",
-            "tests/timing/test_contract_leases.py",
-        ),
+        LEASE_TESTS,
     ),
     Mutant(
         "max_hold does not bound the renewals",
@@ -343,12 +260,7 @@ MANAGER = (
         "manager/keepalive.py",
         "ttl = hold.bounded(hold.ttl or 0.0)",
         "ttl = hold.ttl or 0.0",
-        (
-            "tests/unit/test_leases.py",
-            "tests/unit/shared/test_waiting.py",
-            "tests/contract/test_holding.py",
-            "tests/timing/test_contract_leases.py",
-        ),
+        LEASE_TESTS,
         only="max_hold",
         timed=True,
     ),
@@ -358,10 +270,7 @@ MANAGER = (
         "manager/lock_table.py",
         "at_fork(Order.HOLDS, child=lock_table.forget_parent)\n",
         "",
-        (
-            "tests/contract/test_fork.py",
-            "tests/faults/test_fork.py",
-        ),
+        ("tests/contract/test_fork.py", "tests/faults/test_fork.py"),
     ),
     Mutant(
         "MAX_HELD is ignored",
@@ -369,11 +278,7 @@ MANAGER = (
         "manager/lock_table.py",
         "                if len(self._lines) >= most:",
         "                if False:",
-        (
-            "tests/unit/shared/test_waiting.py",
-            "tests/contract/test_leaks.py",
-            "tests/unit/test_lock_table.py",
-        ),
+        ("tests/unit/shared/test_waiting.py", "tests/contract/test_leaks.py", "tests/unit/test_lock_table.py"),
     ),
     Mutant(
         "the exit of a block closes the latest block, whoever opened it",

@@ -6,6 +6,26 @@ from dataclasses import dataclass
 
 PACKAGE = "django_distlock"
 
+# Files that notice many of the faults.
+LEASE_TESTS = (
+    "tests/unit/test_leases.py",
+    "tests/unit/shared/test_waiting.py",
+    "tests/contract/test_holding.py",
+    "tests/timing/test_contract_leases.py",
+)
+DEADLINE_TESTS = (
+    "tests/contract/test_errors.py",
+    "tests/unit/shared/test_waiting.py",
+    "tests/timing/test_contract_deadlines.py",
+)
+SET_TESTS = ("tests/unit/shared/test_sets.py", "tests/contract/test_sets.py")
+HOLDING_TESTS = ("tests/contract/test_holding.py", "tests/unit/shared/test_holding.py")
+ORDER_TESTS = (
+    "tests/unit/shared/test_reentry.py",
+    "tests/contract/test_order.py",
+    "tests/unit/shared/test_waiting.py",
+)
+
 
 class WrongMutant(Exception):
     """The fault cannot be put into the file: its text has changed."""
