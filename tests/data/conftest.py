@@ -57,8 +57,7 @@ second_process = pytest.fixture(process, scope="module", name="second_process")
 
 @pytest.fixture
 def rival(fresh: None, rival_process: Rival) -> Iterator[Rival]:
-    """Somebody else who wants the same. What a failing test has left it with is given up before rows are cleaned away,
-    which would wait for it."""
+    """Somebody else who wants the same; what it still has would keep the rows from being cleaned away."""
     yield rival_process
     rival_process.reset()
 

@@ -59,8 +59,7 @@ def looped(function: Callable[..., Any], *arguments: Any, attempts: int = 5, usi
 
 
 class Circle:
-    """One run that becomes the victim of a deadlock; the next one meets nobody. The other has the rows ``theirs``, and
-    has written more, which is what MariaDB goes by; PostgreSQL ends whoever looks first."""
+    """One run that becomes the victim of a deadlock, as the other has written more (MariaDB), or has looked later."""
 
     def __init__(self, rival: Rival, using: str) -> None:
         self.rival, self.using, self.runs = rival, using, 0
@@ -169,8 +168,7 @@ def test_after_a_serialization_failure(rival: Rival, using: str, by_row_lock: bo
 
 
 def test_after_a_wait_of_mysql(rival: Rival) -> None:
-    """1205 of a plain statement ends the statement only: what the transaction wrote before goes with it. A timeout that
-    row_lock was given is an answer, and is not asked again."""
+    """1205 ends the statement only; what was written before goes with it. A timeout of row_lock is an answer."""
     mine, other = accounts("mariadb", 0, 0)
     run("mariadb", f"SET SESSION innodb_lock_wait_timeout = {0 if is_mariadb() else 1}")
     rival.do("hold", "mariadb", [other], {})

@@ -1,5 +1,4 @@
-"""save(fence=), and which token a plain save() carries: however the instance was read, a later holder's write is not
-undone."""
+"""save(fence=) and the token of a plain save(): however it was read, it undoes no later holder's write."""
 
 from __future__ import annotations
 

@@ -104,11 +104,8 @@ def test_whoever_writes(using: str, migrate: Any, monkeypatch: pytest.MonkeyPatc
     assert stored(row) == (4, LATE)
 
 
-def test_what_is_wanted_is_made_and_what_is_not_is_dropped(
-    using: str, migrate: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By migrate, also if there is nothing to apply; one for the model with its proxies and children. A name that must
-    be quoted. The check tells of what is missing, and needs --database."""
+def test_what_is_wanted_is_made_and_the_rest_dropped(using: str, migrate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By migrate, also if there is nothing to apply; one for the model with its proxies and children."""
     assert not missing(using)
     enforce(monkeypatch, Register, FencedLedger)
     assert CashRegister.enforce_fence

@@ -155,8 +155,7 @@ def came_of(write: Callable[[], Any], using: str, row: Any) -> Any:
 
 @on_servers
 def test_the_row_is_judged_as_it_is_after_the_wait(using: str) -> None:
-    """Also with a filter over a join: Django moves the condition into a subselect there, and PostgreSQL does not look
-    at that again."""
+    """Also over a join: PostgreSQL does not look again at the subselect into which Django moves the condition."""
     row = till(using)
     joined = {"cashregister__drawer": 0, "pk": row.pk}
     naive = rows(using).filter(fence__lte=EARLY, **joined)
@@ -172,8 +171,7 @@ def test_the_row_is_judged_as_it_is_after_the_wait(using: str) -> None:
 
 @pytest.mark.parametrize(("using", "compares"), [("postgres", False), ("mariadb", False), ("mariadb", True)])
 def test_several_rows_are_judged_after_the_wait(using: str, compares: bool) -> None:
-    """The snapshot of the question must not be older than the write of the other. A server that compares with the
-    snapshot, MariaDB by default from 11.6.2 on, refuses the late write itself (1020)."""
+    """MariaDB with innodb_snapshot_isolation refuses the late write itself (1020)."""
     if compares and not is_mariadb():
         pytest.skip("Oracle's MySQL does not compare")
     first, row = register(using), register(using)

@@ -1,15 +1,18 @@
-"""What row_lock does: order, transactions, errors, and what the caller's session looks like after."""
+"""What row_lock does: order, transactions, errors, joins, and what the caller's session looks like after."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.db import connections, transaction
+from django.db.models import Count, Q, Window
+from django.db.models.functions import Rank
 from django.db.transaction import TransactionManagementError
 
 from django_distlock import LockLost, LockNotAcquired, LockTimeout, UnsupportedOperation, row_lock
-from tests.data.app.models import Account, Currency, Node
+from tests.data.app.models import Account, Currency, Entry, Node, Place, Restaurant, Wallet
 from tests.data.world import (
     accounts,
     balances,
@@ -26,6 +29,8 @@ from tests.engines.statements import counted
 from tests.faults.server import is_mariadb
 
 if TYPE_CHECKING:
+    from django.db.models import QuerySet
+
     from tests.data.rival import Rival
 
 
@@ -82,11 +87,8 @@ def test_inside_atomic_the_rows_stay_locked_to_its_end(rival: Rival, using: str)
 
 
 @everywhere
-def test_r7_after_busy_an_enclosing_transaction_is_rolled_back_and_nothing_of_ours_is_left(
-    rival: Rival, using: str
-) -> None:
-    """On MySQL the engine alone would have kept the transaction, and Django would have committed half of it. The
-    caller's own timeouts are as before."""
+def test_r7_after_busy_the_transaction_is_rolled_back_and_nothing_of_ours_is_left(rival: Rival, using: str) -> None:
+    """MySQL alone would keep the transaction, and Django would commit half of it."""
     pks = accounts(using, 1, 2)
     connection: Any = connections[using]
     connection.transaction_mode = None  # SQLite: a transaction that does not begin with the write lock
@@ -124,9 +126,7 @@ def test_a_savepoint_around_it_keeps_the_transaction(rival: Rival, using: str) -
 
 @everywhere
 def test_a_row_that_was_written_after_the_snapshot(rival: Rival, using: str) -> None:
-    """The server refuses the lock, MariaDB by innodb_snapshot_isolation (error 1020), and ends the transaction with it:
-    the block may write nothing more, not even what MariaDB would commit by itself. SQLite: SQLITE_BUSY_SNAPSHOT, where
-    waiting would not help, and what was read would be stale."""
+    """The server refuses the lock (40001, 1020, SQLITE_BUSY_SNAPSHOT), and the block may write nothing more."""
     keep_snapshots(using)
     first, second = accounts(using, 0, 0)
     with transaction.atomic(using=using):
@@ -157,8 +157,7 @@ def test_statements(using: str, expected: int) -> None:
 
 @on_servers
 def test_what_does_not_wait_says_so_and_gives_up_a_locked_table_as_well(rival: Rival, using: str) -> None:
-    """NOWAIT and SKIP LOCKED are about rows; a table lock would make them wait for ever. For MySQL a second is the
-    least."""
+    """NOWAIT and SKIP LOCKED are about rows, and would wait for a table lock for ever."""
     pks = accounts(using, 1)
     ways: list[tuple[dict[str, Any], str]] = [({"skip_locked": True}, "SKIP LOCKED"), ({"nowait": True}, "NOWAIT")]
     for options, words in ways:
@@ -225,3 +224,115 @@ def test_a_connection_closed_inside_the_block_is_a_loss() -> None:
     (pk,) = accounts("postgres", 1)
     with pytest.raises(LockLost, match="closed inside the block"), row_lock(Account, pk=pk, using="postgres"):
         connections["postgres"].close()
+
+
+# -- joins: what the engine can lock is locked, each row once; what it cannot lock it refuses
+
+
+def nodes(using: str) -> QuerySet[Node]:
+    """A root and its child."""
+    root = Node.objects.using(using).create(name="root")
+    Node.objects.using(using).create(name="child", parent=root)
+    return Node.objects.using(using)
+
+
+def entered(using: str, entries: int) -> Wallet:
+    wallet: Wallet = Wallet.objects.using(using).create(owner="ann")
+    for _ in range(entries):
+        Entry.objects.using(using).create(wallet=wallet)
+    return wallet
+
+
+OUTER = {
+    "select_related": lambda rows: rows.select_related("parent"),
+    "or": lambda rows: rows.filter(Q(parent__name="root") | Q(name="root")),
+    "reverse": lambda rows: rows.filter(children__isnull=True),
+}
+
+
+@everywhere
+def test_a_row_that_may_be_missing_is_locked_where_the_engine_can(using: str) -> None:
+    """PostgreSQL refuses, in a transaction that is broken by it; of=("self",) is for every engine."""
+    every = nodes(using)
+    for case, query in OUTER.items():
+        rows = query(every)
+        if using == "postgres":
+            with transaction.atomic(using):
+                with pytest.raises(UnsupportedOperation, match="nullable side"):
+                    row_lock(rows).__enter__()
+                assert connections[using].needs_rollback
+        else:
+            with row_lock(rows) as locked:
+                assert locked, case
+        with row_lock(rows, of=("self",)) as locked:
+            assert locked, case
+
+
+@everywhere
+def test_rows_that_stand_for_others_are_locked_where_the_engine_can(using: str) -> None:
+    nodes(using)
+    every = Node.objects.using(using)
+    ranked = every.annotate(rank=Window(Rank(), order_by="pk"))
+    for rows in (every.distinct(), every.annotate(number=Count("pk")), ranked):
+        if using == "postgres":
+            with pytest.raises(UnsupportedOperation, match="FOR UPDATE is not allowed"):
+                row_lock(rows).__enter__()
+            assert not connections[using].in_atomic_block
+        else:
+            with row_lock(rows) as locked:
+                assert len(locked) == 2
+
+
+@everywhere
+def test_rows_that_are_there_are_locked_with_it(using: str) -> None:
+    wallet = entered(using, 1)
+    entries = Entry.objects.using(using).select_related("wallet")
+    for of in ((), ("self",), ("self", "wallet")):
+        with row_lock(entries, of=of) as (entry,):
+            assert entry.wallet == wallet
+    place = Restaurant.objects.using(using).create(name="Inn", seats=4)
+    with row_lock(Restaurant.objects.using(using).filter(name="Inn"), of=("self", "place_ptr")) as rows:
+        assert rows == [place]
+    with row_lock(nodes(using).select_related("parent").filter(parent__name="root"), of=("self", "parent")) as rows:
+        assert [node.parent.name for node in rows] == ["root"]
+    with row_lock(Node.objects.using(using).filter(parent__isnull=True)) as rows:  # no join is left
+        assert [node.name for node in rows] == ["root"]
+    with row_lock(Node.objects.using(using).prefetch_related("children")) as rows:
+        assert [[child.name for child in node.children.all()] for node in rows] == [["child"], []]
+
+
+@everywhere
+def test_the_row_of_a_parent_is_locked_if_only_fields_of_the_child_are_read(using: str) -> None:
+    inn = Restaurant.objects.using(using).create(name="Inn", seats=4)
+
+    def rival() -> None:
+        try:
+            with row_lock(Place.objects.using(using).filter(pk=inn.pk), nowait=True):
+                pass
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(1) as pool, row_lock(Restaurant.objects.using(using).only("seats")) as rows:
+        with pytest.raises(LockNotAcquired):
+            pool.submit(rival).result()
+        assert rows == [inn]
+
+
+@everywhere
+def test_a_row_that_is_found_twice_is_one_instance(using: str) -> None:
+    """Two would overwrite each other when they are saved in turn."""
+    found = Wallet.objects.using(using).filter(entries__open=True)
+    first = entered(using, 3)
+    with transaction.atomic(using):
+        assert found.lock_row() == first
+    second = entered(using, 2)
+    with row_lock(found) as wallets:
+        assert wallets == [first, second]
+        for wallet in wallets:
+            wallet.balance += 1
+            wallet.save()
+    assert list(Wallet.objects.using(using).values_list("balance", flat=True)) == [1, 1]
+    with row_lock(found.order_by("pk")[:4]) as wallets:
+        assert wallets == [first, second]
+    with transaction.atomic(using), pytest.raises(Wallet.MultipleObjectsReturned):
+        found.lock_row()

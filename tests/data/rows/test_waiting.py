@@ -1,5 +1,4 @@
-"""Who holds a row keeps the others out, in other processes: until the timeout, the release, or the holder's death; and
-rows are locked in one order."""
+"""Who holds a row keeps other processes out: until the timeout, the release, or its death; in one order."""
 
 from __future__ import annotations
 
@@ -119,8 +118,7 @@ def test_r8_all_rows_at_once_are_locked_in_one_order(rival: Rival, second: Rival
 
 
 def test_a_deadlock_on_mysql_leaves_no_half_of_a_transaction(rival: Rival) -> None:
-    """1213 has rolled back everything, and Django believes that its transaction is open: it would commit what comes
-    after. The victim is the transaction that has written less."""
+    """1213 has rolled back everything; the victim, who has written less, must not go on as if it were open."""
     mine, first, *theirs = accounts("mariadb", *[1] * 5)
     for pk in theirs:
         rival.do("write", "mariadb", pk, 2)

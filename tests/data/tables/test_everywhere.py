@@ -102,6 +102,21 @@ def test_r7_a_busy_table_leaves_nothing_in_the_session_or_at_the_server(using: s
         assert limits(using) == before
 
 
+@pytest.mark.parametrize("using", ["default", "postgres"])
+def test_a_timeout_inside_atomic_marks_it(using: str, rival: Rival) -> None:
+    """So that whoever catches the error cannot commit half of his work."""
+    connections[using].ensure_connection()
+    connections[using].transaction_mode = None  # SQLite: a transaction that does not begin with the write lock
+    assert rival.lock(using, "Account") == "held"
+    with transaction.atomic(using=using):
+        with pytest.raises(LockTimeout) as caught:
+            table_lock(Account, using=using, timeout=0.1).__enter__()
+        with pytest.raises(transaction.TransactionManagementError) as told:
+            Account.objects.using(using).count()
+    rival.leave()
+    assert told.value.__cause__ is caught.value.__cause__
+
+
 def test_an_error_rolls_back_and_unlocks_and_hooks_run_when_it_is_free(using: str, rival: Rival) -> None:
     seen: list[bool] = []
     with pytest.raises(ZeroDivisionError), table_lock(Account, using=using):
@@ -163,8 +178,7 @@ def test_one_recipe_for_many_threads(using: str) -> None:
 
 @on_servers
 def test_r8_a_writer_and_a_table_lock(using: str, rival: Rival) -> None:
-    """The rival has written the second table; the lock has the first and waits; then the rival writes that too. The
-    server finds the circle."""
+    """Each has one table and wants the other's: the server finds the circle."""
 
     def lock() -> str:
         try:
@@ -188,8 +202,7 @@ def test_r8_a_writer_and_a_table_lock(using: str, rival: Rival) -> None:
 @on_servers
 @pytest.mark.parametrize("timeout", [20, None])
 def test_r13_the_snapshot_is_younger_than_the_lock(rival: Rival, using: str, timeout: float | None) -> None:
-    """What the last holder wrote is seen. On PostgreSQL a SELECT before the lock, to set the timeout, would freeze what
-    is seen."""
+    """On PostgreSQL a SELECT before the lock, to set the timeout, would freeze what is seen."""
     assert rival.lock(using, "Account") == "held"
     rival.do("begin", using, "Account")
     waits = when_somebody_waits(using, lambda: rival.do("release"))

@@ -71,8 +71,7 @@ def waiting(using: str, write: Any, sql: str) -> Iterator[LockInfo]:
 
 
 def test_a_row_that_somebody_waits_for(using: str) -> None:
-    """On InnoDB also a new one: who has inserted it holds no lock on it until somebody else wants it; then that one
-    makes the holder's."""
+    """On InnoDB also a new one, whose lock is made by the first who wants it."""
     row = Account(owner="x")
     if using == "postgres":
         row.save(using=using)

@@ -8,7 +8,7 @@ import pytest
 from django.apps.registry import Apps
 from django.db import models, transaction
 
-from django_distlock import DistlockError, LockTimeout, table_lock
+from django_distlock import DistlockError, table_lock
 from django_distlock.data.tables.modes import TableLockMode
 from django_distlock.manager.isolation import StaleSnapshotWarning
 from tests.data.app.models import Account, Course, Currency, Ledger, Place, QuotedLedger, Restaurant, Student
@@ -101,8 +101,7 @@ def test_tables_of_every_shape() -> None:
 
 
 def test_r9_any_order_is_one_order(rival: Rival, second: Rival) -> None:
-    """Who waits for the first table holds no other, however the models are named: else two callers could each have one
-    table and wait for the other. MariaDB sorts them itself, SQLite has one lock."""
+    """Who waits for the first table holds no other, however the models are named."""
     free: list[bool] = []
     assert rival.lock(DB, "Account") == "held"
 
@@ -120,15 +119,3 @@ def test_r13_a_lock_after_the_first_read_warns() -> None:
         list(Account.objects.using(using).all())
         with pytest.warns(StaleSnapshotWarning, match="dataapp_account"), table_lock(Account, using=using):
             pass
-
-
-def test_a_timeout_inside_atomic_marks_it(rival: Rival) -> None:
-    """So that whoever catches the error cannot commit half of his work."""
-    assert rival.lock(DB, "Account") == "held"
-    with transaction.atomic(using=DB):
-        with pytest.raises(LockTimeout) as caught:
-            lock(Account, timeout=0.1).__enter__()
-        with pytest.raises(transaction.TransactionManagementError) as told:
-            Account.objects.using(DB).count()
-    rival.leave()
-    assert told.value.__cause__ is caught.value.__cause__

@@ -73,17 +73,10 @@ def test_access_exclusive_keeps_readers_out(tmp_path: Path) -> None:
         del connections["lite"]
 
 
-def test_a_transaction_that_got_no_lock_is_marked(deferred: Any, rival: Rival) -> None:
-    """After a timeout; and where somebody has written since it first read: no waiting helps then."""
+def test_a_transaction_that_can_get_no_lock_is_marked(deferred: Any, rival: Rival) -> None:
+    """Somebody has written since it first read: no waiting helps."""
     with transaction.atomic(), pytest.raises(UnsupportedOperation, match="EXCLUSIVE"):
         table_lock(Account, mode="access exclusive").__enter__()
-    assert rival.lock(DB, "Account") == "held"
-    with transaction.atomic():
-        with pytest.raises(LockTimeout):
-            table_lock(Account, timeout=0.1).__enter__()
-        with pytest.raises(transaction.TransactionManagementError):
-            Account.objects.count()
-    rival.leave()
     with transaction.atomic():
         assert Account.objects.count() == 0
         rival.do("begin", DB, "Account")
