@@ -37,8 +37,7 @@ def alias(request: pytest.FixtureRequest) -> str:
 def site(
     databases: None, tables: None, alias: str, key: str, settings: Any, request: pytest.FixtureRequest
 ) -> Iterator[Stage]:
-    """The views of tests.idempotency.views, or of a test module that has its own, behind the middleware, with their
-    keys and rows in ``alias``."""
+    """The views of the test module, or of tests.idempotency.views, with keys and rows in ``alias``."""
     settings.MIDDLEWARE = MIDDLEWARE
     # Sender's credential stands for a client that something above the view has checked
     here = {"DATABASE": alias, "FORM_WAIT": 0, "REPLAY_TO_CREDENTIALS": True}
@@ -81,7 +80,7 @@ def browser(site: Stage) -> Browser:
 
 @pytest.fixture(autouse=True)
 def nothing_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sweep that happens to be due would be a thread, and statements, of another test; see test_upkeep.py."""
+    """A sweep that happens to be due would be a thread, and statements, of another test; see test_operation.py."""
     from django_distlock.idempotency.upkeep import sweeper
 
     monkeypatch.setattr(sweeper, "_due", dict.fromkeys(DATABASES, math.inf))

@@ -1,5 +1,4 @@
-"""Whom a stored answer is given: what stands above ``@idempotent`` is asked first, in every mode, and a credential that
-only the view checks gets none."""
+"""Whom a stored answer is given: what stands above ``@idempotent`` is asked first, in every mode."""
 
 from __future__ import annotations
 

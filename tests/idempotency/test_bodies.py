@@ -6,17 +6,23 @@ import asyncio
 import io
 import json
 from typing import Any, ClassVar
+from urllib.parse import urlencode
 
 import pytest
 from django.core.handlers.asgi import ASGIHandler
-from django.test import Client
+from django.test import Client, RequestFactory
 from django.urls import path, re_path
 from django.views.decorators.csrf import csrf_exempt
+from hypothesis import given
+from hypothesis import strategies as st
 from rest_framework.permissions import BasePermission
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from django_distlock.idempotency import decisions
+from django_distlock.idempotency.conf import Options
 from django_distlock.idempotency.drf import IdempotentMixin
+from django_distlock.idempotency.http.requests import body_of
 from tests.idempotency.views import aact, act, copy_of, own
 from tests.idempotency.world import Sender, Stage, change, states
 
@@ -106,8 +112,7 @@ def test_the_boundary_is_no_data(site: Stage, key: str, shape: str) -> None:
 
 @pytest.mark.parametrize("alias", ["postgres"])
 def test_another_address_is_another_request(site: Stage, key: str) -> None:
-    """Of values of one name the view gets the last; a pattern may match addresses without naming their parts; and
-    PostgreSQL stores no NUL."""
+    """The view gets the last value of a name; a pattern may name no parts; and PostgreSQL stores no NUL."""
     pairs = {
         "exempt/?amount=1&amount=9": "exempt/?amount=9&amount=1",
         "orders/1/pay/": "orders/2/pay/",
@@ -121,9 +126,7 @@ def test_another_address_is_another_request(site: Stage, key: str) -> None:
 
 
 @FACES
-def test_a_body_too_long_for_memory_and_one_too_long_to_be_compared(
-    site: Stage, key: str, settings: Any, shape: str
-) -> None:
+def test_a_body_too_long_for_memory_or_to_be_compared(site: Stage, key: str, settings: Any, shape: str) -> None:
     """The latter is refused before the view, instead of a key that protects from nothing."""
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 100
     bodies = [json.dumps({"amount": fill * 300}) for fill in ("z", "z", "y")]
@@ -214,9 +217,7 @@ BROKEN_OFF = [("exempt", "text/plain"), ("exempt", MULTIPART + "xx"), ("parsed",
 
 
 @pytest.mark.parametrize(("shape", "kind"), BROKEN_OFF)
-def test_a_client_that_goes_in_the_midst_of_its_body(
-    site: Stage, sender: Sender, settings: Any, shape: str, kind: str
-) -> None:
+def test_a_client_that_goes_within_its_body(site: Stage, sender: Sender, settings: Any, shape: str, kind: str) -> None:
     """No error of the server, and no claim: the client sends it again."""
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10
     more: Any = {"wsgi.input": Gone(), "CONTENT_LENGTH": "100", "content_type": kind}
@@ -253,3 +254,47 @@ def test_a_large_body_of_unsaid_length_is_left_to_the_view(site: Stage, settings
     bodies = [b"x" * 200, b"x" * 200, b"x" * 201, b"x" * 99]
     assert [asyncio.run(send_in_chunks(body, kind)) for body in bodies] == [201, 201, 422, 422]
     assert read == [False]
+
+
+# -- what is compared, over many values
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(st.dictionaries(st.text(), json_values, max_size=5), st.randoms(use_true_random=False))
+def test_json_is_the_same_in_any_order(value: dict[str, Any], chance: Any) -> None:
+    items = list(value.items())
+    chance.shuffle(items)
+    turned = json.dumps(dict(items), indent=2).encode()
+    assert decisions.json_body(json.dumps(value).encode()) == decisions.json_body(turned)
+
+
+def compared(fields: dict[str, list[str]]) -> bytes:
+    request = RequestFactory().post("/", urlencode(fields, doseq=True), content_type=URLENCODED)
+    return b"".join(body_of(request, Options()))
+
+
+@given(st.dictionaries(st.text("ab&=é"), st.lists(st.text("ab&=é"), min_size=1, max_size=3), max_size=4))
+def test_forms_are_the_same_in_any_order_of_fields_but_not_of_values(fields: dict[str, list[str]]) -> None:
+    assert compared(fields) == compared(dict(reversed(fields.items())))
+    backwards = {name: values[::-1] for name, values in fields.items()}
+    assert (compared(backwards) == compared(fields)) == (backwards == fields)
+
+
+def test_what_one_parser_takes_for_the_same_another_does_not() -> None:
+    """A view may read numbers as Decimal, and the first of two members of one name; NaN is no JSON."""
+    for first, second in (
+        ('{"amount": 100000000000000000.01}', '{"amount": 100000000000000000.02}'),
+        ('{"amount": 1e400}', '{"amount": 2e400}'),
+        ('{"amount": 1, "amount": 2}', '{"amount": 2}'),
+        ('{"amount": 1.5}', '{"amount": "1.5"}'),
+        ('{"amount": 1.5}', '{"amount": [NaN, "1.5"]}'),
+        ("[1.5]", '[[NaN,"1.5"]]'),
+    ):
+        assert decisions.json_body(first.encode()) != decisions.json_body(second.encode())
+    deep = b"[" * 100_000
+    assert decisions.json_body(deep) == decisions.RAW + deep

@@ -99,8 +99,7 @@ def test_phases_in_a_task(site: Stage, key: str) -> None:
 @pytest.mark.parametrize(("alias", "shape"), [("default", "plain"), ("postgres", "atomic"), ("mariadb", "plain")])
 @pytest.mark.usefixtures("atomic_requests")
 def test_a_phase_is_rolled_back_with_what_it_has_written(site: Stage, sender: Sender, shape: str) -> None:
-    """Naive code notes the phase on a connection of its own: its rows are gone, and it is taken for done. What is not
-    rolled back, another service, knows the repetition by the key."""
+    """Another service, which is not rolled back, knows the repetition by the key."""
     keys: set[str] = set()
 
     def order(request: Any) -> None:

@@ -120,8 +120,7 @@ def test_it_is_not_saved_twice(person: Person, site: Stage) -> None:
 
 
 def test_another_site_sees_djangos_page(person: Person, site: Stage, settings: Any) -> None:
-    """Also one that may send forms, and one that does not say where it comes from: it could have a visitor press a
-    button under data of its choice."""
+    """Also one that may send forms or hides where it is: it could have a visitor press a button under its own data."""
     settings.CSRF_TRUSTED_ORIGINS = ["http://other.example"]
     fields = person.typed()
     person.log_in()

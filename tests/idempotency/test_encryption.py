@@ -69,11 +69,8 @@ def test_nothing_of_an_answer_can_be_read_in_a_cache(site: Stage, sender: Sender
 
 
 @pytest.mark.parametrize(("shape", "died"), [("retry", True), ("plain", True), ("plain", False)])
-def test_phases_whose_key_is_retired_are_not_forgotten(
-    site: Stage, sender: Sender, settings: Any, shape: str, died: bool
-) -> None:
-    """The first attempt has charged, and ended there. Without the result of that phase a second one would charge
-    twice."""
+def test_phases_of_a_retired_key_are_kept(site: Stage, sender: Sender, settings: Any, shape: str, died: bool) -> None:
+    """The first attempt has charged: without the result of that phase a second one would charge twice."""
 
     def charge_and_fail(request: Any) -> None:
         charge(request)

@@ -86,8 +86,7 @@ def test_errors_can_be_corrected_and_sent(site: Stage, browser: Browser, shape: 
 
 @BOTH
 def test_back_button_with_changed_data(site: Stage, browser: Browser, shape: str) -> None:
-    """bfcache shows the page as it was left, key included: the page asks, and can submit as new. The pressed button
-    belongs to what is sent."""
+    """The page asks, and can submit as new. The pressed button belongs to what is sent."""
     fields = browser.open(shape)
     browser.send(fields | {"name": "a", "save": ""}, shape)
     assert browser.send(fields | {"name": "a", "publish": ""}, shape).status_code == 422
@@ -105,8 +104,7 @@ def test_back_button_with_changed_data(site: Stage, browser: Browser, shape: str
 
 
 def test_the_page_repeats_no_secrets_and_no_files(site: Stage, browser: Browser) -> None:
-    """Judged by the words in their names. Naive code looks for "password" and a few more: 12 of 15 such names came back
-    as hidden fields."""
+    """Judged by the words in their names."""
     assert [name for name in SECRET.split() if not is_secret(name)] == []
     assert [name for name in HARMLESS.split() if is_secret(name)] == []
     fields = browser.open()
@@ -171,8 +169,7 @@ def test_a_log_in_between_page_and_post(site: Stage, browser: Browser) -> None:
 
 
 def test_a_page_may_be_the_last_word(site: Stage, browser: Browser) -> None:
-    """By ``keep()``, or as htmx goes elsewhere. And the key of the form counts before the header: Firefox can add its
-    own, with a new key for each press of the button."""
+    """By ``keep()``, or as htmx goes elsewhere. The key of the form counts before a header that Firefox adds."""
     moves_on = HttpResponse("", headers={"HX-Redirect": "/made/1/"})
     for answer, during in ((page, lambda request: request.idempotency.keep()), (lambda request: moves_on, bool)):
         site.answer, site.during = answer, during
@@ -238,8 +235,7 @@ def test_of_a_request_that_died_nobody_says_that_it_was_not_saved(site: Stage, b
 
 @pytest.mark.parametrize(("alias", "shape"), [("default", "form"), ("postgres", "atomic_form")])
 def test_changed_data_while_the_first_is_saved(site: Stage, browser: Browser, shape: str, settings: Any) -> None:
-    """Naive code says that the changes are being worked on, and then shows what was saved without them. What still runs
-    is not said to be saved: it may yet end as the form with its errors, and then nothing was."""
+    """What still runs is not said to be saved: it may yet end as the form with its errors."""
     change(settings, FORM_WAIT=0.05)
     fields = browser.open(shape)
     twin = Browser(browser)

@@ -171,8 +171,7 @@ def post(shape: str, key: str | None = "key", who: str = "user1", **data: Any) -
 
 @SHAPES
 def test_acts_once(site: Stage, key: str, shape: str) -> None:
-    """For the user who was authenticated, whatever token he has. Permissions of today count: naive code, in front of
-    the view, would give the stored answer."""
+    """For the user who was authenticated, whatever token he has; permissions of today count."""
     first, second = post(shape, key, "user1 first token"), post(shape, key, "user1 second token")
     assert first.json() == second.json() == {"run": 1, "data": {"amount": 1}}
     assert (second.status_code, second["Idempotency-Replayed"]) == (201, "true")

@@ -1,8 +1,4 @@
-"""What is MySQL's and MariaDB's own.
-
-MariaDB with innodb_snapshot_isolation, which is on from 11.6.2 (Debian 13): a statement that meets a row from after
-the snapshot of its REPEATABLE READ transaction ends in error 1020, and the whole transaction with it. Keys are compared
-with what is committed, not with a snapshot, so the statements on them must go through."""
+"""MySQL's and MariaDB's own: rows from after the snapshot of the transaction (error 1020), and times of day."""
 
 from __future__ import annotations
 
@@ -105,7 +101,7 @@ def test_a_key_that_was_claimed_after_the_snapshot(key: str, what: str) -> None:
 
 
 @on_mariadb
-def test_a_copy_on_oracles_mysql(
+def test_a_copy_on_oracle_mysql(
     site: Stage, sender: Sender, key: str, monkeypatch: pytest.MonkeyPatch, alias: str
 ) -> None:
     """Its INSERT always waits for a lock, so a query asks first; MariaDB stands in for it."""

@@ -12,6 +12,8 @@ from django.http import HttpResponse, HttpResponseRedirect
 from django.test import Client
 from django.urls import path, resolve
 from django.views import View
+from hypothesis import given
+from hypothesis import strategies as st
 
 from django_distlock.idempotency import decisions, forget_user
 from django_distlock.idempotency.conf import config
@@ -61,13 +63,12 @@ def test_form_keys_of_others_and_invented_ones_are_refused(site: Stage, browser:
     assert (stolen.status_code, "Location" in stolen, site.effects) == (409, False, 1)
 
 
-@pytest.mark.parametrize("shape", ["form", "atomic_form"])
-def test_without_a_csrf_token_nothing_is_answered(site: Stage, browser: Browser, shape: str) -> None:
-    fields = browser.open(shape)
-    browser.send(fields, shape)
-    del fields["csrfmiddlewaretoken"]
-    response = browser.send(fields, shape)
-    assert (response.status_code, "Idempotency-Replayed" in response) == (403, False)
+@given(*[st.lists(st.text(), min_size=5, max_size=5)] * 2)
+def test_scopes_meet_only_if_everything_is_the_same(first: list[str], second: list[str]) -> None:
+    a, b = (decisions.scope_of("site", *parts) for parts in (first, second))
+    assert (a == b) == (first == second)
+    assert decisions.scope_of("other site", *first) != a
+    assert decisions.keyed("k", "p", "a", "bc") != decisions.keyed("k", "p", "ab", "c"), "parts run together"
 
 
 def test_header_keys_of_nobody_are_ignored_unless_they_are_allowed(site: Stage, key: str) -> None:
@@ -115,8 +116,7 @@ def test_refusals_of_a_made_up_token_fill_no_table(site: Stage, shape: str) -> N
 
 @FACES
 def test_a_view_that_checks_tokens_by_hand(site: Stage, shape: str) -> None:
-    """A refused client may try again, and gets no other client's answer. The view can vouch for its refusal, by the
-    user whom it has found, or by ``keep()``."""
+    """The view can vouch for its refusal, by the user whom it has found, or by ``keep()``."""
     site.answer = checks_by_hand
     good, invented = Sender("key", who="good"), Sender("key", who="invented")
     assert [invented.post(shape).status_code for _ in range(2)] == [401, 401]
@@ -153,8 +153,7 @@ def test_a_forged_webhook_does_not_use_up_the_number_of_the_real_one(site: Stage
 
 
 def test_the_way_to_the_log_in_is_a_refusal(site: Stage, settings: Any) -> None:
-    """``login_required`` answers 302. Naive code keeps one for each made-up token. Of a form, which may end there ("you
-    may log in now"), it is kept."""
+    """``login_required`` answers 302. Of a form, which may end there, it is kept."""
     settings.LOGIN_URL = "/accounts/login/"
     site.answer = lambda request: HttpResponseRedirect("/accounts/login/?next=/plain/")
     assert Sender("key").post().status_code == 302
@@ -225,8 +224,8 @@ def test_a_view_names_its_tenant(hosts: Stage, sender: Sender, settings: Any, ca
     """In place of the host: several hosts of one tenant, or several tenants at one host; or all views do."""
     assert runs(sender, "by_schema", ["a.example", "b.example"], **{"X-Schema": "one"}) == [1, 1]
     assert runs(sender, "by_schema", ["a.example"], **{"X-Schema": "two"}) == [2]
-    for number, given in ((3, schema), (4, f"{__name__}.schema")):
-        change(settings, SCOPE=given)
+    for number, scope in ((3, schema), (4, f"{__name__}.schema")):
+        change(settings, SCOPE=scope)
         sender.key = f"key{number}"
         assert runs(sender, "plain", ["a.example", "b.example"]) == [number, number]
     assert sender.post("wrong", headers={"Host": "a.example"}).status_code == 500

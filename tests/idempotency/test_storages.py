@@ -269,8 +269,7 @@ def test_torn_entries_are_unknown_and_a_cache_that_keeps_nothing_an_error(key: s
 
 @every_database
 def test_purge_in_batches(alias: str, databases: None, tables: None) -> None:
-    """What still runs is left, also if its lifetime is shorter. Fault: PostgreSQL may join in a loop, and chose a batch
-    for each row of the table, which was then emptied at once."""
+    """What still runs is left. PostgreSQL may join in a loop: a batch is chosen once, and not for each row."""
     storage = DatabaseStorage(alias)
     for way in ("hashjoin", "mergejoin", "hashagg", "sort", "material") if alias == "postgres" else ():
         sql(alias, f"SET enable_{way} = off")
@@ -286,7 +285,7 @@ def test_purge_in_batches(alias: str, databases: None, tables: None) -> None:
         connections[alias].close()
 
 
-def test_a_database_whose_sql_is_not_known_is_refused(
+def test_an_unknown_database_is_refused(
     site: Stage, sender: Sender, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Oracle, CockroachDB, ...: before the view acts, and by a check. With a cache the site works."""

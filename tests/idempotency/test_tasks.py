@@ -61,7 +61,7 @@ PLAIN = [("async", "get", {}), ("async", "post", JSON), ("async_decorated", "pos
 
 
 @pytest.mark.parametrize(("shape", "method", "sent"), PLAIN)
-def test_a_request_without_a_key_stays_in_its_task(
+def test_without_a_key_it_stays_in_its_task(
     site: Stage, traced: None, settings: Any, shape: str, method: str, sent: Any
 ) -> None:
     """A second task costs time, and middleware above would not see the ContextVars that the view sets."""
@@ -77,9 +77,7 @@ KEYED = [("async", JSON, 201), ("async", FORM, 500), ("async_decorated", FORM, 2
 
 
 @pytest.mark.parametrize(("shape", "sent", "status"), KEYED)
-def test_context_variables_reach_the_middleware_above(
-    site: Stage, traced: None, key: str, shape: str, sent: Any, status: int
-) -> None:
+def test_context_variables_reach_above(site: Stage, traced: None, key: str, shape: str, sent: Any, status: int) -> None:
     """Also of a request with a key, which is carried out in a task of its own."""
     site.answer = lambda request: HttpResponse(status=status)
     assert asyncio.run(post(shape, key, **sent)).status_code == status
