@@ -74,8 +74,7 @@ def run_and_become_another(link: Link, *arguments: str) -> None:
 
 
 def list_first(link: Link, alias: str, module: str) -> None:
-    """On a host so busy that the first import of the driver takes longer than a listing may; says the error of the
-    alias, if any, and whether it was this that imported the driver."""
+    """On a host so busy that the driver's import outlasts a listing: the error, and whether it was imported now."""
     met: list[str] = []
 
     class SlowDisk(MetaPathFinder):
@@ -91,14 +90,6 @@ def list_first(link: Link, alias: str, module: str) -> None:
     link.say([report.error, bool(met)])
 
 
-def own_database(**changes: Any) -> None:
-    """From now on the default database is another one, which has the site key."""
-    connections.settings["default"] = changes
-    if hasattr(connections._connections, "default"):
-        del connections["default"]
-    settings.DISTLOCK_SITE_KEY = None
-
-
 def tell(what: str) -> None:
     """Say it, and wait for leave to go on."""
     assert _link is not None
@@ -112,8 +103,10 @@ def manage(link: Link, database: str, name: str, *arguments: str) -> None:
     _link = link
     # as a program has it; the link is on the descriptor 1
     sys.stdout = sys.stderr = open(2, "w", 1, closefd=False)  # noqa: SIM115
-    own_database(**{**connections.settings[database], "NAME": name})
-    settings.DISTLOCK = {}
+    connections.settings["default"] = {**connections.settings[database], "NAME": name}
+    if hasattr(connections._connections, "default"):
+        del connections["default"]
+    settings.DISTLOCK, settings.DISTLOCK_SITE_KEY = {}, None
     settings.MIGRATION_MODULES = {"dataapp": "tests.operations.counted"}
     migrate.PAUSE = 0.05
     link.hear()

@@ -70,8 +70,7 @@ class Canary:
         self.texts += [(where, form(value)) for value in values for form in (str, repr)]
 
     def attempt(self, action: Callable[[], Any]) -> Any:
-        """Do it, and read what it gives or raises, with everything behind that, whether a traceback prints it or
-        not."""
+        """Do it, and read what it gives or raises, with everything behind that."""
         try:
             result: Any = action()
             self.read("answer", result)

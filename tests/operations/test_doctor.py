@@ -1,5 +1,4 @@
-"""``manage.py distlock doctor``: what it says of servers that are well, of real ones with something wrong, and of
-values that servers answer which do not run here (old versions), or that no test can bring about (a full table)."""
+"""``manage.py distlock doctor``: of servers that are well, of sick ones, and of values that none here answers."""
 
 from __future__ import annotations
 
@@ -167,8 +166,7 @@ def test_a_standby(settings: Any) -> None:
 @pytest.mark.tier2
 @needs_programs
 def test_galera(settings: Any) -> None:
-    """A node does not share GET_LOCK with its cluster, and so is refused by whoever asks; then the same server as a
-    plain one, which is read-only and shows no named locks."""
+    """A node does not share GET_LOCK with its cluster; then the same server, read-only and without its plugin."""
     name = connections.settings["mariadb"]["USER"]
     with running(Galera, "mariadb") as port, database_alias("galera", "mariadb", PORT=str(port), NAME=name) as galera:
         error = said(settings, MYSQL, database=galera)["error"]

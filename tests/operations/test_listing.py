@@ -1,9 +1,9 @@
-"""What held_locks() shows where it is not simple: names in other encodings, quoted tables, prepared transactions, notes
-of earlier sessions, callers that queue in this process, and many locks."""
+"""What held_locks() shows where it is not simple: odd names, prepared transactions, and servers that hang."""
 
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -17,15 +17,24 @@ from django.test import override_settings
 
 from django_distlock import UnsupportedOperation, advisory_lock, break_lock, held_locks
 from django_distlock.backends.text import printable
+from django_distlock.manager.introspection import MOST_ABANDONED
 from django_distlock.manager.registry import registry
-from tests.conftest import eventually
-from tests.faults.conftest import database_alias
+from django_distlock.models import IdempotencyRecord
+from django_distlock.testing import race
+from tests.conftest import connect, eventually
+from tests.faults.conftest import database_alias, proxied
 from tests.faults.server import ask
+from tests.operations.programs import list_first
+from tests.operations.world import UNAVAILABLE, call
+from tests.support import services
+from tests.support.processes import Child
+from tests.support.timing import within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from django_distlock.records import LockInfo
+    from tests.faults.conftest import Proxied
 
 pytestmark = pytest.mark.usefixtures("databases")
 
@@ -97,19 +106,6 @@ def test_names_and_holders_as_they_were_noted() -> None:
         assert str(info.holder).startswith(f"hôst:{number % 3}:MainThread, " if valid else "web-1:17, ")
         assert (info.acquired_at is not None) == valid
         assert info.details["also_holds"].count(", ") == len(NAMES) - 2
-
-
-def test_shared_locks_waiters_and_other_programs() -> None:
-    with foreign() as first, foreign() as second:
-        for shared in (first, second):
-            shared.execute("SELECT pg_advisory_lock_shared(%s)", [KEY])
-        second.execute("BEGIN; SELECT pg_advisory_lock(%s)", [KEY + 1])
-        with waiting(f"SELECT pg_advisory_lock({KEY + 1})", None):
-            assert [(info.shared, info.waiters) for info in found(key=str(KEY))] == [(True, 0)] * 2
-            (info,) = found(key=str(KEY + 1))
-            assert (info.shared, info.waiters, len(info.waiting)) == (False, 1, 1)
-            assert info.acquired_at is not None  # at most as old as its transaction
-            second.execute("ROLLBACK; SELECT pg_advisory_unlock_all()")
 
 
 def test_tables_whose_names_are_quoted() -> None:
@@ -209,9 +205,69 @@ def test_a_list_leaves_no_connection_open() -> None:
     assert not [each.alias for each in opened if each.connection is not None and each not in own]
 
 
-def test_wrong_settings_of_one_alias_hide_no_other_one() -> None:
-    wrong = {**settings.DISTLOCK["redis"], "OPTIONS": {"url": "x//:y"}}
-    with override_settings(DISTLOCK={**settings.DISTLOCK, "wrong": wrong}):
-        errors = {report.alias: report.error for report in held_locks()}
-    assert errors.pop("wrong") == "WrongTarget"
-    assert errors["redis"] is None
+# -- servers that hang: who looks is told within seconds which one it is, and nothing piles up
+
+
+__all__ = ["proxied"]
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("distlock-list")]
+
+
+@pytest.mark.tier2
+@pytest.mark.parametrize("using", ["postgres", "mysql", "leasetable_postgres"])
+def test_a_server_that_hangs_is_one_error_of_the_list(using: str, proxied: Proxied, settings: Any) -> None:
+    proxy = proxied(using)
+    hung = {f"hung{number}": settings.DISTLOCK[using] for number in range(2)}
+    settings.DISTLOCK = {**hung, "memory": settings.DISTLOCK["memory"]}
+    connect("hung0")
+    proxy.blackhole()
+    began = time.monotonic()
+    errors = {report.alias: bool(report.error) for report in held_locks()}
+    within(time.monotonic() - began, 4.0)  # for both: they are asked at the same time
+    assert errors == {"default": False, "hung0": True, "hung1": True, "memory": False}
+    proxy.cut()
+    eventually(lambda: not threads(), "a thread is left behind")
+
+
+@pytest.mark.tier2
+def test_those_who_look_again_at_what_hangs_do_not_pile_up(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where names of hosts are not resolved, a look comes back after minutes; the page is reloaded meanwhile."""
+    settings.DISTLOCK = {alias: settings.DISTLOCK[alias] for alias in ("memory", "redis")}
+    goes_on = threading.Event()
+    monkeypatch.setattr(registry.entry("redis").backend, "inspect", lambda: goes_on.wait(60) and [])
+    for _ in range(3):
+        for reports in race(held_locks, MOST_ABANDONED):
+            assert {report.alias: report.error for report in reports}.items() >= {
+                ("redis", "TimeoutError"),
+                ("memory", None),
+            }
+        assert threads().count("distlock-list-redis") == MOST_ABANDONED
+    goes_on.set()
+    eventually(lambda: not threads(), "a thread is left behind")
+    assert [report.error for report in held_locks("redis")] == [None]
+
+
+@pytest.mark.tier2
+def test_prune_does_the_rest_and_says_which_server_hangs(proxied: Proxied, settings: Any) -> None:
+    proxy = proxied("leasetable_postgres")
+    settings.DISTLOCK = {alias: settings.DISTLOCK[alias] for alias in ("leasetable_postgres", "leasetable")}
+    for database in ("default", "mariadb"):
+        record = IdempotencyRecord(scope="hung", state="done", claimed_at=0, expires_at=0, lives_until=0)
+        record.save(using=database, force_insert=True)
+    proxy.blackhole()
+    status, out, err = call("prune")
+    assert (status, "idempotency: 2 deleted" in out) == (UNAVAILABLE, True)
+    assert "'postgres_proxied' does not answer within 2 s" in err
+    assert services.load()["postgres"]["password"] not in err
+
+
+@pytest.mark.tier2
+@pytest.mark.parametrize(
+    ("alias", "module"),
+    [("postgres", "django_distlock.backends.postgres"), ("redis", "django_redis.client")],
+)
+def test_the_first_listing_imports_drivers_before_its_time_begins(alias: str, module: str) -> None:
+    with Child(list_first, alias, module) as child:
+        assert child.hear() == [None, True]

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("two_aliases")
 GONE = "has changed hands or was released; it was not broken."
 
 
-def test_the_holder_loses_it_and_the_log_says_who_did_it(
+def test_the_holder_loses_it_and_the_log_says_to_whom(
     as_: Callable[..., Client], caplog: pytest.LogCaptureFixture
 ) -> None:
     client = as_("both")

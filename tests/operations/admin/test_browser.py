@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 import uuid
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -233,56 +232,30 @@ def test_axe_finds_nothing_serious_and_the_policy_is_kept(page: Page, settings: 
         assert year < day < second
 
 
-# --- the clothes of other packages, at 1300 pixels, light and dark
+# --- the clothes of other packages, light and dark
 
 # What is ours on a page; the rest is the theme's.
 OURS = (".distlock-page", ".distlock-refresh", "#distlock-errors", ".distlock-list tbody")
 # What axe says of a contrast that is too low; and what WCAG wants at least, of large text.
 RATIO, SEEN = re.compile(r"color contrast of ([0-9.]+)"), 3.0
-# Text that does not fit its box, or a box that ends outside of the window or of what scrolls.
-CUT = """
-return [...document.querySelectorAll(arguments[0].map(it => `${it} *`).join())].filter(each => {
-  const box = each.getBoundingClientRect();
-  if (!box.width || each.closest('.distlock-hidden')) return false;
-  const hides = getComputedStyle(each).overflowX !== 'visible';
-  return hides && each.scrollWidth > each.clientWidth + 1 || box.right > innerWidth + 1 || box.left < -1;
-}).concat([...document.querySelectorAll('.distlock-list')].filter(each => each.scrollWidth > each.clientWidth + 1))
-.map(each => each.outerHTML.slice(0, 100))
-"""
-# The edge of a field must be seen: a border or a background of its own.
-EDGE = "const style = getComputedStyle(document.querySelector('#distlock-reason'));"
-EDGE += "return [style.borderBottomStyle, parseFloat(style.borderBottomWidth), style.borderBottomColor]"
 
 
 def serve(link: Link) -> None:
-    """In a process of its own, as a theme cannot be added to one that runs: hold locks, have another thread wait for
-    one, and serve the pages about them until told to end."""
+    """In a process of its own, as a theme cannot be added to one that runs: hold locks and serve their pages."""
     global urlpatterns
     urlpatterns = [path("admin/", admin.site.urls)]
     if apps.is_installed("grappelli"):
         urlpatterns.insert(0, path("grappelli/", include("grappelli.urls")))
     usual.ROOT_URLCONF = __name__
-
-    def wait() -> None:
-        with advisory_lock(NAME, using="leases", timeout=300):
-            pass
-
-    with ExitStack() as stack:
-        waiter = threading.Thread(target=wait)
-        stack.callback(lambda: waiter.join())
-        for using, name, shared in (("leases", NAME, False), ("leases", "stock:9", False), ("default", "prices", True)):
-            stack.enter_context(advisory_lock(name, using=using, shared=shared, timeout=5))
-        waiter.start()
-        eventually(lambda: any(info.waiters for info in held_locks("leases")[0].locks), "nobody waits")
+    with advisory_lock(NAME, using="leases", timeout=5), advisory_lock("prices", shared=True, timeout=5):
         server = LiveServer("127.0.0.1:0")
-        stack.callback(server.stop)
         link.say(server.url)
         link.hear()
+        server.stop()
 
 
 def faint(page: Page) -> list[str]:
-    """Text that is hard to read. The colour of links is the theme's: jazzmin's and grappelli's have a little less
-    contrast than WCAG wants, but can be seen."""
+    """Text that is hard to read; the colour of links is the theme's, which need only be seen."""
     present = [selector for selector in OURS if page.run("return !!document.querySelector(arguments[0])", selector)]
     ours = axe.faults(page.profile, "color-contrast", within=present, without=["a:not(.distlock-break)"])
     every = axe.faults(page.profile, "color-contrast", within=present)
@@ -290,13 +263,11 @@ def faint(page: Page) -> list[str]:
 
 
 @pytest.mark.parametrize("theme", ["unfold", "jazzmin", "grappelli"])
-def test_in_a_theme_nothing_is_invisible_and_nothing_is_cut(theme: str, tab: Tab) -> None:
+def test_in_a_theme_nothing_is_invisible(theme: str, tab: Tab) -> None:
     module = "tests.operations.admin.themed_settings"
     environment = {"DJANGO_SETTINGS_MODULE": module, "DISTLOCK_TEST_THEME": theme}
-    size = {"width": 1300, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     found = {}
     with Child(serve, env=environment) as child, visit(tab, child.hear()) as page:
-        page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         page.go()
         assert NAME in page.names()
         assert page.text("#distlock-refresh") == "Refresh every 5 s"
@@ -306,10 +277,6 @@ def test_in_a_theme_nothing_is_invisible_and_nothing_is_cut(theme: str, tab: Tab
             page.open(url)
             for dark in (True, False):
                 page.profile.dark(dark)
-                found[url, dark] = faint(page) + page.run(CUT, OURS)
-        style, width, colour = page.run(EDGE)
-        page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+                found[url, dark] = faint(page)
         child.say("end")
-    assert (style, width >= 1) == ("solid", True)
-    assert colour not in ("transparent", "rgba(0, 0, 0, 0)", "rgb(255, 255, 255)")
     assert not any(found.values()), found

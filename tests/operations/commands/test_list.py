@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +12,10 @@ import pytest
 from django.core.management import call_command
 from django.test import override_settings
 
-from django_distlock import BackendUnavailable, advisory_lock
+from django_distlock import BackendUnavailable, LockLost, advisory_lock
 from django_distlock.models import IdempotencyRecord, LockEvent
 from django_distlock.operations.commands import listing
-from django_distlock.operations.commands.listing import described
 from django_distlock.operations.pruning import prune
-from django_distlock.records import LockInfo
 from tests.faults.conftest import BACKENDS
 from tests.operations.world import CANARY, DOWN, MEMORY, UNAVAILABLE, WRONG, Terminal, call, manage, without_table
 
@@ -27,7 +26,6 @@ pytestmark = pytest.mark.usefixtures("databases")
 
 HOSTILE = "a\x1b[31m\r\nb\u202e\u2028\x9b<script>\x00"
 SHOWN = r"a\x1b[31m\r\nb\u202e\u2028\x9b<script>\x00"
-NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +39,7 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
         ("migrate --plan {} {}", 0),
     ],
 )
-def test_each_subcommand_takes_the_arguments_of_django_and_a_known_alias(
+def test_subcommands_take_arguments_of_django_and_known_aliases(
     command: str, status: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     everywhere = "--settings tests.settings --pythonpath . -v 2 --traceback --no-color"
@@ -89,26 +87,19 @@ def test_json_has_stable_keys(name: str) -> None:
 
 
 def test_names_cannot_steer_the_terminal() -> None:
-    with advisory_lock(HOSTILE, using="redis"):
-        _, out, _ = call("list", "--using", "redis", "--table")
+    """Neither in the list nor in what is shown before a lock is broken."""
+    with suppress(LockLost), advisory_lock(HOSTILE, using="redis"):
         assert call("list", "--using", "redis")[1].isascii()
-    assert all(char.isprintable() for char in out.replace("\n", ""))
-    assert sum(SHOWN[:11] in line for line in out.splitlines()) == 1
+        for command in (["list", "--table"], ["break", HOSTILE, "--yes"]):
+            _, out, _ = call(*command, "--using", "redis")
+            assert all(char.isprintable() for char in out.replace("\n", ""))
+            assert any(SHOWN[:11] in line for line in out.splitlines())
 
 
-def test_everything_is_shown_before_a_lock_is_broken() -> None:
-    details = {"pid": "7", "also_holds": "other"}
-    info = LockInfo(
-        backend="a", key="k", name=HOSTILE, holder="h\x1b", acquired_at=NOW - timedelta(seconds=61), fence=7,
-        waiters=2, waiting=("w1", "w\n2"), details=details,
-    )  # fmt: skip
-    assert described(info, NOW) == [
-        "a: " + SHOWN,
-        r"  held by h\x1b, since 2026-01-02 03:03:04 UTC (1m1s)",
-        "  fence 7",
-        r"  at least 2 waiting: w1; w\n2",
-        "  breaking it ends the whole database session and rolls its transaction back; it also holds: other",
-    ]
+def test_what_is_lost_with_a_session_is_shown_before_it_is_ended(name: str) -> None:
+    with suppress(LockLost), advisory_lock(name, using="postgres"), advisory_lock(f"{name}-too", using="postgres"):
+        _, out, _ = call("break", name, "--using", "postgres", "--yes")
+        assert "ends the whole database session and rolls its transaction back; it also holds: " in out
 
 
 def test_a_backend_that_is_down_is_a_line(settings: Any) -> None:
@@ -193,9 +184,7 @@ def test_what_is_down_or_missing_keeps_nothing_else_from_being_pruned(settings: 
 
 
 @pytest.mark.parametrize("setting", ["DISTLOCK_BROWSER", "DISTLOCK_EDITING"])
-def test_a_wrong_setting_of_one_feature_keeps_nothing_else_from_being_pruned(
-    settings: Any, records: None, setting: str
-) -> None:
+def test_a_wrong_setting_keeps_nothing_else_from_being_pruned(settings: Any, records: None, setting: str) -> None:
     settings.DISTLOCK = {}
     setattr(settings, setting, {"TLL": 5})
     status, out, err = call("prune")

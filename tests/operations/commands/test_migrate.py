@@ -47,8 +47,7 @@ def errors(child: Child) -> str:
 @pytest.mark.tier2
 @pytest.mark.parametrize("database", ["postgres", "mariadb", "default"])
 def test_several_processes_migrate_once(database: str, tmp_path: Path) -> None:
-    """All others wait while the first one is in the middle of it, also through CREATE INDEX CONCURRENTLY, which would
-    wait for statements that wait. The table of the site key is not there when they begin."""
+    """Also through CREATE INDEX CONCURRENTLY, which waits for statements that wait; there is no site key yet."""
     command = ["distlock", "migrate", "dataapp", "-v0"]
     with fresh(database, tmp_path) as name, ExitStack() as stack:
         children = [stack.enter_context(Child(manage, database, name, *command)) for _ in range(3)]

@@ -188,8 +188,7 @@ os.execvp("sleep", ["sleep", "60"])
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
 @pytest.mark.parametrize("itself", [False, True], ids=["descendant", "program"])
 def test_a_process_of_another_user_is_no_traceback(name: str, itself: bool) -> None:
-    """It cannot be ended: the program is waited for, a descendant changes no status. Naive code meets
-    PermissionError: a traceback, and the status 1."""
+    """It cannot be ended: the program is waited for, a descendant changes no status."""
     command = ["sh", "-c", "echo $$; exec sleep 60"] if itself else [sys.executable, "-c", WITH_FOREIGN_CHILD]
     known = [name, "--using", "postgres", "--grace", "0.2", "--", *command]
     with running(*known, by=run_and_become_another) as child:
