@@ -222,7 +222,6 @@ def tasks(names: Names) -> None:
     for library in ("", "_rq", "_huey", "_dramatiq"):
         names[f"send_invoice{library}"](7)
     function_of(names["send_invoice_task"])(None, 7)
-    asyncio.run(function_of(names["send_invoice_async"])(7))
     names["count_stock"]("sku")
     names["nightly"]()
     delivered_twice(names)
