@@ -5,26 +5,19 @@ DB, DISTLOCK_SERVICES, DISTLOCK_DEMO_DB, DISTLOCK_DEMO_TIMEOUT, DISTLOCK_TEST_SU
 DISTLOCK_ATOMIC_REQUESTS=1        every request in a transaction (ATOMIC_REQUESTS)
 DISTLOCK_CONN_MAX_AGE             seconds that a connection to the database is kept for later requests (CONN_MAX_AGE)
 DISTLOCK_SITE_KEY                 the site key; without it `migrate` makes one and keeps it in the database
-DISTLOCK_DEMO_DEBUG=1             Django's debug pages
 DISTLOCK_DEMO_HASH_ITERATIONS     rounds of the password hash: the work between a sign-up's check and its insert
 DISTLOCK_DEMO_PAYMENT_SECONDS     how long an order's payment takes
-DISTLOCK_DEMO_EDITING             the setting DISTLOCK_EDITING, as JSON
 """
 
 from __future__ import annotations
 
-import json
 import os
 from importlib.util import find_spec
-from pathlib import Path
 
 from testproject.databases import caches, databases, lock_aliases
 
-PROJECT = Path(__file__).resolve().parent
-
 # Protects nothing: the demo listens on the loopback interface and holds made-up accounts.
 SECRET_KEY = "demo-only-" + "not-a-secret" * 4
-DEBUG = os.environ.get("DISTLOCK_DEMO_DEBUG") == "1"
 ALLOWED_HOSTS = ["127.0.0.1", "localhost", "[::1]"]
 
 DATABASES = databases()
@@ -39,15 +32,13 @@ if site_key := os.environ.get("DISTLOCK_SITE_KEY"):
     DISTLOCK_SITE_KEY = site_key
 
 # These scenes show parts of the package that can be taken out, and go with them.
-ORDERS = ["testproject.orders"] if find_spec("django_distlock.idempotency") else []
-ARTICLES = ["testproject.articles"] if find_spec("django_distlock.editing") else []
-BROWSER = ["testproject.tabs"] if find_spec("django_distlock.browser") else []
+SHOWN = {"articles": "editing", "orders": "idempotency", "tabs": "browser"}
+OPTIONAL = [f"testproject.{app}" for app, part in SHOWN.items() if find_spec(f"django_distlock.{part}")]
+ORDERS = "testproject.orders" in OPTIONAL
 
 INSTALLED_APPS = [
     "django_distlock",
-    *ARTICLES,
-    *BROWSER,
-    *ORDERS,
+    *OPTIONAL,
     "testproject.registration",
     "testproject.replay",
     "testproject.scenes",
@@ -79,11 +70,7 @@ SCENES = [
     "testproject.scenes.scheduler.Scheduler",
     *(["testproject.orders.scene.Orders"] if ORDERS else []),
 ]
-if ORDERS:
-    CSRF_FAILURE_VIEW = "django_distlock.idempotency.csrf.csrf_failure"
-if ARTICLES:
-    CSRF_FAILURE_VIEW = "testproject.articles.failures.csrf_failure"
-WSGI_APPLICATION = "testproject.wsgi.application"
+CSRF_FAILURE_VIEW = "testproject.failures.csrf_failure"
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
@@ -103,8 +90,6 @@ MESSAGE_STORAGE = "django.contrib.messages.storage.cookie.CookieStorage"
 # One hasher for sign-ups and for the admin, with its cost as a setting.
 PASSWORD_HASHERS = ["testproject.registration.models.DemoPasswordHasher"]
 PASSWORD_HASH_ITERATIONS = int(os.environ.get("DISTLOCK_DEMO_HASH_ITERATIONS") or 60_000)
-
-DISTLOCK_EDITING = json.loads(os.environ.get("DISTLOCK_DEMO_EDITING") or "{}")
 
 PAYMENT_SECONDS = float(os.environ.get("DISTLOCK_DEMO_PAYMENT_SECONDS") or 1.5)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from django.conf import settings
 from django.urls import reverse
 
-from testproject.replay.crowd import Post, Visitor, fire, span
+from testproject.replay.crowd import Request, fire, open_form, span
 from testproject.replay.scene import Column, Figures, Option, Scene, Stage, Way, many
 from testproject.replay.server import Server
 
@@ -71,11 +71,11 @@ def sent(port: int, way: Way, kind: str, clicks: int) -> Figures:
     """The same order, sent `clicks` times at once; what it made is cleared away."""
     order = {"item": "cup", "quantity": 2, "sheet": str(uuid.uuid4())}
     if kind == FORM:
-        post = Visitor.arrive(port, reverse(f"order-{way.slug}")).post(order, accept="text/html")
+        request = open_form(port, reverse(f"order-{way.slug}")).filled(order, accept="text/html")
     else:
         headers = {"Content-Type": "application/json", "Idempotency-Key": secrets.token_urlsafe(16)}
-        post = Post(port, reverse(f"order-api-{way.slug}"), json.dumps(order), headers)
-    answers, _ = fire([post] * clicks)
+        request = Request(port, reverse(f"order-api-{way.slug}"), json.dumps(order), headers)
+    answers, _ = fire([request] * clicks)
     made = Order.objects.filter(sheet=order["sheet"])
     payments = {reverse("order", args=[pk]): payment for pk, payment in made.values_list("pk", "payment")}
     made.delete()
@@ -85,20 +85,21 @@ def sent(port: int, way: Way, kind: str, clicks: int) -> Figures:
 def phase(kind: str, answers: list[Answer], orders: Mapping[str, str]) -> Figures:
     """`orders`: the address of each order that was made, and its payment. `first` answers were a view's own and
     `replayed` ones stored; `wrong` are those that neither name the order nor say that it is being made."""
-    placed = [answer for answer in answers if answer.status in PLACED and answer.location in orders]
+    placed = [answer for answer in answers if answer.status in PLACED and answer.headers.get("Location") in orders]
     wrong = [answer for answer in answers if answer not in placed and answer.status != BUSY]
-    labels = Counter(f"{answer.status} replayed" if answer.replayed else str(answer.status) for answer in answers)
+    replayed = [answer for answer in answers if answer.headers.get("Idempotency-Replayed") == "true"]
+    labels = Counter(f"{answer.status} replayed" if answer in replayed else answer.fault for answer in answers)
     return {
         "kind": kind,
         "requests": len(answers),
         "orders": len(orders),
         "duplicates": max(0, len(orders) - 1),
         "payments": len(set(orders.values())),
-        "first": sum(not answer.replayed for answer in placed),
-        "replayed": sum(answer.replayed for answer in placed),
+        "first": len(placed) - len(replayed),
+        "replayed": len(replayed),
         "busy": sum(answer.status == BUSY for answer in answers),
         "answers": ", ".join(f"{number} x {label}" for label, number in sorted(labels.items())),
         "wrong": len(wrong),
-        "errors": sorted({f"{answer.status} {answer.error}".strip() for answer in wrong}),
+        "errors": sorted({answer.fault for answer in wrong}),
         "seconds": round(span(answers), 3),
     }

@@ -27,7 +27,7 @@ class Account(models.Model):
 
 
 class Door(models.Model):
-    """A row to lock, for work that no row of its own stands for; made by the migration."""
+    """A row to lock, for work that no row of its own stands for; made by the first replay."""
 
     REGISTRATION = 1
 

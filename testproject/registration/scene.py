@@ -14,11 +14,11 @@ from django.db import connection
 from django.db.models import Count
 
 from django_distlock import advisory_lock
-from testproject.replay.crowd import CLIENTS, Visitor, fire, span, times
+from testproject.replay.crowd import CLIENTS, fire, milliseconds, open_form, span
 from testproject.replay.scene import Column, Figures, Option, Scene, Stage, Way, many
 from testproject.replay.server import Server
 
-from .models import Account
+from .models import Account, Door
 from .views import WAYS, none
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class Registration(Scene):
     @contextmanager
     def stage(self, given: Mapping[str, Any]) -> Iterator[Stage]:
         Account.objects.filter(email__endswith=f"@{DOMAIN}").delete()
+        Door.objects.get_or_create(pk=Door.REGISTRATION)
         with Server() as server:
             race = Race(server.port)
             # Every server process loads what it loads at its first request: the way that comes first must not pay.
@@ -115,7 +116,7 @@ class Race:
         self.port, self.run, self.bursts = port, secrets.token_hex(4), 0
         email = f"regular-{self.run}@{DOMAIN}"
         Account.objects.create(email=email, password=make_password(PASSWORD))
-        self.log_in = Visitor.arrive(port, "/login/").post({"email": email, "password": PASSWORD})
+        self.log_in = open_form(port, "/login/").filled({"email": email, "password": PASSWORD})
 
     def burst(self, way: Way, *, addresses: int = 1, times: int = 1) -> Figures:
         """Send so many addresses so many times, all at once."""
@@ -129,8 +130,8 @@ class Race:
         return [f"scanner-{self.run}-{self.bursts}-{number}@{DOMAIN}" for number in range(count)]
 
     def sign_ups(self, way: Way, emails: Sequence[str]) -> list[Any]:
-        visitor = Visitor.arrive(self.port, f"/register/{way.slug}/")
-        return [visitor.post({"email": email, "password": PASSWORD}) for email in emails]
+        form = open_form(self.port, f"/register/{way.slug}/")
+        return [form.filled({"email": email, "password": PASSWORD}) for email in emails]
 
     def log_in_while_held(self, way: Way) -> bool:
         """Whether a log-in is answered while somebody holds the lock, and a sign-up only afterwards."""
@@ -148,12 +149,12 @@ def phase(sign_ups: Sequence[Answer], log_ins: Sequence[Answer], made: Sequence[
     """One burst through one way; `made` is the number of accounts of each address that has any.
 
     `duplicates` are accounts beyond the first of an address; `failed` counts the sign-ups and log-ins without a proper
-    answer, and `errors` has each kind of failure once; `processes` is how many server processes answered.
+    answer, and `errors` has each kind of failure once; `processes` is how many server processes answered, which are
+    named in each answer.
     """
     failed = [answer for answer in sign_ups if answer.status not in (201, 409, 503)]
     failed += [answer for answer in log_ins if answer.status != 200]
     statuses = dict(sorted(Counter(str(answer.status) for answer in sign_ups).items()))
-    log_in, log_in_p99 = times([answer.seconds for answer in log_ins])
     return {
         "requests": len(sign_ups),
         "addresses": addresses,
@@ -162,10 +163,10 @@ def phase(sign_ups: Sequence[Answer], log_ins: Sequence[Answer], made: Sequence[
         "statuses": statuses,
         "answers": ", ".join(f"{number} x {status}" for status, number in statuses.items()),
         "failed": len(failed),
-        "errors": sorted({f"{answer.status} {answer.error}".strip() for answer in failed}),
-        "processes": len({answer.process for answer in sign_ups} - {None}),
+        "errors": sorted({answer.fault for answer in failed}),
+        "processes": len({answer.headers.get("Process") for answer in sign_ups}),
         "per_second": round(len(sign_ups) / span(sign_ups), 1),
-        "sign_up": times([answer.seconds for answer in sign_ups])[0],
-        "log_in": log_in,
-        "log_in_p99": log_in_p99,
+        "sign_up": milliseconds(sign_ups),
+        "log_in": milliseconds(log_ins),
+        "log_in_p99": milliseconds(log_ins, 0.99),
     }

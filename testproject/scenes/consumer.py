@@ -1,9 +1,10 @@
 """A consumer of transfers, built on FastStream: the broker delivers at least once, the accounts see each message once.
 
-`Consumer.on_transfer` knows no broker. With Kafka `redis_app` becomes
+The handler knows no broker. With Kafka the subscriber of `redis_app` becomes
 
-    broker = KafkaBroker("localhost:9092")
-    broker.subscriber("transfers", group_id=GROUP, ack_policy=ACK_POLICY, auto_offset_reset="earliest")(on_transfer)
+    subscriber = KafkaBroker("localhost:9092").subscriber(
+        "transfers", group_id=GROUP, ack_policy=ACK_POLICY, auto_offset_reset="earliest")
+    subscriber(on_transfer(act_once))
 
 where the group itself gives what a dead consumer has not acknowledged to another one.
 """
@@ -76,30 +77,26 @@ def act_once(message: TransferMessage) -> bool:
         return first and act_each_time(message)
 
 
-@dataclass(frozen=True)
-class Consumer:
-    """What is done with a message. `committed` is called between the commit and the acknowledgement."""
+def on_transfer(act: Callable[[TransferMessage], bool]) -> Callable[[Any], Any]:
+    """The handler of a message. It takes any body: one that FastStream itself refuses would be delivered for ever."""
 
-    act: Callable[[TransferMessage], bool] = act_once
-    committed: Callable[[], None] = lambda: None
+    def receive(message: TransferMessage) -> None:
+        close_old_connections()  # as before each request: the database may have been restarted since the last message
+        act(message)
 
-    async def on_transfer(self, body: Any) -> None:
-        """Any body, because one that FastStream itself refuses would be delivered again for ever."""
+    async def handle(body: Any) -> None:
         try:
-            message = TransferMessage.parse(body)
             # One thread for all of them, which keeps its connection: the ORM has no transactions for asyncio.
-            await sync_to_async(self.receive)(message)
+            await sync_to_async(receive)(TransferMessage.parse(body))
         except (ValueError, Account.DoesNotExist) as error:
             logger.error("Dropped: %s", error)
-        else:
-            self.committed()
 
-    def receive(self, message: TransferMessage) -> None:
-        close_old_connections()  # as before each request: the database may have been restarted since the last message
-        self.act(message)
+    return handle
 
 
-def redis_app(consumer: Consumer, *, url: str, stream: str, name: str, claim_after: float) -> FastStream:
+def redis_app(
+    act: Callable[[TransferMessage], bool], *, url: str, stream: str, name: str, claim_after: float
+) -> FastStream:
     """An application that reads `stream` as the member `name` of the group.
 
     `claim_after`: how many seconds after its delivery an unacknowledged message is taken from its reader. It is meant
@@ -120,14 +117,19 @@ def redis_app(consumer: Consumer, *, url: str, stream: str, name: str, claim_aft
     # message at a time, or the first to read takes all there are, and they grow old while they wait for their turn.
     for member, idle in ((name, None), (f"{name}-claims", round(claim_after * 1000))):
         reader = StreamSub(stream, group=GROUP, consumer=member, max_records=1, min_idle_time=idle)
-        broker.subscriber(stream=reader, ack_policy=ACK_POLICY)(consumer.on_transfer)
+        broker.subscriber(stream=reader, ack_policy=ACK_POLICY)(on_transfer(act))
     return FastStream(broker, logger=logger, on_startup=[make_group])
 
 
-def consume(pipe: Any, *, act: Callable[[TransferMessage], bool], dies: bool, **reader: Any) -> None:
+def consume(pipe: Any, act: Callable[[TransferMessage], bool], *, dies: bool, **reader: Any) -> None:
     """What a process of the replay does; `dies`: it kills itself between its first commit and the acknowledgement."""
-    die = (lambda: os.kill(os.getpid(), signal.SIGKILL)) if dies else (lambda: None)
-    asyncio.run(redis_app(Consumer(act, die), **reader).run())
+
+    def act_and_die(message: TransferMessage) -> bool:
+        act(message)
+        os.kill(os.getpid(), signal.SIGKILL)
+        return True
+
+    asyncio.run(redis_app(act_and_die if dies else act, **reader).run())
 
 
 async def publish(url: str, stream: str, bodies: list[dict[str, Any]]) -> None:

@@ -106,16 +106,16 @@ def deliver_all(url: str, bodies: list[dict[str, Any]], consumers: int, act: Cal
     from .consumer import consume, publish
 
     stream = f"wallet-transfers-{uuid.uuid4()}"
-    reader = {"act": act, "url": url, "stream": stream, "claim_after": CLAIM_AFTER}
+    reader = {"url": url, "stream": stream, "claim_after": CLAIM_AFTER}
     try:
         with redis.Redis.from_url(url) as client, Team() as team:
             asyncio.run(publish(url, stream, [body for body in bodies for _ in range(2)]))
             client.expire(stream, SECONDS)  # should this process be killed
-            doomed = team.start(consume, dies=True, name="doomed", **reader).process
+            doomed = team.start(consume, act, dies=True, name="doomed", **reader).process
             doomed.join(SECONDS)
             if doomed.exitcode != -signal.SIGKILL:
                 raise ReplayError("The consumer that was to die between commit and acknowledgement did not.")
-            members = [team.start(consume, dies=False, name=f"member-{n}", **reader) for n in range(consumers)]
+            members = [team.start(consume, act, dies=False, name=f"member-{n}", **reader) for n in range(consumers)]
             wait_until_empty(client, stream, [member.process for member in members])
             for member in members:
                 member.process.kill()

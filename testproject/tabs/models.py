@@ -1,8 +1,7 @@
-"""What several tabs and people change at once: a board with pieces, and carts; and a ledger of what was asked."""
+"""What several tabs and people change at once: a board with pieces, and carts, which are what their ledger says."""
 
 from __future__ import annotations
 
-from django.conf import settings
 from django.db import models
 
 COLUMNS, ROWS = 8, 5
@@ -25,11 +24,11 @@ class Piece(models.Model):
 
 
 class Entry(models.Model):
-    """A request to change the cart of a user, or the board, and how it was answered. The fence says in which order tabs
-    or hands had the lock."""
+    """What a user wants of a cart or the board, and how it was answered. The fence says in which order tabs or hands
+    had the lock."""
 
-    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
     at = models.DateTimeField(auto_now_add=True)
+    by = models.CharField(max_length=150)
     tab = models.CharField(max_length=8)
     asked = models.CharField(max_length=40)
     fence = models.BigIntegerField(null=True)
@@ -45,7 +44,6 @@ class Entry(models.Model):
 def pieces() -> models.QuerySet[Piece]:
     """The pieces of the board, which are put there when somebody looks for the first time."""
     if not Piece.objects.exists():
-        fields = ("name", "sign", "column", "row")
-        made = [Piece(**dict(zip(fields, values, strict=True))) for values in START]
+        made = [Piece(name=name, sign=sign, column=column, row=row) for name, sign, column, row in START]
         Piece.objects.bulk_create(made, ignore_conflicts=True)
     return Piece.objects.all()

@@ -26,7 +26,7 @@ def demo_database(engine: str, folder: Path) -> Iterator[dict[str, str]]:
     name = f"distlock_scenario_{os.getpid()}"
     with scratch_database(engine, name):
         environment = {"DB": engine, "DISTLOCK_DEMO_DB": str(folder / "demo.sqlite3") if engine == "sqlite" else name}
-        done = manage("migrate", "--verbosity=0", environment=environment)
+        done = manage("migrate", "--run-syncdb", "--verbosity=0", environment=environment)
         assert done.returncode == 0, done.stderr
         yield environment
 

@@ -40,7 +40,7 @@ ROWS = (Piece, Entry, Article, Order, Registered, Account, Run)
 @pytest.fixture(autouse=True)
 def scenes(databases: None, settings: Any) -> Iterator[None]:
     settings.PAYMENT_SECONDS = 0
-    Door.objects.get_or_create(pk=Door.REGISTRATION)  # a test that empties all tables may have come before
+    Door.objects.get_or_create(pk=Door.REGISTRATION)  # as a replay does
     yield
     for lease in upkeep.held("default", of_objects=False):
         upkeep.break_lease(named("default", lease.name), lease.fence)

@@ -6,6 +6,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+from django.apps import apps
 from django.contrib.auth import get_user_model
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError, CommandParser
@@ -43,7 +44,9 @@ class Command(BaseCommand):
         parser.add_argument("--port", type=int, help="default: 8000, or a free one if that is taken")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        call_command("migrate", interactive=False, verbosity=0)
+        call_command("migrate", run_syncdb=True, interactive=False, verbosity=0)
+        if apps.is_installed("testproject.articles"):
+            call_command("loaddata", "articles", verbosity=0)
         self.stdout.write("Replaying the registration race against a real server:")
         arguments = [f"--{name}={options[name]}" for name in ("identical", "distinct")]
         try:

@@ -39,9 +39,8 @@ class Command(BaseCommand):
             if not isinstance(option.default, str) and given[option.name] < option.least:
                 raise CommandError(f"--{option.name} must be at least {option.least}")
         if Run._meta.db_table not in connection.introspection.table_names():
-            raise CommandError(
-                f"The {connection.display_name} database has no tables yet: run `{command_line('migrate')}`."
-            )
+            cure = command_line("migrate --run-syncdb")
+            raise CommandError(f"The {connection.display_name} database has no tables yet: run `{cure}`.")
         try:  # nothing but the figures goes to the standard output of --json
             result, log = replay(scene, ways, given, tell=(self.stderr if quiet else self.stdout).write)
         except (ReplayError, DistlockError, ImproperlyConfigured) as error:
