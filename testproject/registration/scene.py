@@ -98,15 +98,9 @@ class Registration(Scene):
         made += f"; {many(row['failed'], 'request')} failed" if row["failed"] else ""
         proof = ", and one was answered while a registration waited for the lock" if row["log_in_while_held"] else ""
         median = way["rows"][-1]["log_in"]
+        if not (way["prevents"] or self.possible()):
+            made += " (with ATOMIC_REQUESTS each request holds the write lock of SQLite: there is no race to lose)"
         return f"{way['title']}: {made}. Log-ins meanwhile took {median:.0f} ms (median){proof}."
-
-    def text(self, result: Figures) -> str:
-        if self.possible():
-            return super().text(result)
-        return super().text(result) + (
-            "\nWith ATOMIC_REQUESTS on SQLite every request holds the database's write lock from its first statement "
-            "(BEGIN IMMEDIATE), so the race cannot happen here even without a lock."
-        )
 
 
 class Race:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import http.client
 import importlib.util
 import socket
 import subprocess
 import sys
 import tempfile
-from contextlib import closing, suppress
+from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Self
 
 from . import ReplayError
 from .commands import TOP
+from .crowd import Request
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-START_SECONDS = 60
 STOP_SECONDS = 10
 
 
@@ -47,11 +46,12 @@ class Server:
         with listen(self.ports) as listener:
             self.port = listener.getsockname()[1]
             self.process = self._start(listener.fileno())
-        try:
-            self._wait_until_ready()
-        except BaseException:
+        # The application is loaded once, before the first worker: when one answers, no other one has to load it.
+        answer = Request(self.port, "/").send()
+        if not answer.status:
+            tail = self.log_tail()
             self.__exit__()
-            raise
+            raise ReplayError(f"The server did not start ({answer.body}). Its log:\n{tail}")
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -72,27 +72,16 @@ class Server:
     def _start(self, listener: int) -> subprocess.Popen[bytes]:
         # A process takes no more connections than it has threads: what it cannot serve at once, another one accepts.
         sizes = {"workers": self.workers, "threads": self.threads, "worker-connections": self.threads}
+        command = [sys.executable, "-m", "gunicorn", "--config", "python:testproject.replay.gunicorn_conf"]
+        command += [*(f"--{name}={size}" for name, size in sizes.items()), f"--bind=fd://{listener}"]
         return subprocess.Popen(
-            [
-                *(sys.executable, "-m", "gunicorn", "--config", "python:testproject.replay.gunicorn_conf"),
-                *(f"--{name}={size}" for name, size in sizes.items()),
-                *("--bind", f"fd://{listener}", "testproject.wsgi:application"),
-            ],
+            [*command, "testproject.wsgi:application"],
             cwd=TOP,
             pass_fds=(listener,),
             stdin=subprocess.DEVNULL,
             stdout=None if self.show_log else self.log,
             stderr=None if self.show_log else subprocess.STDOUT,
         )
-
-    def _wait_until_ready(self) -> None:
-        """The application is loaded once, before the first worker: when one answers, no other one has to load it."""
-        try:
-            with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=START_SECONDS)) as connection:
-                connection.request("HEAD", "/")
-                connection.getresponse()
-        except OSError as error:
-            raise ReplayError(f"The server did not start ({error}). Its log:\n{self.log_tail()}") from error
 
 
 def listen(ports: Iterable[int]) -> socket.socket:

@@ -93,17 +93,6 @@ def fenced(*sale: Any) -> bool:
     return sell_leased(*sale, write)
 
 
-@way("Lease and save(fence=)", "item.save(fence=lease)", pauses=True)
-def saved(*sale: Any) -> bool:
-    """The same for an instance that is saved: its write carries the token, and is refused."""
-
-    def write(item: Item, fence: int) -> None:
-        item.stock -= 1
-        item.save(fence=fence)
-
-    return sell_leased(*sale, write)
-
-
 @way("Lease and enforce_fence", "class Item(FencedModel): enforce_fence = True", pauses=True)
 def trigger(*sale: Any) -> bool:
     """A script that knows nothing of fenced writes sends a plain UPDATE with its token. The table's trigger refuses
@@ -118,7 +107,7 @@ def trigger(*sale: Any) -> bool:
 class Inventory(Scene):
     name = "inventory"
     help = "Many processes sell the last items, one of them stopped beyond the end of its lease."
-    ways = (none, advisory, row, lease, fenced, saved, trigger)
+    ways = (none, advisory, row, lease, fenced, trigger)
     options = (
         Option("stock", 40, "units there are"),
         Option("workers", 8, "processes that sell", least=2),

@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 SLOT = 0.1  # seconds between two jobs
 WORK = 0.01  # seconds that a job takes
 SLOTS = 4  # that go by between two incidents
-ALLOWED = 1.0  # seconds after the end of its lock within which another copy must lead
+ALLOWED = 1.0  # seconds after the end of its lease within which another copy must lead
 
 
 @way("No leader", prevents=False)
 def none(copy: Copy, pipe: Connection, **office: Any) -> None:
     """Every copy looks what is due, runs it and writes down that it was run."""
-    copy.run_until(lambda seconds: not pipe.poll(seconds))
+    copy.run_while(lambda seconds: not pipe.poll(seconds))
 
 
 @way("Leader alone", 'Leader("scheduler", on_elected=run_what_is_due)', prevents=False, pauses=True)
 def leader(copy: Copy, pipe: Connection, **office: Any) -> None:
     """Only the leader runs what is due. It is killed, and another copy goes on. That one falls asleep in the middle of
     a job, the third one leads meanwhile, and then it wakes up, ends the job, and sets the schedule back."""
-    with Leader(**office, on_elected=lambda term: copy.run_until(term.wait, term)):
+    with Leader(**office, on_elected=lambda term: copy.run_while(term.wait, term)):
         pipe.recv()
 
 
@@ -48,21 +48,8 @@ def leader(copy: Copy, pipe: Connection, **office: Any) -> None:
 def fenced(copy: Copy, pipe: Connection, **office: Any) -> None:
     """The same kill and the same sleep. The schedule has been written with a later token, and the database refuses the
     one who slept."""
-    with Leader(**office, on_elected=lambda term: copy.run_until(term.wait, term, term.fence)):
+    with Leader(**office, on_elected=lambda term: copy.run_while(term.wait, term, term.fence)):
         pipe.recv()
-
-
-def run_next(pk: int, due: int, work: Callable[[], None], fence: int | None) -> None:
-    """Run the slot after the last one, if it is due. With a fence: LockLost if another leader has written since, and
-    then nothing of it is done."""
-    slot = Schedule.objects.get(pk=pk).last + 1
-    if slot > due:
-        return
-    work()
-    with transaction.atomic():
-        schedules = Schedule.objects if fence is None else Schedule.objects.fenced(fence)
-        schedules.filter(pk=pk).update(last=slot)
-        Job.objects.create(schedule_id=pk, slot=slot, process=os.getpid())
 
 
 class Copy:
@@ -70,20 +57,28 @@ class Copy:
 
     def __init__(self, pk: int, began: float) -> None:
         self.pk, self.began = pk, began
-        self.sleepy = False
-        self.late, self.errors = 0, []
+        self.sleepy, self.late, self.errors = False, 0, []
         signal.signal(signal.SIGUSR1, lambda *args: setattr(self, "sleepy", True))
 
-    def run_until(self, wait: Callable[[float], bool], term: Any = None, fence: int | None = None) -> None:
-        """Look what is due, again and again, for as long as `wait(seconds)` says so."""
+    def run_while(self, wait: Callable[[float], bool], term: Any = None, fence: int | None = None) -> None:
+        """Run what is due, again and again, for as long as `wait(seconds)` says so."""
         try:
             while wait(SLOT / 5):
-                due = int((time.monotonic() - self.began) / SLOT)
-                run_next(self.pk, due, lambda: self.work(term), fence)
+                slot = Schedule.objects.get(pk=self.pk).last + 1
+                if slot <= (time.monotonic() - self.began) / SLOT:
+                    self.work(term)
+                    self.write(slot, fence)
         except LockLost:
             self.late += 1
         except Exception as error:
             self.errors.append(f"{type(error).__name__}: {error}")
+
+    def write(self, slot: int, fence: int | None) -> None:
+        """With a fence: LockLost if another leader has written since, and then nothing of it is done."""
+        with transaction.atomic():
+            schedules = Schedule.objects if fence is None else Schedule.objects.fenced(fence)
+            schedules.filter(pk=self.pk).update(last=slot)
+            Job.objects.create(schedule_id=self.pk, slot=slot, process=os.getpid())
 
     def work(self, term: Any) -> None:
         time.sleep(WORK)
@@ -91,7 +86,7 @@ class Copy:
             self.sleepy = False
             # Who is stopped in the middle of a renewal may hold the write lock of an SQLite file as long as it sleeps.
             before = term.valid_until
-            while before is not None and term.valid_until == before and term.leading:
+            while term.valid_until == before and term.leading:
                 time.sleep(0.001)
             # to this very thread: another one might take it later, and this one would write before it sleeps
             signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
@@ -159,12 +154,12 @@ def play(way: Way, using: str, copies: int, ttl: float) -> Figures:
             takeover = kill_the_leader(team, schedule)
             pass_slots(schedule)
             put_the_leader_to_sleep(team, schedule)
-        pass_slots(schedule)
+            pass_slots(schedule)
         left = [member for member in team if member.process.is_alive()]
         for member in left:
             member.pipe.send("stop")
         outcomes = [member.result() for member in left]
-    runs = Counter(Job.objects.filter(schedule=schedule).values_list("slot", flat=True))
+    runs = Counter(schedule.jobs.values_list("slot", flat=True))
     schedule.delete()
     return {
         "slots": max(runs),
@@ -180,8 +175,7 @@ def play(way: Way, using: str, copies: int, ttl: float) -> Figures:
 
 def kill_the_leader(team: Team, schedule: Schedule) -> float:
     """Seconds until another one has run a job."""
-    killed = leader_of(team, schedule)
-    when = time.monotonic()
+    killed, when = leader_of(team, schedule), time.monotonic()
     killed.process.kill()
     killed.process.join()
     wait_for(lambda: leader_of(team, schedule) is not killed)
@@ -202,15 +196,14 @@ def put_the_leader_to_sleep(team: Team, schedule: Schedule) -> None:
 
 def leader_of(team: Team, schedule: Schedule) -> Member:
     """Who ran the latest job."""
-    pid = Job.objects.filter(schedule=schedule).latest("pk").process
+    pid = schedule.jobs.latest("pk").process
     return next(member for member in team if member.pid == pid)
 
 
 def pass_slots(schedule: Schedule) -> None:
     """Wait until some more were run."""
-    jobs = Job.objects.filter(schedule=schedule)
-    wanted = jobs.count() + SLOTS
-    wait_for(lambda: jobs.count() >= wanted)
+    wanted = schedule.jobs.count() + SLOTS
+    wait_for(lambda: schedule.jobs.count() >= wanted)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
