@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from benchmarks.results import Results
 
-GROUPS = ("postgres", "mysql", "sqlite", "redis", "redlock", "redlock-far", "zookeeper")
+GROUPS = ("postgres", "mysql", "sqlite", "redis", "redlock", "zookeeper")
+PARTS = ("uncontended", "contended")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,37 +56,20 @@ def set_up(directory: str) -> None:
     django.setup()
 
 
-def part_uncontended(results: Results, group: str, scale: Scale) -> str:
-    """Measure and show what a pair costs alone."""
-    from benchmarks import report, uncontended
-
-    results.uncontended[group] = uncontended.measure(group, scale.rounds, all_entries=scale.all_entries)
-    return report.uncontended(group, results.uncontended[group])
-
-
-def part_contended(results: Results, group: str, scale: Scale) -> str:
-    """Measure and show what competing processes get."""
-    from benchmarks import contended, report
-
-    results.contended[group] = contended.measure(
-        group, scale.contended_rounds, scale.seconds, all_entries=scale.all_entries
-    )
-    return report.contended(group, results.contended[group])
-
-
-PARTS = {"uncontended": part_uncontended, "contended": part_contended}
-
-
 def measured(results: Results, group: str, part: str, scale: Scale) -> str:
     """Measure one part of one group and return its table; an error ends the part and not the run."""
-    from benchmarks.failures import reason
+    from benchmarks import contended, reason, report, uncontended
 
+    options = {"all_entries": scale.all_entries}
     try:
-        return PARTS[part](results, group, scale)
+        if part == "uncontended":
+            results.uncontended[group] = uncontended.measure(group, scale.rounds, **options)
+            return report.uncontended(group, results.uncontended[group])
+        results.contended[group] = contended.measure(group, scale.contended_rounds, scale.seconds, **options)
+        return report.contended(group, results.contended[group])
     except Exception as error:
-        text = f"{group}, {part}: {reason(error)}"
-        results.broken.append(text)
-        return text
+        results.broken.append(f"{group}, {part}: {reason(error)}")
+        return results.broken[-1]
 
 
 def run(options: argparse.Namespace) -> int:
@@ -95,13 +79,12 @@ def run(options: argparse.Namespace) -> int:
     from benchmarks.servers import SERVERS
 
     groups = options.group or GROUPS
-    parts = options.part or PARTS
-    results = Results(environment({group: SERVERS[group].version() for group in groups}))
+    versions = {group: f"{report.TITLES[group]} {SERVERS[group].version()}" for group in groups}
+    results = Results(environment(versions))
     print(report.heading(results), flush=True)
     for group in groups:
-        for part in SERVERS[group].parts:
-            if part in parts:
-                print(f"\n{measured(results, group, part, QUICK if options.quick else FULL)}", flush=True)
+        for part in options.part or PARTS:
+            print(f"\n{measured(results, group, part, QUICK if options.quick else FULL)}", flush=True)
     verdicts = budgets.verdicts(results, groups)
     print("\n" + report.budgets(verdicts) + report.doubts(results))
     if options.json:

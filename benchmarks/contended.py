@@ -14,8 +14,6 @@ from benchmarks.ratios import Spread, paired
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from benchmarks.entries.base import Entry
-
 PROCESSES = 8
 LEAD_IN = 0.05  # seconds of competition before what counts: the time in which all workers wake up
 WARM_UP = 0.25  # the slice before the first round: opens what is opened at the first wait
@@ -35,7 +33,6 @@ class Contention:
     fairs: list[float] = field(default_factory=list)
     worsts_ms: list[float] = field(default_factory=list)
     turns: list[int] = field(default_factory=list)
-    sections: int = 0
     lost: int = 0
     overlaps: int = 0
     error: str = ""
@@ -76,7 +73,6 @@ class Contention:
 
     def count(self, shares: list[Share], lost: int) -> None:
         """Check a slice for what must not happen."""
-        self.sections += sum(share.sections for share in shares)
         self.overlaps += sum(share.overlaps for share in shares)
         self.lost += lost
 
@@ -96,20 +92,16 @@ def measure(group: str, rounds: int, seconds: float, *, all_entries: bool = True
                 result.count(*crew.run(WARM_UP, LEAD_IN))
         for turn in range(rounds):
             for crew, kind, result in zip(crews, kinds, results, strict=True):
-                if not result.error and due(kind, turn):
+                # the one that excludes nobody needs no second round
+                if not result.error and (turn == 0 or (kind.judged and kind.exclusive)):
                     with noted(result):
                         result.add(*crew.run(seconds, LEAD_IN), seconds)
         for crew in crews:
-            crew.dismiss()  # all at once: some take a second to close
+            crew.order(None)  # all at once: some take a second to close
     for result in results:
         if result.rates and results[0].rates:
             result.ratio = paired(result.rates, results[0].rates)
     return results
-
-
-def due(kind: Entry, turn: int) -> bool:
-    """Whether an entry runs in that round; the one that excludes nobody needs no second one."""
-    return turn == 0 or (kind.judged and kind.exclusive)
 
 
 @contextlib.contextmanager

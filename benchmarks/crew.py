@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import django
 
+from benchmarks import reason
 from benchmarks.entries import find
-from benchmarks.failures import reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 PATIENCE = 45.0  # seconds beyond a slice after which a worker counts as stuck
 COUNTER, INSIDE = 0, 1  # the two shared 64-bit words
-WORDS = 2
 
 
 @dataclass
@@ -105,7 +104,7 @@ class Crew:
     def __enter__(self) -> Self:
         """Make the shared memory and start the workers, without waiting for them."""
         self.file = tempfile.NamedTemporaryFile()
-        self.file.write(bytes(8 * WORDS))
+        self.file.write(bytes(8 * 2))
         self.file.flush()
         self.shared = mmap.mmap(self.file.fileno(), 0)
         self.words = memoryview(self.shared).cast("q")
@@ -127,15 +126,15 @@ class Crew:
         self.shared.close()
         self.file.close()
 
-    def dismiss(self) -> None:
-        """Tell every worker to close what it has open and end."""
+    def order(self, what: object) -> None:
+        """Tell every worker which slice to run, or with None to close what it has open and end."""
         for pipe in self.pipes:
             with contextlib.suppress(OSError):
-                pipe.send(None)
+                pipe.send(what)
 
     def stop(self, patience: float = 10.0) -> None:
         """Wait until every worker has ended, and end by force those that do not."""
-        self.dismiss()
+        self.order(None)
         for process in self.processes:
             process.join(patience)
             if process.is_alive():
@@ -154,10 +153,7 @@ class Crew:
         """
         self.words[COUNTER] = self.words[INSIDE] = 0
         begin = time.monotonic_ns() + int(lead_in * 1e9)
-        order = begin, begin + int(seconds * 1e9)
-        for pipe in self.pipes:
-            with contextlib.suppress(OSError):
-                pipe.send(order)
+        self.order((begin, begin + int(seconds * 1e9)))
         shares = self._answers(time.monotonic() + lead_in + seconds + PATIENCE)
         return shares, sum(share.sections for share in shares) - self.words[COUNTER]
 

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
-SUPPORTED = hasattr(os, "sched_setaffinity") and Path("/proc/self/task").is_dir()
+    from collections.abc import Callable, Generator, Iterable
 
 
 @contextlib.contextmanager
@@ -22,28 +19,24 @@ def pinned(server_pids: Callable[[], list[int]]) -> Generator[bool]:
 
     ``server_pids`` is called again at the end, because sessions that were opened meanwhile inherited the pinning.
     """
-    if not SUPPORTED:
+    if not hasattr(os, "sched_setaffinity"):
         yield False
         return
-    before = os.sched_getaffinity(0)
-    one = {max(before)}
-    pids = server_pids()
+    before, pids = os.sched_getaffinity(0), server_pids()
     try:
-        allowed = [_pin(pid, one) for pid in (os.getpid(), *pids)]
-        yield bool(pids) and all(allowed)
+        allowed = pin([os.getpid(), *pids], {max(before)})
+        yield bool(pids) and allowed
     finally:
-        for pid in (os.getpid(), *pids, *server_pids()):
-            _pin(pid, before)
+        pin([os.getpid(), *pids, *server_pids()], before)
 
 
-def _pin(pid: int, cpus: set[int]) -> bool:
-    """Pin every thread of a process and return whether it was allowed; what has ended meanwhile is passed over."""
+def pin(pids: Iterable[int], cpus: set[int]) -> bool:
+    """Pin every thread of the processes, and return whether that was allowed; what has ended is passed over."""
     try:
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(ProcessLookupError):
-                os.sched_setaffinity(int(thread), cpus)
-    except FileNotFoundError:
-        return True
+        for pid in pids:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                for thread in os.listdir(f"/proc/{pid}/task"):
+                    os.sched_setaffinity(int(thread), cpus)
     except PermissionError:
         return False
     return True

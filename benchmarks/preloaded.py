@@ -11,7 +11,7 @@ import importlib
 
 import django
 
-DRIVERS = ("psycopg", "MySQLdb", "redis", "kazoo.client", "pglock", "django_mysql.locks", "django_redis.cache")
+DRIVERS = ("psycopg", "MySQLdb", "redis", "kazoo.client", "pglock", "django_mysql.locks")
 LOCKS = ("redis_lock", "pottery", "sherlock", "django_distlock")
 
 django.setup()

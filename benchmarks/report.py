@@ -18,7 +18,6 @@ TITLES = {
     "sqlite": "SQLite",
     "redis": "Redis",
     "redlock": "Redlock, 5 nodes",
-    "redlock-far": "Redlock, 5 nodes with 1 ms of delay",
     "zookeeper": "ZooKeeper",
 }
 
@@ -60,21 +59,19 @@ def uncontended(group: str, result: Uncontended) -> str:
 
 def contended(group: str, results: Sequence[Contention]) -> str:
     """Show what competing processes got; all but the ratio as the range over the rounds."""
-    rows = []
-    for row in results:
-        if not row.rates:
-            rows.append((row.entry, "failed", "-", "-", "-", "-"))
-            continue
-        rows.append(
-            (
-                row.entry,
-                span(row.rates, ",.0f"),
-                around(row.ratio.median, row.ratio.low, row.ratio.high) if row.ratio else "-",
-                f"{row.fair:.2f} ({span(row.fairs, '.2f')})",
-                span(row.worsts_ms, ",.0f"),
-                f"{row.lost:,}",
-            )
+    rows = [
+        (
+            row.entry,
+            span(row.rates, ",.0f"),
+            around(row.ratio.median, row.ratio.low, row.ratio.high) if row.ratio else "-",
+            f"{row.fair:.2f} ({span(row.fairs, '.2f')})",
+            span(row.worsts_ms, ",.0f"),
+            f"{row.lost:,}",
         )
+        for row in results
+        if row.rates
+    ]
+    rows += [(row.entry, "failed", "-", "-", "-", "-") for row in results if not row.rates]
     measure = results[0].entry  # the bare driver; where that excludes nobody, the first peer
     over = "x bare" if measure.startswith("bare") else f"x {measure}"
     header = ("", "hand-offs/s", f"{over} (quartiles)", "fair (rounds)", "worst wait ms", "lost updates")
@@ -83,15 +80,10 @@ def contended(group: str, results: Sequence[Contention]) -> str:
 
 def budgets(verdicts: Iterable[Verdict]) -> str:
     """Show every budget with its verdict."""
-    rows = [
-        (
-            f"{TITLES[v.group]}: {v.what}",
-            v.limit,
-            "-" if v.value is None else around(v.value, v.low, v.high),
-            v.verdict,
-        )
-        for v in verdicts
-    ]
+    rows = []
+    for each in verdicts:
+        found = "-" if each.value is None else around(each.value, each.low, each.high)
+        rows.append((f"{TITLES[each.group]}: {each.what}", each.limit, found, each.verdict))
     return "Budgets\n\n" + table(("", "budget", "measured (quartiles)", "verdict"), rows)
 
 
@@ -101,8 +93,7 @@ def heading(results: Results) -> str:
     servers = ", ".join(env["servers"].values())
     packages = ", ".join(f"{name} {version}" for name, version in env["packages"].items())
     machine = f"{env['cpus']} CPUs, load before the run {env['load_before']}"
-    text = f"{servers}\nPython {env['python']}, {packages}\n{machine}"
-    return text
+    return f"{servers}\nPython {env['python']}, {packages}\n{machine}"
 
 
 def doubts(results: Results) -> str:

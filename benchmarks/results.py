@@ -23,7 +23,6 @@ PACKAGES = (
     "django-distlock",
     "django-pglock",
     "django-mysql",
-    "django-redis",
     "python-redis-lock",
     "pottery",
     "sherlock",
@@ -83,18 +82,11 @@ class Results:
 
 def environment(versions: dict[str, str]) -> dict[str, Any]:
     """Describe the machine and what was installed."""
-    packages = {}
-    for name in PACKAGES:
-        try:
-            packages[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            packages[name] = "not installed"
+    installed = {found.name: found.version for found in metadata.distributions()}
     return {
         "python": platform.python_version(),
-        "machine": platform.machine(),
-        "system": f"{platform.system()} {platform.release()}",
         "cpus": os.cpu_count(),
         "load_before": round(os.getloadavg()[0], 2),
         "servers": versions,
-        "packages": packages,
+        "packages": {name: installed.get(name, "not installed") for name in PACKAGES},
     }

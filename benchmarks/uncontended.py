@@ -7,8 +7,8 @@ import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from benchmarks import reason
 from benchmarks.entries import GROUPS
-from benchmarks.failures import reason
 from benchmarks.pinning import pinned
 from benchmarks.ratios import paired
 from benchmarks.servers import SERVERS
@@ -29,9 +29,7 @@ class Cost:
     median pair of every round.
     """
 
-    group: str
     entry: str
-    pairs: int
     median_us: float
     p95_us: float
     ratio: float = 0.0
@@ -71,7 +69,7 @@ def measure(group: str, rounds: int, *, all_entries: bool = True) -> Uncontended
     server, bare = SERVERS[group], GROUPS[group][0]
     kinds = [kind for kind in GROUPS[group] if kind.uncontended and (all_entries or kind.judged)]
     with pinned(server.pids) as together, contextlib.ExitStack() as stack:
-        result = Uncontended(pinned=together or server.embedded)
+        result = Uncontended(pinned=together or not server.nodes)
         entries = opened(kinds, stack, result.failed)
         samples: dict[str, list[list[int]]] = {entry.label: [] for entry, _ in entries}
         for turn in range(-WARM_UP, rounds):
@@ -79,7 +77,7 @@ def measure(group: str, rounds: int, *, all_entries: bool = True) -> Uncontended
                 taken = ready.slice(entry.pairs)
                 if turn >= 0:
                     samples[entry.label].append(taken)
-    result.costs = [cost_of(group, label, slices) for label, slices in samples.items()]
+    result.costs = [cost_of(label, slices) for label, slices in samples.items()]
     if bare.label in result.failed:
         raise RuntimeError(f"{bare.label} cannot be measured: {result.failed[bare.label]}")
     for cost in result.costs:
@@ -88,13 +86,11 @@ def measure(group: str, rounds: int, *, all_entries: bool = True) -> Uncontended
     return result
 
 
-def cost_of(group: str, label: str, slices: list[list[int]]) -> Cost:
+def cost_of(label: str, slices: list[list[int]]) -> Cost:
     """Summarise the slices of one entry."""
     pairs = [nanoseconds for taken in slices for nanoseconds in taken]
     return Cost(
-        group,
         label,
-        len(pairs),
         statistics.median(pairs) / 1000,
         statistics.quantiles(pairs, n=20)[-1] / 1000,
         slices=[statistics.median(taken) / 1000 for taken in slices],

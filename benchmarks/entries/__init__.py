@@ -11,13 +11,12 @@ if TYPE_CHECKING:
     from benchmarks.entries.base import Entry
 
 GROUPS: dict[str, tuple[Entry, ...]] = {
-    "postgres": (*databases.POSTGRES, no_lock),
-    "mysql": (*databases.MYSQL, no_lock),
-    "sqlite": (*databases.SQLITE, no_lock),
-    "redis": (*leases.REDIS, no_lock),
-    "redlock": (*leases.REDLOCK, no_lock),
-    "redlock-far": leases.REDLOCK_FAR,
-    "zookeeper": (*leases.ZOOKEEPER, no_lock),
+    "postgres": (*databases.OF_POSTGRES, no_lock),
+    "mysql": (*databases.OF_MYSQL, no_lock),
+    "sqlite": (*databases.OF_SQLITE, no_lock),
+    "redis": (*leases.OF_REDIS, no_lock),
+    "redlock": (*leases.OF_REDLOCK, no_lock),
+    "zookeeper": (*leases.OF_ZOOKEEPER, no_lock),
 }
 
 

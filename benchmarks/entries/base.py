@@ -7,7 +7,6 @@ import itertools
 import time
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import connections, transaction
@@ -22,10 +21,6 @@ LOCK_NAME = "bench"
 # for entries inside one transaction, where a name taken twice would be a re-entry
 LOCK_NAMES = tuple(f"{LOCK_NAME}-{number}" for number in range(25))
 OURS = "django-distlock"
-
-
-def nothing() -> None:
-    """Stand in the critical section where only acquire and release are timed."""
 
 
 class Ready(NamedTuple):
@@ -43,7 +38,7 @@ def ready(cycle: Cycle, around: Callable[[], AbstractContextManager[object]] = n
         with around():
             for _ in range(pairs):
                 began = clock()
-                cycle(nothing)
+                cycle(lambda: None)
                 samples.append(clock() - began)
         return samples
 
@@ -57,7 +52,7 @@ def awaited(runner: asyncio.Runner, cycle: Callable[[Body], Awaitable[None]]) ->
         clock, samples = time.perf_counter_ns, []
         for _ in range(pairs):
             began = clock()
-            await cycle(nothing)
+            await cycle(lambda: None)
             samples.append(clock() - began)
         return samples
 
@@ -124,21 +119,18 @@ def tooz(url: Callable[[], str], **traits: Any) -> Entry:
 
 
 @contextmanager
-def _package(prepare: Callable[[], None]) -> Iterator[Any]:
+def package() -> Iterator[Any]:
     """Import it now and not before: the peers run without it. Close its sessions at once, not when they idle."""
     from django_distlock import advisory_lock
     from django_distlock.manager.registry import registry
 
-    prepare()
     yield advisory_lock
     registry.close()
     connections.close_all()
 
 
-def ours(alias: str, database: str = "", prepare: Callable[[], None] = lambda: None, **traits: Any) -> list[Entry]:
+def ours(alias: str, database: str = "", **traits: Any) -> list[Entry]:
     """Make our entries; those inside transactions only where the lock can be the transaction's, in ``database``."""
-
-    package = partial(_package, prepare)
 
     @entry(OURS, ours=True, **traits)
     def anew() -> Iterator[Ready]:

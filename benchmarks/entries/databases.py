@@ -13,7 +13,7 @@ from django.conf import settings
 from django.db import connections, transaction
 
 from benchmarks.entries.base import LOCK_NAME, LOCK_NAMES, Ready, django_connection, entry, holding, ours, ready, tooz
-from benchmarks.servers import MariaDB, Postgres, SQLite
+from benchmarks.servers import MARIADB, POSTGRES, SQLITE, connect_mariadb, connect_postgres, connect_sqlite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +28,7 @@ SPIN = 0.001
 @entry("bare psycopg")
 def bare_postgres() -> Iterator[Ready]:
     """Two statements on one psycopg cursor, each result fetched: the measure for the group."""
-    with Postgres.connect() as connection:
+    with connect_postgres() as connection:
         cursor = connection.cursor()
         execute, fetchone = cursor.execute, cursor.fetchone
 
@@ -46,7 +46,7 @@ def bare_postgres() -> Iterator[Ready]:
 def bare_in_transaction() -> Iterator[Ready]:
     """One statement in a transaction that is already open; the commit frees the locks."""
     keys = itertools.cycle(range(KEY, KEY + len(LOCK_NAMES)))
-    with Postgres.connect() as connection:
+    with connect_postgres() as connection:
         cursor = connection.cursor()
 
         def cycle(body: Body) -> None:
@@ -57,34 +57,18 @@ def bare_in_transaction() -> Iterator[Ready]:
         yield ready(cycle, connection.transaction)
 
 
-@entry("bare psycopg, whole transaction", judged=False)
-def bare_whole_transaction() -> Iterator[Ready]:
-    """BEGIN, lock, COMMIT on one psycopg cursor."""
-    with Postgres.connect() as connection:
-        cursor = connection.cursor()
-
-        def cycle(body: Body) -> None:
-            cursor.execute("BEGIN")
-            cursor.execute("SELECT pg_advisory_xact_lock(%s)", (KEY,))
-            cursor.fetchone()
-            body()
-            cursor.execute("COMMIT")
-
-        yield ready(cycle)
-
-
 @entry("bare Django, whole atomic()")
 def django_whole_transaction() -> Iterator[Ready]:
     """BEGIN, lock, COMMIT by Django's atomic() and cursor: the measure for whole transactions."""
 
     def cycle(body: Body) -> None:
-        with transaction.atomic(using=Postgres.alias):
-            with connections[Postgres.alias].cursor() as cursor:
+        with transaction.atomic(using=POSTGRES.alias):
+            with connections[POSTGRES.alias].cursor() as cursor:
                 cursor.execute("SELECT pg_advisory_xact_lock(%s)", (KEY,))
                 cursor.fetchone()
             body()
 
-    with django_connection(Postgres.alias):
+    with django_connection(POSTGRES.alias):
         yield ready(cycle)
 
 
@@ -93,8 +77,8 @@ def pglock() -> Iterator[Ready]:
     """A session lock on Django's connection, as its page shows it."""
     from pglock import advisory
 
-    with django_connection(Postgres.alias):
-        yield ready(holding(lambda: advisory(LOCK_NAME, using=Postgres.alias)))
+    with django_connection(POSTGRES.alias):
+        yield ready(holding(lambda: advisory(LOCK_NAME, using=POSTGRES.alias)))
 
 
 @entry("django-pglock, xact")
@@ -102,8 +86,8 @@ def pglock_transaction() -> Iterator[Ready]:
     """Its transaction scope, which opens a transaction of its own."""
     from pglock import advisory
 
-    with django_connection(Postgres.alias):
-        yield ready(holding(lambda: advisory(LOCK_NAME, xact=True, using=Postgres.alias)))
+    with django_connection(POSTGRES.alias):
+        yield ready(holding(lambda: advisory(LOCK_NAME, xact=True, using=POSTGRES.alias)))
 
 
 @entry("django-pglock, xact in atomic()", contended=False)
@@ -114,17 +98,17 @@ def pglock_in_atomic() -> Iterator[Ready]:
     names = itertools.cycle(LOCK_NAMES)
 
     def cycle(body: Body) -> None:
-        advisory(next(names), xact=True, using=Postgres.alias).acquire()
+        advisory(next(names), xact=True, using=POSTGRES.alias).acquire()
         body()
 
-    with django_connection(Postgres.alias):
-        yield ready(cycle, lambda: transaction.atomic(using=Postgres.alias))
+    with django_connection(POSTGRES.alias):
+        yield ready(cycle, lambda: transaction.atomic(using=POSTGRES.alias))
 
 
 @entry("bare mysqlclient")
 def bare_mysql() -> Iterator[Ready]:
     """Two statements on one mysqlclient cursor, each result fetched and checked: the measure for the group."""
-    with contextlib.closing(MariaDB.connect()) as connection:
+    with contextlib.closing(connect_mariadb()) as connection:
         cursor = connection.cursor()
         execute, fetchone = cursor.execute, cursor.fetchone
 
@@ -144,8 +128,8 @@ def django_mysql() -> Iterator[Ready]:
     """A named lock on Django's connection, as its page shows it."""
     from django_mysql.locks import Lock
 
-    with django_connection(MariaDB.alias):
-        yield ready(holding(lambda: Lock(LOCK_NAME, acquire_timeout=WAIT, using=MariaDB.alias)))
+    with django_connection(MARIADB.alias):
+        yield ready(holding(lambda: Lock(LOCK_NAME, acquire_timeout=WAIT, using=MARIADB.alias)))
 
 
 @entry("bare insert + delete, spin 1 ms")
@@ -154,7 +138,7 @@ def bare_sqlite() -> Iterator[Ready]:
 
     It has no queue, no expiry and no owner; whoever dies holding it holds it for ever.
     """
-    with contextlib.closing(SQLite.connect()) as connection:
+    with contextlib.closing(connect_sqlite()) as connection:
         cursor = connection.cursor()
 
         def persist(statement: str, *params: str) -> None:
@@ -187,21 +171,20 @@ def tooz_database(template: str, alias: str) -> Entry:
     return tooz(url, pairs=2)
 
 
-POSTGRES = (
+OF_POSTGRES = (
     bare_postgres,
     bare_in_transaction,
-    bare_whole_transaction,
     django_whole_transaction,
     pglock,
     pglock_in_atomic,
     pglock_transaction,
-    tooz_database("postgresql://{USER}:{PASSWORD}@{HOST}:{PORT}?dbname={NAME}", Postgres.alias),
-    *ours(Postgres.lock_alias, database=Postgres.alias),
+    tooz_database("postgresql://{USER}:{PASSWORD}@{HOST}:{PORT}?dbname={NAME}", POSTGRES.alias),
+    *ours(POSTGRES.lock_alias, database=POSTGRES.alias),
 )
-MYSQL = (
+OF_MYSQL = (
     bare_mysql,
     django_mysql,
-    tooz_database("mysql://{USER}:{PASSWORD}@{HOST}:{PORT}/{NAME}", MariaDB.alias),
-    *ours(MariaDB.lock_alias),
+    tooz_database("mysql://{USER}:{PASSWORD}@{HOST}:{PORT}/{NAME}", MARIADB.alias),
+    *ours(MARIADB.lock_alias),
 )
-SQLITE = (bare_sqlite, *ours(SQLite.lock_alias))
+OF_SQLITE = (bare_sqlite, *ours(SQLITE.lock_alias))

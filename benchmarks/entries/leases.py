@@ -5,34 +5,35 @@ from __future__ import annotations
 import random
 import time
 import uuid
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.entries.base import LOCK_NAME, Ready, entry, holding, ours, ready, tooz
-from benchmarks.servers import Redis, Redlock, RedlockFar, ZooKeeper
+from benchmarks.servers import REDIS, REDLOCK, ZOOKEEPER, Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from benchmarks.entries.base import Body, Entry
+    from benchmarks.entries.base import Body
 
 TTL = 30  # seconds, for everyone
 SPIN = 0.001
 PAUSE = 0.02  # at most, before a refused acquire of a majority is tried again
 COMPARE_AND_DELETE = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end"
 ROOT = "/benchmarks"
-PAIRS, FAR_PAIRS, ZOOKEEPER_PAIRS = 10, 2, 8
+PAIRS, ZOOKEEPER_PAIRS = 10, 8
 
 
 @contextmanager
-def redis_clients(server: type[Redis] = Redis) -> Iterator[list[Any]]:
+def redis_clients(server: Server = REDIS) -> Iterator[list[Any]]:
     """Connect a redis-py client to every node."""
-    clients = server.clients()
-    for client in clients:
-        client.ping()
-    yield clients
-    for client in clients:
-        client.close()
+    import redis
+
+    with ExitStack() as stack:
+        clients = [stack.enter_context(redis.Redis.from_url(url)) for url in server.urls()]
+        for client in clients:
+            client.ping()
+        yield clients
 
 
 @entry("bare redis-py, spin 1 ms")
@@ -62,16 +63,6 @@ def redis_py() -> Iterator[Ready]:
         yield ready(holding(lambda: client.lock(f"redis-py:{LOCK_NAME}", timeout=TTL)))
 
 
-@entry("django-redis cache.lock", judged=False)
-def django_redis() -> Iterator[Ready]:
-    """The lock of a cache such as CACHES would make; it polls every 100 ms, which is its default."""
-    from django_redis.cache import RedisCache
-
-    cache = RedisCache(Redis.urls()[0], {"OPTIONS": {"CLIENT_CLASS": "django_redis.client.DefaultClient"}})
-    yield ready(holding(lambda: cache.lock(LOCK_NAME, timeout=TTL)))
-    cache.client.get_client().connection_pool.disconnect()
-
-
 @entry("python-redis-lock")
 def python_redis_lock() -> Iterator[Ready]:
     """The one peer that is woken: it waits in a blocking pop."""
@@ -79,15 +70,6 @@ def python_redis_lock() -> Iterator[Ready]:
 
     with redis_clients() as (client,):
         yield ready(holding(lambda: Lock(client, LOCK_NAME, expire=TTL)))
-
-
-@entry("pottery Redlock, one master", judged=False)
-def pottery_one() -> Iterator[Ready]:
-    """It polls after up to 200 ms, as it always does."""
-    from pottery import Redlock as Lock
-
-    with redis_clients() as (client,):
-        yield ready(holding(lambda: Lock(key=LOCK_NAME, masters={client}, auto_release_time=TTL)))
 
 
 @entry("sherlock", judged=False)
@@ -99,46 +81,38 @@ def sherlock() -> Iterator[Ready]:
         yield ready(holding(lambda: RedisLock(f"sherlock:{LOCK_NAME}", client=client, expire=TTL, timeout=TTL)))
 
 
-def bare_redlock(server: type[Redlock], pairs: int) -> Entry:
+@entry("bare redis-py, one node after the other", pairs=PAIRS)
+def bare_redlock() -> Iterator[Ready]:
     """SET NX PX on one node after the other, then the script that compares and deletes: the measure for the group.
 
     No majority within the time that the lease leaves, no drift of clocks, no node that may fail.
     """
+    key, token = f"bare:{LOCK_NAME}", uuid.uuid4().hex
+    with redis_clients(REDLOCK) as clients:
+        for client in clients:
+            script = client.script_load(COMPARE_AND_DELETE)
 
-    @entry("bare redis-py, one node after the other", pairs=pairs)
-    def opened() -> Iterator[Ready]:
-        key, token = f"bare:{LOCK_NAME}", uuid.uuid4().hex
-        with redis_clients(server) as clients:
+        def free() -> None:
             for client in clients:
-                script = client.script_load(COMPARE_AND_DELETE)
+                client.evalsha(script, 1, key, token)
 
-            def free() -> None:
-                for client in clients:
-                    client.evalsha(script, 1, key, token)
-
-            def cycle(body: Body) -> None:
-                while sum(bool(each.set(key, token, nx=True, px=TTL * 1000)) for each in clients) <= len(clients) // 2:
-                    free()
-                    time.sleep(random.uniform(0, PAUSE))
-                body()
+        def cycle(body: Body) -> None:
+            while sum(bool(each.set(key, token, nx=True, px=TTL * 1000)) for each in clients) <= len(clients) // 2:
                 free()
+                time.sleep(random.uniform(0, PAUSE))
+            body()
+            free()
 
-            yield ready(cycle)
-
-    return opened
+        yield ready(cycle)
 
 
-def pottery(server: type[Redlock], pairs: int) -> Entry:
+@entry("pottery Redlock", pairs=PAIRS)
+def pottery() -> Iterator[Ready]:
     """pottery's Redlock with five masters; it tries again after up to 200 ms, as it always does."""
+    from pottery import Redlock as Lock
 
-    @entry("pottery Redlock", pairs=pairs)
-    def opened() -> Iterator[Ready]:
-        from pottery import Redlock as Lock
-
-        with redis_clients(server) as clients:
-            yield ready(holding(lambda: Lock(key=LOCK_NAME, masters=set(clients), auto_release_time=TTL)))
-
-    return opened
+    with redis_clients(REDLOCK) as clients:
+        yield ready(holding(lambda: Lock(key=LOCK_NAME, masters=set(clients), auto_release_time=TTL)))
 
 
 @contextmanager
@@ -146,7 +120,7 @@ def kazoo_client() -> Iterator[Any]:
     """Start a session of ZooKeeper, and end it."""
     from kazoo.client import KazooClient
 
-    client = KazooClient(hosts=ZooKeeper.hosts())
+    client = KazooClient(hosts=ZOOKEEPER.hosts())
     client.start()
     client.ensure_path(ROOT)
     yield client
@@ -175,25 +149,18 @@ def kazoo() -> Iterator[Ready]:
         yield ready(holding(lambda: lock))
 
 
-REDIS = (
+OF_REDIS = (
     bare_redis,
     redis_py,
-    django_redis,
     python_redis_lock,
-    pottery_one,
-    tooz(lambda: Redis.urls()[0].removesuffix("/0")),  # tooz takes the number of the database as an option
+    tooz(lambda: REDIS.urls()[0].removesuffix("/0")),  # tooz takes the number of the database as an option
     sherlock,
-    *ours(Redis.lock_alias),
+    *ours(REDIS.lock_alias),
 )
-REDLOCK = (bare_redlock(Redlock, PAIRS), pottery(Redlock, PAIRS), *ours(Redlock.lock_alias, pairs=PAIRS))
-REDLOCK_FAR = (
-    bare_redlock(RedlockFar, FAR_PAIRS),
-    pottery(RedlockFar, FAR_PAIRS),
-    *ours(RedlockFar.lock_alias, prepare=RedlockFar.configure, pairs=FAR_PAIRS),
-)
-ZOOKEEPER = (
+OF_REDLOCK = (bare_redlock, pottery, *ours(REDLOCK.lock_alias, pairs=PAIRS))
+OF_ZOOKEEPER = (
     bare_kazoo,
     kazoo,
-    tooz(lambda: f"zookeeper://{ZooKeeper.hosts()}", pairs=ZOOKEEPER_PAIRS),  # which uses kazoo's Lock
-    *ours(ZooKeeper.lock_alias, pairs=ZOOKEEPER_PAIRS),
+    tooz(lambda: f"zookeeper://{ZOOKEEPER.hosts()}", pairs=ZOOKEEPER_PAIRS),  # which uses kazoo's Lock
+    *ours(ZOOKEEPER.lock_alias, pairs=ZOOKEEPER_PAIRS),
 )
