@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
@@ -24,9 +24,6 @@ from django_distlock.checks.servers import check_sessions
 from django_distlock.manager.registry import registry
 from tests.faults.conftest import database_alias
 from tests.support.findings import findings
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BACKENDS = "django_distlock.backends"
 POSTGRES = f"{BACKENDS}.postgres.AdvisoryBackend"
@@ -172,7 +169,7 @@ except ImportError as error:
     ],
 )
 def test_a_missing_driver_is_named_with_its_extra(
-    settings: Any, monkeypatch: Any, tmp_path: Path, driver: str, extra: str, body: str
+    settings: Any, monkeypatch: Any, tmp_path: Any, driver: str, extra: str, body: str
 ) -> None:
     (tmp_path / "engine_without_driver.py").write_text(body.format(driver=driver))
     monkeypatch.syspath_prepend(tmp_path)

@@ -8,7 +8,7 @@ import resource
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -24,15 +24,11 @@ from tests.conftest import eventually
 from tests.engines.redis.server import Own, waiters
 from tests.support.processes import Child
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 pytestmark = pytest.mark.usefixtures("databases")
 
 
 @contextlib.contextmanager
-def no_memory(own: Own) -> Iterator[None]:
+def no_memory(own: Own) -> Any:
     own.client.config_set("maxmemory", 1)
     try:
         with pytest.raises(OutOfMemoryError):  # what a bare driver gets
@@ -49,7 +45,7 @@ def listed(using: str) -> list[str | None]:
 
 
 @pytest.fixture
-def nodes(databases: None, alias: Any, tmp_path: Path) -> Iterator[list[Own]]:
+def nodes(databases: None, alias: Any, tmp_path: Any) -> Any:
     """The three of the alias "redlock"."""
     with contextlib.ExitStack() as stack:
         owns = [stack.enter_context(Own(tmp_path / str(number))) for number in range(3)]

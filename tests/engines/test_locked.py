@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.db import transaction
@@ -13,15 +13,12 @@ from tests.conftest import connect
 from tests.engines.statements import counted
 from tests.faults.server import SESSION_LOCKS
 
-if TYPE_CHECKING:
-    from tests.faults.conftest import Proxied
-
 pytestmark = pytest.mark.usefixtures("databases")
 LEASE_TABLES = ["leasetable_postgres", "leasetable_mariadb"]
 
 
 @pytest.mark.parametrize("using", [*SESSION_LOCKS, *LEASE_TABLES, "redis"])
-def test_one_request_for_any_number_of_names(using: str, name: str, proxied: Proxied) -> None:
+def test_one_request_for_any_number_of_names(using: str, name: str, proxied: Any) -> None:
     proxy = proxied(using)
     names = [f"{name} {number}" for number in range(5)]
     with advisory_lock(names[1], using=using), advisory_lock(names[3], using=using):
@@ -35,7 +32,7 @@ def test_one_request_for_any_number_of_names(using: str, name: str, proxied: Pro
 
 
 @pytest.mark.parametrize("using", ["postgres", "leasetable_mariadb", "redis", "zookeeper"])
-def test_r6_a_silent_server(using: str, name: str, proxied: Proxied) -> None:
+def test_r6_a_silent_server(using: str, name: str, proxied: Any) -> None:
     proxy = proxied(using)
     connect(using)
     assert locked([name], using=using) == set()

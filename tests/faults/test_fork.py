@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -19,13 +19,10 @@ from tests.faults.server import SESSION_LOCKS, holders
 from tests.support.processes import Child
 from tests.support.unhurried import give_time
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 pytestmark = pytest.mark.usefixtures("databases")
 
 
-def forked(body: Callable[[], Any]) -> int:
+def forked(body: Any) -> int:
     """Run ``body`` in a forked child, with atexit handlers, finalizers of the drivers and all; its exit status."""
     pid = os.fork()
     if pid == 0:

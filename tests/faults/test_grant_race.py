@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
@@ -14,11 +14,6 @@ from django.db import connections
 from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.manager.registry import registry
 from tests.support.processes import Child
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.support.child import Link
 
 pytestmark = [pytest.mark.alone, pytest.mark.tier2]  # CLIENTS processes
 
@@ -31,7 +26,7 @@ def connect() -> psycopg.Connection[Any]:
     return psycopg.connect(**connections["postgres"].get_connection_params(), autocommit=True)
 
 
-def client(link: Link, name: str, seconds: float) -> None:
+def client(link: Any, name: str, seconds: float) -> None:
     """Acquire with a millisecond to wait, again and again; say (grants, timeouts, timeouts that left a lock held,
     attempts without an answer, late grants). A late grant is one whose statement was still under way when its caller
     had no more time: the session takes it back, at the latest when the keepalive thread looks next (R7)."""
@@ -66,7 +61,7 @@ def client(link: Link, name: str, seconds: float) -> None:
     link.say([grants, timeouts, left_held, unanswered, late])
 
 
-def gone(condition: Callable[[], bool], patience: float = 2.5) -> bool:
+def gone(condition: Any, patience: float = 2.5) -> bool:
     """Whether it came true in time; the keepalive thread looks twice a second."""
     end = time.monotonic() + patience
     while not condition():

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.faults.history import History, Hold
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def held(start: float, end: float, **facts: Any) -> Hold:
@@ -64,7 +61,7 @@ def test_fences(holds: list[Hold], faults: int) -> None:
     ],
 )
 def test_the_end_of_a_holding(
-    events: list[tuple[str, float]], killed: dict[int, float], end: float, why: str, tmp_path: Path
+    events: list[tuple[str, float]], killed: dict[int, float], end: float, why: str, tmp_path: Any
 ) -> None:
     told = {"lock": "a", "pid": 7, "invoke": 0.5, "valid_until": 8.0, "fence": 3}
     lines: list[dict[str, Any]] = [{"event": "granted", "token": "7.1", "at": 1.0, **told}]

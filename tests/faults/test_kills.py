@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -21,11 +21,6 @@ from tests.faults.pausing import take_over, wake
 from tests.faults.server import SESSION_LOCKS
 from tests.support import services
 from tests.support.processes import Child
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
-    from django_distlock import Lease
 
 pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.tier2]
 
@@ -53,7 +48,7 @@ def test_r22_a_program_that_the_holder_started_does_not_keep_the_lock(using: str
             os.kill(sleeper, signal.SIGKILL)
 
 
-def refusal(lease: Lease) -> str:
+def refusal(lease: Any) -> str:
     """What ``ensure_held()`` says; empty if it passes."""
     try:
         lease.ensure_held()
@@ -123,7 +118,7 @@ def forget(link: Any, using: str, name: str) -> None:
 def forget_in_a_generator(link: Any, using: str, name: str) -> None:
     """Which is closed somewhen during the end of the interpreter."""
 
-    def hold() -> Generator[None, None, None]:
+    def hold() -> Any:
         with advisory_lock(name, using=using):
             yield
 
@@ -173,7 +168,7 @@ FORGETFUL = [forget, forget_in_a_generator, forget_in_a_thread, forget_a_task]
     [*(("postgres", each) for each in FORGETFUL), *((using, forget) for using in ("mysql", "zookeeper", "leasetable"))],
     ids=lambda value: getattr(value, "__name__", value),
 )
-def test_a_program_that_ends_with_a_lock_held(using: str, function: Callable[..., None], name: str) -> None:
+def test_a_program_that_ends_with_a_lock_held(using: str, function: Any, name: str) -> None:
     with Child(function, using, name) as child:
         assert child.hear() == "held"
         child.finish()

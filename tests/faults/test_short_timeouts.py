@@ -6,7 +6,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 
@@ -15,10 +15,6 @@ from tests.conftest import connect
 from tests.matrix import MATRIX
 from tests.support.processes import Child
 
-if TYPE_CHECKING:
-    from tests.faults.conftest import Proxied
-    from tests.support.child import Link
-
 pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.tier2, pytest.mark.alone]
 
 ALIASES = [entry.using for entry in MATRIX if entry.processes]
@@ -26,7 +22,7 @@ each_alias = pytest.mark.parametrize("using", ALIASES)
 PROCESSES, SECONDS = 8, 3.0
 
 
-def first_lock(link: Link, using: str, name: str) -> None:
+def first_lock(link: Any, using: str, name: str) -> None:
     lease = advisory_lock(name, using=using).try_acquire(timeout=0.05)
     link.say(lease is not None)
     if lease is not None:
@@ -40,7 +36,7 @@ def test_r5_the_first_lock_of_a_process_is_given_however_short_its_timeout(using
         assert child.hear() is True
 
 
-def crowd(link: Link, using: str, name: str, seconds: float) -> None:
+def crowd(link: Any, using: str, name: str, seconds: float) -> None:
     """Say (grants, answers "busy", answers "unavailable")."""
     lock = advisory_lock(name, using=using)
     link.say("ready")
@@ -76,7 +72,7 @@ def test_r6_a_loaded_host_is_not_an_unavailable_server(using: str, name: str) ->
 @pytest.mark.parametrize("timeout", [0, 0.05])
 @pytest.mark.parametrize("using", [using for using in ALIASES if using not in ("leasetable", "redlock")])
 def test_r5_a_server_that_answers_within_a_second_has_answered(
-    using: str, name: str, timeout: float, proxied: Proxied
+    using: str, name: str, timeout: float, proxied: Any
 ) -> None:
     proxy = proxied(using)
     connect(using)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.engines.leasetable.stores import Stores
 from tests.support.unhurried import give_time
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 
 @pytest.fixture(params=["file", "postgres", "mariadb"])
-def stores(request: pytest.FixtureRequest, databases: None, monkeypatch: Any, tmp_path: Path) -> Iterator[Stores]:
+def stores(request: pytest.FixtureRequest, databases: None, monkeypatch: Any, tmp_path: Any) -> Any:
     give_time(monkeypatch.setattr)
     made = Stores(request.param, monkeypatch, tmp_path)
     yield made

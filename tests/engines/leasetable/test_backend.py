@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.db import connections, transaction
@@ -22,9 +22,6 @@ from tests.conftest import PATIENCE, eventually
 from tests.engines import statements as counters
 from tests.engines.leasetable.stores import TTL, WAIT, Stores, everywhere
 from tests.faults.server import ask
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 DAY = 86_400
 
@@ -135,7 +132,7 @@ def test_r4_nobody_overtakes_those_who_wait(stores: Stores, a: Any, b: Any) -> N
 
 
 @contextmanager
-def stands_still(client: Any) -> Iterator[Any]:
+def stands_still(client: Any) -> Any:
     """A client that draws tickets, but does not look at the lease before the end of the block."""
     goes_on = threading.Event()
     look = client.store.statements.look
@@ -198,7 +195,7 @@ def test_r23_a_session_is_dropped_while_the_keepalive_thread_looks(stores: Store
 
 
 @contextmanager
-def counted(stores: Stores, client: Any) -> Iterator[Counter[str]]:
+def counted(stores: Stores, client: Any) -> Any:
     """The first words of the statements in the block, on the lease table."""
     found: Counter[str] = Counter()
     if stores.store == "file":

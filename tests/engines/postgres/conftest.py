@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -13,12 +13,9 @@ from tests.conftest import eventually
 from tests.faults.conftest import database_alias
 from tests.faults.server import ask
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 @pytest.fixture
-def role(databases: None, alias: Any) -> Iterator[Callable[..., None]]:
+def role(databases: None, alias: Any) -> Any:
     """``role("SUPERUSER", lock_timeout="1s")``: from here on locks of "postgres" are taken by such a role."""
     with ExitStack() as stack:
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -17,9 +17,6 @@ from tests.conftest import eventually
 from tests.docs.pages import blocks
 from tests.engines.redis.server import client, waiters
 from tests.support import services
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.usefixtures("databases")
 NODES = [f"redis{number}" for number in range(1, 4)]
@@ -38,7 +35,7 @@ def documented(page: str) -> tuple[str, str, list[str]]:
 
 
 @pytest.fixture(params=["redis", "redlock"])
-def account(request: pytest.FixtureRequest, alias: Any) -> Iterator[str]:
+def account(request: pytest.FixtureRequest, alias: Any) -> Any:
     """An alias whose account has nothing but what its page says."""
     user, password, rules = documented(request.param)
     for node in NODES:

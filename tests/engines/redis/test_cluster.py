@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -18,9 +18,6 @@ from tests.conftest import eventually
 from tests.engines.redis.cluster import NODES, Cluster, move, of_each_node
 from tests.engines.redis.server import claim_of, lock_keys
 
-if TYPE_CHECKING:
-    from django_distlock.records import Claim
-
 pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.tier2]
 USING = "redis"
 
@@ -31,7 +28,7 @@ def nodes(cluster: Cluster, alias: Any) -> None:
     alias(USING, url=cluster.url(0))
 
 
-def queued(cluster: Cluster, claim: Claim) -> int:
+def queued(cluster: Cluster, claim: Any) -> int:
     """How many wait for it."""
     keys = lock_keys(claim.key.name)
     return int(cluster.clients[cluster.node_of(keys[0])].zcard(keys[1]))

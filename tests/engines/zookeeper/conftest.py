@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.engines.zookeeper.server import clerk
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 @pytest.fixture
-def server(databases: None) -> Iterator[Any]:
+def server(databases: None) -> Any:
     with clerk() as client:
         yield client
