@@ -47,14 +47,6 @@ def test_r6_a_redis_that_cannot_be_used(alias: Any, name: str, using: str, nobod
     registry.close()
 
 
-def test_r6_a_cache_whose_location_is_no_url(alias: Any, name: str, settings: Any) -> None:
-    backend = "django.core.cache.backends.redis.RedisCache"
-    settings.CACHES = {**settings.CACHES, "wrong": {"BACKEND": backend, "LOCATION": "http://127.0.0.1"}}
-    alias("redis", cache="wrong")
-    with pytest.raises(BackendUnavailable, match="schemes"):
-        advisory_lock(name, using="redis").acquire(timeout=1)
-
-
 @pytest.fixture(params=["redis", "leasetable_postgres", "leasetable_mariadb"])
 def using(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(redis, "SILENCE", 20.0)

@@ -119,11 +119,6 @@ def session_of(lease: Any) -> Any:
     return lease._hold.grant.session
 
 
-def asked(session: Any, sql: bytes) -> Any:
-    """The rows of a statement on a session of the library's."""
-    return session.query(sql)
-
-
 def lock_sessions(using: str) -> set[int]:
     """Every lock session in this test's database, of whatever process."""
     if using == "postgres":

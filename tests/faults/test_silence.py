@@ -7,7 +7,6 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -86,36 +85,32 @@ def test_r5_a_silent_server_costs_the_timeout_and_two_seconds(
 @each_session
 def test_r5_releases_that_hang_keep_no_task_waiting(using: str, name: str, proxied: Proxied) -> None:
     """Each of these locks was waited for, and so has a session of its own."""
-    with ExitStack() as stack:
-        names = [f"{name}{number}" for number in range(5)]
-        rivals = [stack.enter_context(held_elsewhere(using, each)) for each in names]
-        proxy = proxied(using)
-        connect(using)
-        sessions: Any = registry.entry(using).backend.sessions  # type: ignore[attr-defined]
+    names = [f"{name}{number}" for number in range(5)]
+    proxy = proxied(using)
+    connect(using)
+    sessions: Any = registry.entry(using).backend.sessions  # type: ignore[attr-defined]
 
-        def waits(session: Any) -> bool:
-            return bool(session.waits and session.claims)
+    async def timed(call: Awaitable[object]) -> float:
+        began = time.monotonic()
+        with pytest.raises((LockLost, *FAILURES)):
+            await call
+        return time.monotonic() - began
 
-        async def main() -> list[float]:
-            tasks = [asyncio.create_task(advisory_lock(each, using=using).aacquire(timeout=20)) for each in names]
-            await asyncio.to_thread(
-                eventually, lambda: sum(map(waits, sessions.all())) == len(names), "they do not wait"
-            )
-            for let_go in rivals:
-                let_go()
-            leases = await asyncio.gather(*tasks)
-            proxy.blackhole()
-            calls = [lease.arelease() for lease in leases]
-            return await asyncio.gather(*map(timed, [*calls, advisory_lock(name, using=using).aacquire(timeout=0)]))
+    async def main(let_go: Callable[[], None]) -> list[float]:
+        def all_wait() -> bool:
+            return sum(bool(session.waits and session.claims) for session in sessions.all()) == len(names)
 
-        async def timed(call: Awaitable[object]) -> float:
-            began = time.monotonic()
-            with pytest.raises((LockLost, *FAILURES)):
-                await call
-            return time.monotonic() - began
+        tasks = [asyncio.create_task(advisory_lock(each, using=using).aacquire(timeout=20)) for each in names]
+        await asyncio.to_thread(eventually, all_wait, "they do not wait")
+        let_go()
+        leases = await asyncio.gather(*tasks)
+        proxy.blackhole()
+        calls = [lease.arelease() for lease in leases]
+        return await asyncio.gather(*map(timed, [*calls, advisory_lock(name, using=using).aacquire(timeout=0)]))
 
-        took = asyncio.run(main())
-        within(max(took), 2.5, what=took)
+    with held_elsewhere(using, *names) as let_go:
+        took = asyncio.run(main(let_go))
+    within(max(took), 2.5, what=took)
 
 
 @each_session

@@ -9,7 +9,6 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
@@ -21,15 +20,13 @@ from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.registry import registry
 from django_distlock.records import Claim
 from tests.conftest import connect, eventually
-from tests.engines.actors import held_elsewhere
+from tests.engines.actors import held_elsewhere, share_and_write
 from tests.engines.zookeeper.conftest import server
 from tests.engines.zookeeper.server import USING, clerk, nodes, path_of, session_of, stand_in, use
 from tests.faults.conftest import Ears
 from tests.support.processes import Child
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from tests.faults.conftest import Proxied
     from tests.faults.proxy import Proxy
 
@@ -40,35 +37,6 @@ pytestmark = pytest.mark.usefixtures("databases")
 @pytest.fixture
 def proxy(proxied: Proxied) -> Proxy:
     return proxied(USING)
-
-
-def interrupted(bell: Any, *_: Any) -> None:
-    """Ctrl-C in the place of a method of the bell; the next call succeeds."""
-    for method in ("send", "ring"):
-        setattr(handler.Doorbell, method, ORIGINAL[method])
-    raise KeyboardInterrupt
-
-
-ORIGINAL = {method: getattr(handler.Doorbell, method) for method in ("send", "ring")}
-
-
-def get(link: Any, name: str) -> None:
-    """Wait for the lock and say when it came, on the clock that all processes share."""
-    link.say("asking")
-    with advisory_lock(name, using=USING, timeout=20):
-        link.say(time.monotonic())
-
-
-@contextmanager
-def before_the_answer(proxy: Proxy, ask: Callable[[], object]) -> Iterator[None]:
-    """While the server has done what ``ask()`` wants and its answer is under way."""
-    held = proxy.hold("reply")
-    thread = threading.Thread(target=ask)
-    thread.start()
-    held.wait()
-    yield
-    held.pass_on()
-    thread.join()
 
 
 # R17, R18: who holds is told
@@ -86,7 +54,7 @@ def test_r18_in_a_partition_the_holder_knows_before_the_next_grant(name: str, pr
             time.sleep(0.002)
         return last
 
-    with Child(get, name) as rival, ThreadPoolExecutor(1) as pool:
+    with Child(share_and_write, USING, name) as rival, ThreadPoolExecutor(1) as pool:
         assert rival.hear() == "asking"
         eventually(lambda: len(nodes(server, name)) == 2, "no waiter")
         proxy.blackhole()
@@ -120,11 +88,14 @@ def test_r18_a_connection_that_comes_back_brings_the_lock_back(name: str, proxy:
 def test_r18_an_answer_says_that_the_server_has_heard_the_request(name: str, proxy: Proxy) -> None:
     """And not that it hears us now: the session's time counts from before the request."""
     lease = advisory_lock(name, using=USING).acquire()
-    session, heard = session_of(lease), []
-    backend = registry.entry(USING).backend
-    with before_the_answer(proxy, lambda: heard.append((backend.verify(lease._grant), session.heard_at))):
+    session, backend = session_of(lease), registry.entry(USING).backend
+    held = proxy.hold("reply")
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(lambda: (backend.verify(lease._grant), session.heard_at))
+        held.wait()
         before = monotonic()
-    ((held_on, heard_at),) = heard
+        held.pass_on()
+        held_on, heard_at = asking.result()
     assert held_on
     assert heard_at <= before
     lease.release()
@@ -229,10 +200,16 @@ def test_r7_an_interrupt_between_a_request_and_its_wake_up(name: str, settings: 
     use(settings, session_timeout=1)
     lock = advisory_lock(name, using=USING, timeout=20)
     lock.acquire().release()
-    monkeypatch.setattr(handler.Doorbell, "send", interrupted)
-    monkeypatch.setattr(handler.Doorbell, "ring", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        lock.acquire()
+    with monkeypatch.context() as patch:
+
+        def interrupted(*args: Any) -> None:
+            patch.undo()
+            raise KeyboardInterrupt
+
+        for method in ("send", "ring"):
+            patch.setattr(handler.Doorbell, method, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            lock.acquire()
     with lock.acquire() as lease:
         queue = session_of(lease).kazoo._queue
         eventually(lambda: not queue, "a request waits for the next one")
@@ -281,7 +258,7 @@ def test_r7_many_who_leave_while_there_is_no_connection(name: str, proxy: Proxy,
 def test_r7_a_first_waiter_whose_session_ends_queues_again(name: str, server: Any) -> None:
     """Its session began with this very acquire and ran out while the process was stopped. The server is there."""
     lease = advisory_lock(name, using=USING).acquire()
-    with Child(get, name) as sleeper:
+    with Child(share_and_write, USING, name) as sleeper:
         assert sleeper.hear() == "asking"
         eventually(lambda: len(nodes(server, name)) == 2, "it does not wait")
         sleeper.signal(signal.SIGSTOP)

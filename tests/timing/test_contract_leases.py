@@ -16,7 +16,7 @@ from django_distlock.concurrency import clock
 from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
 from tests.conftest import PATIENCE, eventually
-from tests.contract.conftest import face, me, other, residents, rival, those, with_ttl
+from tests.contract.conftest import face, me, other, residents, rival, with_ttl
 from tests.contract.rivals import RivalError
 from tests.contract.watching import somebody_waits
 
@@ -47,20 +47,6 @@ def test_r20_leases_are_renewed_while_they_are_held(me: Actor, rival: Any, using
     for lease in leases:
         me.release(lease)
     rival.release(rival.acquire(using, f"{name}0", timeout=0))
-
-
-@those(lambda entry: entry.using in ("memory", "redis"))
-def test_r20_renewal_ends_with_max_hold(me: Actor, rival: Any, using: str, name: str) -> None:
-    """And so does the lease at the engine."""
-    began = clock.now()
-    lease = me.acquire(advisory_lock(name, using=using, ttl=RENEWED, max_hold=1.5 * RENEWED))
-    latest = clock.now() + 1.5 * RENEWED
-    eventually(lambda: lease.lost or lease.valid_until > latest, "it is held for ever")
-    assert lease.valid_until <= latest
-    assert 1.5 * RENEWED - 0.05 <= clock.now() - began < 1.5 * RENEWED + 1
-    rival.release(rival.acquire(using, name, timeout=1))
-    with pytest.raises(LockLost, match=r"\(expired\)"):
-        me.release(lease)
 
 
 @pytest.fixture

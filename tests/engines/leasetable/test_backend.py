@@ -11,7 +11,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from django.db import connections, transaction
 
 from django_distlock import BackendUnavailable
 from django_distlock.backends.leasetable import backend
@@ -21,7 +20,6 @@ from django_distlock.concurrency import clock
 from tests.conftest import PATIENCE, eventually
 from tests.engines import statements as counters
 from tests.engines.leasetable.stores import TTL, WAIT, Stores, everywhere
-from tests.faults.server import ask
 
 DAY = 86_400
 
@@ -81,20 +79,6 @@ def grants(stores: Stores, clients: tuple[Any, Any], count: int) -> list[int]:
 @everywhere
 def test_r21_fences_rise(stores: Stores, a: Any, b: Any) -> None:
     assert all(earlier < later for earlier, later in pairwise(grants(stores, (a, b), 60)))
-
-
-@everywhere
-def test_the_clock_may_be_set_back(stores: Stores, a: Any, b: Any) -> None:
-    """What was given back is free at once; what is held ends an hour late, and not early."""
-    assert a.release(a.try_acquire(stores.claim()))
-    stores.shift(-3600)
-    assert list(a.inspect()) == []
-    grant = b.try_acquire(stores.claim())
-    stores.shift(-3600)
-    assert a.try_acquire(stores.claim()) is None
-    assert b.extend(grant, TTL) is not None
-    stores.shift(TTL + 1)
-    assert a.try_acquire(stores.claim()) is not None
 
 
 @everywhere
@@ -227,17 +211,3 @@ def test_statements_of_a_lease(stores: Stores, a: Any, monkeypatch: pytest.Monke
         assert a.verify(grants[0])
         assert len(a.inspect()) == 11
     assert found == {"UPDATE": 1, "SELECT": 2}
-
-
-def test_r11_it_is_no_part_of_a_transaction(stores: Stores, a: Any, b: Any, django_assert_num_queries: Any) -> None:
-    """Others see it at once, it outlives a rollback, and nothing of it is on the caller's connection."""
-    with transaction.atomic(stores.database):
-        if stores.store == "file":
-            ask(stores.database, "CREATE TABLE written (x integer)")
-        with django_assert_num_queries(0, connection=connections[stores.database]):
-            grant = a.try_acquire(stores.claim(), WAIT)
-        assert grant is not None
-        assert b.try_acquire(stores.claim()) is None
-        transaction.set_rollback(True, using=stores.database)
-    assert a.verify(grant)
-    assert a.release(grant)

@@ -24,7 +24,6 @@ from tests.engines.actors import held_elsewhere, share_and_write, waiting
 from tests.faults.conftest import database_alias
 from tests.faults.server import (
     ask,
-    asked,
     cancel_statement,
     holders,
     is_mariadb,
@@ -94,7 +93,7 @@ def test_max_statement_time_of_the_server_does_not_count(init_command: Callable[
     with held_elsewhere("mysql", name) as let_go, waiting("mysql", name) as acquiring:
         let_go()
         lease = acquiring.result(25)
-    assert asked(session_of(lease), f"SELECT @@{variable}".encode())[0][0] == 0
+    assert session_of(lease).query(f"SELECT @@{variable}".encode())[0][0] == 0
     lease.release()
 
 

@@ -5,14 +5,11 @@ cluster."""
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lupa import lua51
 
 from tests.engines.redis.server import commands
-
-if TYPE_CHECKING:
-    from django_distlock.backends.redis.scripts import Script
 
 _lua = lua51.LuaRuntime(encoding="latin-1")
 _compiled: dict[str, Any] = {}
@@ -110,8 +107,3 @@ class World:
         if channel in self.subscribers:
             self.flight[channel].append(message.encode("latin-1"))
         return int(self.subscribers.get(channel) == self.owner)
-
-
-def texts_of(*scripts: Script) -> dict[str, str]:
-    """By their hashes, which stay what they are if a test changes a text."""
-    return {script.sha: script.text for script in scripts}

@@ -1,5 +1,5 @@
-"""A Redis Cluster: each lock is at the node that has its slot, and its waiters listen there. Of fail-overs:
-tests/faults/test_fail_overs.py."""
+"""A Redis Cluster: each lock is at the node that has its slot, and its waiters listen there. Of slots
+that move and nodes that fail over: tests/faults/test_fail_overs.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django_distlock.backends.redis.backend import RedisBackend
 from django_distlock.manager.registry import registry
 from django_distlock.operations.doctor import diagnose
 from tests.conftest import eventually
-from tests.engines.redis.cluster import NODES, Cluster, move, of_each_node
+from tests.engines.redis.cluster import NODES, Cluster, of_each_node
 from tests.engines.redis.server import claim_of, lock_keys
 
 pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.tier2]
@@ -84,29 +84,6 @@ def test_r4_waiters_listen_at_the_node_of_their_lock(cluster: Cluster, name: str
             assert waiter.release(in_task.result(20))
     holder.close()
     waiter.close()
-
-
-def test_a_slot_that_moves_takes_holder_and_waiters_along(cluster: Cluster, name: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr(attempt, "LOOK_EVERY", 0.5)
-    name = of_each_node(cluster, name)[1]
-    keys = lock_keys(name)
-    lease = advisory_lock(name, using=USING).acquire(timeout=20)
-    other = RedisBackend(USING, {"url": cluster.url(0)})
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(other.try_acquire, claim_of(name), 60)
-        eventually(lambda: cluster.clients[1].zcard(keys[1]) == 1, "it does not wait")
-        move(cluster, name, 1, 2)
-        lease.extend(30)
-        lease.ensure_held()
-        channels = set(cluster.clients[2].pubsub_channels("distlock:*"))
-        eventually(lambda: channels or cluster.clients[2].pubsub_channels("distlock:*"), "it does not listen there")
-        lease.release()
-        grant = waiting.result(30)
-        assert grant is not None
-        assert grant.fence > lease.fence
-        assert other.release(grant)
-    other.close()
-    move(cluster, name, 2, 1)
 
 
 def test_the_doctor_looks_at_each_node(cluster: Cluster) -> None:

@@ -4,10 +4,12 @@ server that granted it says so. Redlock refuses a node of a cluster."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -192,16 +194,17 @@ def test_a_fail_over_by_sentinel(
         alias(USING, cache="watched")
         told = Redis(port=port)
         try:
-            eventually(lambda: _replicas(told) == 1, "Sentinel knows no replica")
+            eventually(lambda: tried(lambda: told.sentinel_master("primary")["num-slaves"]), "it knows no replica")
             lease = advisory_lock(name, using=USING).acquire(timeout=20)
             other = RedisBackend(USING, {"cache": "watched"})
             kept = lock_keys(name)[:2]  # who holds it, the queue
+            promote = partial(told.execute_command, "SENTINEL", "FAILOVER", "primary")
             with ThreadPoolExecutor(1) as pool:
                 waiting = pool.submit(other.try_acquire, claim_of(name), 60)
                 eventually(lambda: waiters(USING, name) == 1, "it does not wait")
                 # Sentinel promotes what there is: what the replica has not got would be lost
                 eventually(lambda: another.client.exists(*kept) == len(kept), "it is not replicated")
-                eventually(lambda: _fails_over(told), "Sentinel promotes no replica")
+                eventually(lambda: tried(promote), "it promotes no replica")
                 eventually(lambda: another.client.info("replication")["role"] == "master", "no fail-over")
                 eventually(lambda: own.client.info("replication")["role"] == "slave", "the old one is not demoted")
                 lease.extend(30)
@@ -219,16 +222,7 @@ def test_a_fail_over_by_sentinel(
             sentinel.terminate()
 
 
-def _replicas(sentinel: Any) -> int:
-    try:
-        return int(sentinel.sentinel_master("primary")["num-slaves"])
-    except RedisError:  # it does not answer yet
-        return 0
-
-
-def _fails_over(sentinel: Any) -> bool:
-    try:
-        sentinel.execute_command("SENTINEL", "FAILOVER", "primary")
-    except RedisError:  # NOGOODSLAVE: it has not asked the replica yet how it is
-        return False
-    return True
+def tried(call: Any) -> Any:
+    """Its reply, if it was one: Sentinel does not answer yet, or has not asked the replica yet how it is."""
+    with contextlib.suppress(RedisError):
+        return call()
