@@ -66,7 +66,9 @@ class FencedModel(models.Model):
         finally:
             self._fence_due = outer
         if fence is not None:
-            self._fence_given, self._fence_unread = None, False
+            self._fence_given = None
+            # a part was written: the rest, which is read under an earlier token, may have been written in between
+            self._fence_unread = update_fields is not None and (self._fence_unread or before != self.fence)
 
     def _carried(self) -> Token:
         """The token of the queryset that read the instance, else the one that was read with the row."""

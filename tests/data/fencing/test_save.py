@@ -251,6 +251,22 @@ def test_a_part_of_the_row_that_is_read_again(using: str) -> None:
     row.save()
 
 
+def test_a_part_of_the_row_that_is_written_with_a_later_token(using: str) -> None:
+    """The rest was read before a holder in between wrote it."""
+    row = register(using)
+    rows(using).filter(pk=row.pk).update(balance=100, fence=EARLY)
+    for _ in range(2):
+        row.save(fence=LATE, update_fields=["owner"])
+        for fields in (None, ["balance"]):
+            refused(row.save, UnsupportedOperation, update_fields=fields)
+    assert stored(row) == (100, LATE)
+    row.refresh_from_db()
+    row.save()
+    row.save(fence=LATE, update_fields=["owner"])
+    row.save()  # nothing is older than the token
+    assert stored(row) == (100, LATE)
+
+
 def test_a_later_token_of_the_same_holder(using: str) -> None:
     pk = register(using).pk
     row, other = (rows(using).fenced(EARLY).get(pk=pk) for _ in range(2))
