@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.contrib.auth import views as auth
-from django.contrib.auth.models import User
+from django.contrib.auth.models import Group, User
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse, HttpResponseRedirect
 from django.test import Client
@@ -297,5 +297,6 @@ def test_what_is_stored_of_a_user_can_be_deleted(site: Stage, user: Sender, othe
     site.during = lambda request: running.append(forget_user(me))
     user.post(key="c")
     assert running == [2]  # its own key, which is being used, stays
+    assert forget_user(Group(pk=me.pk)) == 0, "of another class with the same key"
     assert forget_user(me) == 1
     assert other.post()["Idempotency-Replayed"] == "true"

@@ -15,6 +15,7 @@ from operator import itemgetter
 from typing import IO, TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qsl
 
+from django.conf import settings
 from django.core.exceptions import SuspiciousOperation
 from django.utils.encoding import escape_uri_path, iri_to_uri
 from django.utils.http import escape_leading_slashes
@@ -97,7 +98,7 @@ def principal_of(request: HttpRequest) -> Principal:
     user: Any = getattr(request, "user", None)
     # users of the REST framework are of any class; those without a primary key are not distinguished
     if is_authenticated(user) and (number := getattr(user, "pk", None)) is not None:
-        return Principal("user", f"user:{_kind(user)}:{number}", user_label(number))
+        return Principal("user", f"user:{_kind(user)}:{number}", user_label(user))
     if (credential := request.headers.get("Authorization")) and conf.config().credentials:
         return Principal("credential", f"credential:{credential}", "credential")
     if secret := request.META.get("CSRF_COOKIE"):
@@ -108,9 +109,10 @@ def principal_of(request: HttpRequest) -> Principal:
     return Principal("anonymous", "", "anonymous")
 
 
-def user_label(number: Any) -> str:
-    """The label of a user in the list of keys."""
-    return f"user {number}"
+def user_label(user: Any) -> str:
+    """The label of a user in the list of keys: "user 5", or with its class if that is not AUTH_USER_MODEL."""
+    kind = _kind(user)
+    return f"{'user' if kind == settings.AUTH_USER_MODEL.lower() else kind} {user.pk}"
 
 
 def is_authenticated(user: Any) -> bool:

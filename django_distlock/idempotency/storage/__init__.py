@@ -54,7 +54,7 @@ def forget_user(user: Any) -> int:
     repeated afterwards acts again. Keys in a cache cannot be listed: they stay until their lifetime ends.
     Raises BackendUnavailable if a database does not answer.
     """
-    return sum(table_in(alias).forget(user_label(user.pk)) for alias in databases() if _has_table(alias))
+    return sum(table_in(alias).forget(user_label(user)) for alias in databases() if _has_table(alias))
 
 
 def databases() -> Iterable[str]:
