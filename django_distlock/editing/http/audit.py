@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
-from django.db import models
+from django.contrib.auth import get_user_model
 from django.utils.translation import gettext as _
 
 from django_distlock.editing.resources import model_of
@@ -51,9 +51,9 @@ def take_over(
 
 
 def log(request: HttpRequest, resource: Resource, message: str) -> None:
-    """Write an entry to the history of the object in the admin."""
+    """Write an entry to the history of the object in the admin, which has users of AUTH_USER_MODEL only."""
     user = user_of(request)
-    if user is None or not isinstance(user, models.Model) or not apps.is_installed("django.contrib.admin"):
+    if not apps.is_installed("django.contrib.admin") or not isinstance(user, get_user_model()):
         return
     from django.contrib.admin.models import CHANGE, LogEntry
     from django.contrib.contenttypes.models import ContentType

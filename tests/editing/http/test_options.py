@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 from django.contrib import admin
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth.admin import GroupAdmin
-from django.contrib.auth.models import User
+from django.contrib.auth.models import Group, User
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.template import Context, Template
 from django.test import RequestFactory
@@ -16,6 +17,7 @@ from django.views.generic.detail import SingleObjectMixin
 
 from django_distlock.editing import EditLockMixin, edit_locked
 from django_distlock.editing.conf import config
+from django_distlock.editing.http import audit
 from django_distlock.editing.http.forms import LockedForm
 from django_distlock.editing.resources import resource_of
 from django_distlock.http.visitors import principal_of_user
@@ -174,6 +176,18 @@ def test_strangers_and_those_with_the_permission(
     ada.give_back(held)
     assert bo.save(path, body="By Bo.").status_code == 302
     assert body() == "By Bo."
+
+
+def test_e18_a_user_of_another_model_writes_nothing_in_the_name_of_a_user(ada: Person, article: Article) -> None:
+    """The history of the admin has users of AUTH_USER_MODEL only; the log and the signal name the other one."""
+    request = RequestFactory().post("/")
+    request.user = Group(pk=ada.user.pk)
+    request.user.is_authenticated = True
+    audit.log(request, resource_of(article), "Took over.")
+    assert not LogEntry.objects.exists()
+    request.user = ada.user
+    audit.log(request, resource_of(article), "Took over.")
+    assert LogEntry.objects.get().user == ada.user
 
 
 def test_a_site_without_a_log_in_refuses_an_anonymous_visitor(article: Article, settings: Any) -> None:
