@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.core.exceptions import ObjectDoesNotExist
 from django.db import Error, connections
@@ -17,7 +17,7 @@ from django.db.transaction import TransactionManagementError
 
 from django_distlock.leases import rows
 from django_distlock.leases.records import Row
-from django_distlock.storage.dialect import contended
+from django_distlock.storage.dialect import contended, keeps_snapshot
 from django_distlock.storage.transactions import begin, in_transaction
 
 from .conf import config
@@ -93,6 +93,11 @@ class Save:
             if self.lease and self.rows[resource.digest].is_of(self.owner.principal, self.lease):
                 rows.renew(resource, self.lease, config().ttl, principal=self.owner.principal)
 
+    def give_back(self) -> None:
+        """Free what the lease of this tab has, after :meth:`wrote`: its page is left for another one."""
+        for resource in filter(self._keeps, self.grant.resources):
+            rows.release(resource, self.lease, principal=self.owner.principal, reason="saved")
+
     def _keeps(self, resource: Resource) -> bool:
         """Is the lease of this tab the present one, or may it be again?"""
         row = self.rows[resource.digest]
@@ -151,8 +156,8 @@ def _inside_transaction(grant: EditGrant) -> bool:
     The rows that a save locks are the present ones also there: PostgreSQL and SQLite refuse to lock what has changed
     since the snapshot of the transaction. MySQL locks it, and goes on reading the snapshot: TransactionManagementError.
     """
-    inside, connection = in_transaction(grant.database), cast("Any", connections[grant.database])
-    if inside and connection.vendor == "mysql" and connection.isolation_level != "read committed":
+    inside = in_transaction(grant.database)
+    if inside and keeps_snapshot(connections[grant.database]):
         raise TransactionManagementError(
             f"This save under an edit lock is inside a transaction on {grant.database!r} that other code has begun, by "
             "atomic() or ATOMIC_REQUESTS, and at this isolation level what is read in it may be out of date. Begin "

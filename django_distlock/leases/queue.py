@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import connections
 
+from django_distlock.storage.dialect import keeps_snapshot
 from django_distlock.storage.statements import PAUSES, attempt, delete, marks, query, tries
 from django_distlock.storage.values import exact, micros
 
@@ -102,6 +103,9 @@ def acquire(
 def _take_or_see(resource: Resource, parameters: dict[str, Any], quota: Quota, again: bool) -> tuple[Row | Seen, bool]:
     """The lease; else what is seen, and True if the row should be free for the caller, and is kept busy."""
     seen, alias = Seen(), resource.database
+    if quota.leases is not None and keeps_snapshot(connections[alias]):
+        # the leases are counted by a query of its own: the UPDATE would wait for those that a view has locked
+        again, parameters = True, {**parameters, "most": None}
     for _ in tries((0.0, *PAUSES[:-1])):  # whoever finds it busy asks again soon
         taken = None if again else _take(alias, parameters)
         if taken is not None:
@@ -111,9 +115,10 @@ def _take_or_see(resource: Resource, parameters: dict[str, Any], quota: Quota, a
         mine = row is not None and row.held and row.is_of(parameters["principal"], parameters["lease"])
         if row is None:
             insert(resource)
-        elif mine and not again:  # a request that the lock protects has locked the row
+            continue
+        if mine and not again:  # a request that the lock protects has locked the row
             return row, False
-        elif not mine and (seen.place or row.held or quota.refuses(seen.leases, 0)):
+        if not mine and (seen.place or row.held or quota.refuses(seen.leases, 0)):
             return seen, False
         again = False  # it has changed hands between two statements, or another transaction has locked it
     return seen, True

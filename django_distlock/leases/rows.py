@@ -132,24 +132,30 @@ def _why(row: Row, lease: str, current: bool) -> LostReason:
 
 
 def release(
-    resource: Resource, lease: str, reserve: float = 0.0, *, principal: str = "", wrote_by: str | None = None
-) -> bool:
+    resource: Resource,
+    lease: str,
+    reserve: float = 0.0,
+    *,
+    principal: str = "",
+    wrote_by: str | None = None,
+    reason: LostReason = "released",
+) -> bool | None:
     """Free the row, or keep it for at most ``reserve`` seconds, for the next page of the same tab alone.
 
     ``wrote_by`` counts a write by this label in the same statement. False if it is not the caller's, which changes
-    nothing, or if another transaction keeps it for more than a second: then the lease is left to expire.
+    nothing; None if another transaction keeps it for more than a second: then the lease is left to expire.
     """
-    parameters = {**_names(resource, lease, principal), "ttl": micros(reserve), "reason": "released"}
+    parameters = {**_names(resource, lease, principal), "ttl": micros(reserve), "reason": reason}
     assignments = RESERVE if reserve else DROP
     if wrote_by is not None:
         assignments, parameters["label"] = f"{COUNT}, {assignments}", shown(wrote_by)
-    return bool(change(resource, assignments, MINE, parameters, lambda row: row.is_of(principal, lease)))
+    return change(resource, assignments, MINE, parameters, lambda row: row.is_of(principal, lease))
 
 
-def count_write(resource: Resource, label: str) -> bool:
-    """Count a write outside a save. False if there is no row, or a save keeps it for more than a second."""
+def count_write(resource: Resource, label: str) -> bool | None:
+    """Count a write outside a save. False if there is no row; None if a save keeps it for more than a second."""
     parameters = {"digest": resource.digest, "label": shown(label)}
-    return bool(change(resource, COUNT, "1 = 1", parameters, lambda row: True))
+    return change(resource, COUNT, "1 = 1", parameters, lambda row: True)
 
 
 def read(resources: Iterable[Resource]) -> dict[str, Row]:

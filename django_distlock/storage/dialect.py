@@ -44,6 +44,13 @@ def present(connection: BaseDatabaseWrapper) -> str:
     return PRESENT if has else ""
 
 
+def keeps_snapshot(connection: BaseDatabaseWrapper) -> bool:
+    """MySQL's transactions at another level than READ COMMITTED: they read what was there at their beginning, and a
+    statement that changes rows locks all that it reads, also those that it only counts."""
+    level = connection.settings_dict["OPTIONS"].get("isolation_level", "read committed")  # Django's default
+    return connection.vendor == "mysql" and str(level).lower() != "read committed"
+
+
 def returns_updated(connection: BaseDatabaseWrapper) -> bool:
     """Has an UPDATE the clause RETURNING? MySQL has no such statement, and MariaDB only for others."""
     return connection.vendor != "mysql" and connection.features.can_return_rows_from_bulk_insert

@@ -15,6 +15,7 @@ from django_distlock.models import BrowserTicket
 from tests.browserlocks.store.tabs import TTL, Tab, counts, write
 from tests.conftest import eventually
 from tests.support.places import (
+    EVERYWHERE,
     READ_COMMITTED,
     REPEATABLE_READ,
     Place,
@@ -77,6 +78,22 @@ def test_the_life_of_a_name(dialect: str, name: str) -> None:
     assert other.release(name=other.name)
     assert bob.end() is not None
     upkeep.sweep(dialect, 0, of_objects=False)
+
+
+@pytest.mark.parametrize("place", [place for place in EVERYWHERE if place.level], ids=str, indirect=True)
+def test_a_view_under_one_name_does_not_keep_its_user_from_another(
+    place: Place, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the quota counts the row that the view has locked."""
+    if place.alias == "mariadb":
+        monkeypatch.setitem(connections.settings["mariadb"]["OPTIONS"], "isolation_level", place.level.lower())
+    first, second = Tab(place.alias, name), Tab(place.alias, f"{name} too")
+    first.take()
+    with transaction.atomic(using=place.alias):
+        assert first.lock() is not None
+        at_the_side(place, lambda: second.take(quota=Quota(leases=2)))
+    third = Tab(place.alias, f"{name} again")
+    assert [isinstance(third.ask(quota=Quota(leases=most)), Full) for most in (2, 3)] == [True, False]
 
 
 def test_fences_begin_at_the_clock(alias: str, two: Two) -> None:

@@ -214,7 +214,7 @@ def test_e9_a_save_inside_a_transaction_that_has_read_before_loses_nothing(
 def test_mysql_with_another_isolation_reads_what_is_out_of_date(
     alias: str, ada: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections[alias], "isolation_level", "repeatable read")
+    monkeypatch.setitem(connections.settings[alias]["OPTIONS"], "isolation_level", "repeatable read")
     with pytest.raises(TransactionManagementError, match="other code has begun"), transaction.atomic(alias):
         ada.save("mine")
     ada.save("mine")
