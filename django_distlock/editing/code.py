@@ -190,17 +190,25 @@ class edit_lock:
             connections[alias].close()
 
     def _give_back(self, *, wrote: bool) -> None:
-        """End the lease. ``wrote``: forms that were rendered before are refused. LockLost if it was lost meanwhile."""
+        """End the lease. ``wrote``: forms that were rendered before are refused. LockLost if it was lost meanwhile.
+
+        BackendUnavailable if a save keeps the row for a whole TTL, so that the write cannot be counted.
+        """
         self._stop.set()
         if self._process != os.getpid():  # after a fork it is the parent's
             return
         lease, principal, label = self._lease, self._owner.principal, self._owner.label
-        if lease is not None and rows.release(
-            self._resource, lease.lease, principal=principal, wrote_by=label if wrote else None
-        ):
-            return
-        if wrote:
-            rows.count_write(self._resource, label)
+        until = clock.now() + self._ttl
+        while True:
+            freed = lease is not None and rows.release(
+                self._resource, lease.lease, principal=principal, wrote_by=label if wrote else None
+            )
+            if freed:
+                return
+            if not wrote or (freed is False and rows.count_write(self._resource, label) is not None):
+                break
+            if clock.now() >= until:  # a save has kept the row all the time
+                raise BackendUnavailable(f"{self._what} is being saved: the write of this block was not counted.")
         if lease is not None:
             found = rows.renew(self._resource, lease.lease, self._ttl, principal=principal)
             if isinstance(found, Lost):

@@ -13,7 +13,7 @@ from asgiref.sync import sync_to_async
 from django.db import connections, transaction
 from django.db.transaction import TransactionManagementError
 
-from django_distlock import LockLost
+from django_distlock import BackendUnavailable, LockLost
 from django_distlock.editing import EditConflict, edit_lock
 from django_distlock.editing.records import EditLease
 from django_distlock.editing.resources import resource_of
@@ -111,15 +111,22 @@ def test_a_block_that_writes_nothing_or_ends_early_refuses_no_form(article: Arti
     bob.save("bob")
 
 
+@pytest.mark.parametrize("attempts", [1, 40])
 @pytest.mark.parametrize("alias", ["postgres", "mariadb"], indirect=True)
-def test_it_never_ends_without_its_write_being_counted(alias: str) -> None:
-    """Also if a save keeps the row until the statement that gives the lease back is sent."""
+def test_it_never_ends_without_its_write_being_counted(
+    alias: str, attempts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if a save keeps the row while many statements that give the lease back are sent."""
+    monkeypatch.setattr(rows, "RELEASE_PAUSES", (0.0, 0.0))
     article, bob, other = make_article(alias), Desk("bob"), ExitStack()
     bob.open(article)
+    sent: list[str] = []
 
     def end_the_save_in_time(execute: Any, sql: str, *rest: Any) -> Any:
-        if "ended = " in sql:
-            saving.submit(other.close).result()
+        if "changed_by = " in sql:
+            sent.append(sql)
+            if len(sent) == attempts:
+                saving.submit(other.close).result()
         return execute(sql, *rest)
 
     def save() -> None:
@@ -136,6 +143,24 @@ def test_it_never_ends_without_its_write_being_counted(alias: str) -> None:
     assert held_by(article) is None
     with pytest.raises(EditConflict, match="nightly import"):
         bob.save("bob")
+
+
+@pytest.mark.parametrize("alias", ["postgres"], indirect=True)
+def test_a_write_that_could_not_be_counted_is_told(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "RELEASE_PAUSES", ())
+    article = make_article(alias)
+    with ThreadPoolExecutor(1) as other, ExitStack() as saving:
+
+        def save() -> None:
+            saving.callback(connections[alias].close)
+            saving.enter_context(transaction.atomic(using=alias))
+            rows.lock([resource_of(article)])
+
+        try:
+            with pytest.raises(BackendUnavailable, match="not counted"), importing(article, ttl=0.1):
+                other.submit(save).result()
+        finally:
+            other.submit(saving.close).result()
 
 
 def test_an_override_is_explicit_logged_and_sent(
