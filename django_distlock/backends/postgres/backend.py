@@ -6,7 +6,6 @@ connection and dies with the transaction it protects.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -95,7 +94,8 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
         return 0 if raw.closed else int(raw.info.backend_pid)
 
     def inspect(self) -> Iterable[LockInfo]:
-        return self._ask_beside(partial(introspection.listed, self.alias))
+        # described afterwards: the time of the statements is for the server
+        return introspection.listed(self.alias, *self._ask_beside(introspection.rows))
 
     def _held_statement(self, keys: Iterable[str]) -> bytes:
         return introspection.HELD.replace("{keys}", ", ".join(keys)).encode()

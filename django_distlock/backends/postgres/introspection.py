@@ -104,16 +104,21 @@ class Server(NamedTuple):
         return None if (self.application or "").startswith("distlock") else self.entered
 
 
-def listed(alias: str, connection: BaseDatabaseWrapper) -> list[LockInfo]:
-    """All held locks with a key, and those on tables and rows that keep a session waiting."""
+def rows(connection: BaseDatabaseWrapper) -> tuple[list[Any], list[Any]]:
+    """The rows of all locks with a key, and those of locks on tables and rows that keep a session waiting."""
     with connection.cursor() as cursor:
         try:
             cursor.execute(WITH_NOTES)
         except DatabaseError:  # the names' table is not there, or not to be read
             cursor.execute(WITHOUT_NOTES)
-        found = infos(alias, [_row(*row) for row in cursor.fetchall()])
+        named = cursor.fetchall()
         cursor.execute(BLOCKING)
-        return found + [blocking(alias, *row) for row in cursor.fetchall()]
+        return named, cursor.fetchall()
+
+
+def listed(alias: str, named: list[Any], blocks: list[Any]) -> list[LockInfo]:
+    """The held locks in :func:`rows`."""
+    return [*infos(alias, [_row(*row) for row in named]), *(blocking(alias, *row) for row in blocks)]
 
 
 def _row(key: str, granted: bool, shared: bool, *more: Any) -> Row:

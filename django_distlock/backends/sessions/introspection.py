@@ -44,14 +44,19 @@ def infos(alias: str, rows: Iterable[Row]) -> list[LockInfo]:
         held.append(row)
         if row.session is not None:
             beside.setdefault(row.session, []).append(row)
-    return [
-        _info(alias, row, waiting.get(row.key, ()), beside.get(row.session, ()) if row.session is not None else ())
-        for row in held
-    ]
+    first = {
+        session: {row.key: readable(row.name or row.key) for row in there[: MOST_NAMED + 1]}
+        for session, there in beside.items()
+    }
+
+    def beside_of(row: Row) -> str:
+        return "" if row.session is None else _other_names(first[row.session], len(beside[row.session]), row.key)
+
+    return [_info(alias, row, waiting.get(row.key, ()), beside_of(row)) for row in held]
 
 
-def _info(alias: str, row: Row, waiting: Sequence[Row], beside: Sequence[Row]) -> LockInfo:
-    details = {**row.details, "also_holds": _other_names(beside, row.key)}
+def _info(alias: str, row: Row, waiting: Sequence[Row], also_holds: str) -> LockInfo:
+    details = {**row.details, "also_holds": also_holds}
     return LockInfo(
         backend=alias,
         key=row.key,
@@ -65,11 +70,11 @@ def _info(alias: str, row: Row, waiting: Sequence[Row], beside: Sequence[Row]) -
     )
 
 
-def _other_names(held: Sequence[Row], key: str) -> str:
+def _other_names(first: Mapping[str, str], held: int, key: str) -> str:
     """The names of the locks of a session without that of ``key``: breaking one of them ends the session, and the
-    others are lost with it."""
-    names = [readable(row.name or row.key) for row in held[: MOST_NAMED + 1] if row.key != key][:MOST_NAMED]
-    more = len(held) - 1 - len(names)
+    others are lost with it. ``first`` are some of the names, ``held`` is the number of all."""
+    names = [name for other, name in first.items() if other != key][:MOST_NAMED]
+    more = held - 1 - len(names)
     return ", ".join([*names, f"{more} more"] if more > 0 else names)
 
 
