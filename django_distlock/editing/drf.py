@@ -13,6 +13,7 @@ from rest_framework.response import Response
 from django_distlock.http.transactions import outside_transactions, transactions_of_request
 from django_distlock.http.visitors import visitor_of
 from django_distlock.leases import rows
+from django_distlock.locks.lazy_results import refuse_unfinished
 from django_distlock.storage.transactions import in_transaction
 from django_distlock.storage.values import ID
 from django_distlock.validation import refuse_order
@@ -163,7 +164,7 @@ class EditLockViewSetMixin:
             raise EditConflict("changed", changed_by=by, resource=save.grant.resource)
         self._edit_save, self._edit_object = save, obj  # an attempt that was rolled back has left another object there
         try:
-            response = handler()
+            response = refuse_unfinished(type(self), handler())
         except Error:
             raise
         except Exception as error:

@@ -14,7 +14,7 @@ from django.contrib.auth.models import Group, User
 from django.contrib.messages.views import SuccessMessageMixin
 from django.db import transaction
 from django.forms import inlineformset_factory
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse, StreamingHttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.template import Context, Template
 from django.urls import path, re_path
@@ -80,6 +80,13 @@ class Careless(Edit):
     def form_valid(self, form: Any) -> HttpResponse:
         form.save()
         return HttpResponseRedirect("/done/")
+
+
+class Again(Edit):
+    """As "Save and continue"."""
+
+    def get_success_url(self) -> str:
+        return f"{self.request.path}?saved"
 
 
 class Cheerful(SuccessMessageMixin, Edit):
@@ -249,6 +256,16 @@ def counted(request: HttpRequest, pk: int) -> HttpResponse:
     return JsonResponse({"saved": True})
 
 
+def streaming(*args: Any, **kwargs: Any) -> StreamingHttpResponse:
+    """The answer of a view that saves in the body of its answer."""
+    return StreamingHttpResponse(str(Article.objects.update(body="By the body.")) for _ in range(1))
+
+
+class Streaming(Edit):
+    def form_valid(self, form: Any) -> Any:
+        return streaming()
+
+
 @edit_locked(Article, permission=CHANGE, mode="enforce")
 async def coroutine(request: HttpRequest, pk: int) -> HttpResponse:
     await request.auser()
@@ -284,6 +301,9 @@ class Api(EditLockViewSetMixin, viewsets.ModelViewSet):
     serializer_class = serializer_of(Article, "id", "title", "body", "section")
     authentication_classes = (SessionAuthentication,)
     permission_classes = (permissions.IsAuthenticated,)
+
+    def destroy(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        return streaming() if "stream" in request.query_params else super().destroy(request, *args, **kwargs)
 
     def publish(self, request: Any, pk: int) -> HttpResponse:
         with edit_lock(self.get_object(), by="the API"):
@@ -442,6 +462,7 @@ VIEWS: dict[str, Any] = {
     "careless": Careless.as_view(),
     "guarded": Guarded.as_view(),
     "guarded-function": permission_required(CHANGE, raise_exception=True)(locked()),
+    "again": Again.as_view(),
     "cheerful": Cheerful.as_view(),
     "posting": Posting.as_view(),
     "unlocked": act,
@@ -458,6 +479,8 @@ VIEWS: dict[str, Any] = {
     "all": Everything.as_view(),
     "function": locked(),
     "counted": counted,
+    "stream": Streaming.as_view(),
+    "stream-function": edit_locked(Article)(streaming),
     "own": locked(on_conflict=own_answer),
     "eager": locked(when="open", idle=333),
     "by-name": locked(permission=CHANGE),

@@ -15,7 +15,7 @@ from django_distlock.http.visitors import visitor_of
 from django_distlock.leases import rows
 from django_distlock.leases.records import Row
 from django_distlock.middleware import language_of_texts
-from django_distlock.storage.values import ID
+from django_distlock.storage.values import ID, shown
 
 from .texts import texts
 
@@ -108,7 +108,8 @@ def rendered(request: HttpRequest, ready: ReadyForm, endpoint: str = "") -> Safe
     get_token(request)  # the script needs the cookie or the field
     # cache_page and the cache middleware must not store this page: it is for one visitor
     request._cache_update_cache = False  # type: ignore[attr-defined]
-    resource = ready.grant.resource
+    resource, visitor = ready.grant.resource, visitor_of(request, ready.config.label_of)
+    row = ready.leases.get(resource.digest)
     number = secrets.token_hex(4)
     context = {
         "grant": ready.text or sign(ready.grant),
@@ -117,7 +118,9 @@ def rendered(request: HttpRequest, ready: ReadyForm, endpoint: str = "") -> Safe
         "config": ready.config,
         "endpoint": endpoint or request.get_full_path(),
         "key": f"{resource.database}.{resource.digest[:32]}",
-        "version": ready.grant.version,
+        # for the script, which keeps text with the version that it was typed against; saves of relations count, too
+        "version": f"{ready.grant.version}.{row.writes if row and row.changed_at else 0}",
+        "saved_by_visitor": visitor.logged_in and row is not None and row.changed_by == shown(visitor.label),
         "texts_id": f"distlock-edit-texts-{number}",
         "texts": json_script(texts(), f"distlock-edit-texts-{number}"),
         "holder": holder,

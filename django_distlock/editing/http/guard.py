@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urljoin, urlsplit
 
 from django.contrib import messages
 from django.contrib.messages import get_messages
@@ -20,6 +21,7 @@ from django_distlock.http.transactions import transactions_of_request
 from django_distlock.http.visitors import visitor_of
 from django_distlock.leases import rows
 from django_distlock.leases.records import Row
+from django_distlock.locks.lazy_results import refuse_unfinished
 
 from . import refusals
 from .audit import take_over
@@ -108,14 +110,18 @@ class SaveGuard:
                 text = _("This was saved, although: %(why)s") % {"why": Refusal.of(conflict).text}
                 messages.warning(self.request, text, fail_silently=True)
             if self.posted.text:
-                ready = ReadyForm(grant=save.grant, config=self.config, text=self.posted.text, lease=self.posted.lease)
+                ready = ReadyForm(grant=save.grant, config=self.config, leases=save.rows)
+                ready = replace(ready, text=self.posted.text, lease=self.posted.lease)
                 ready_forms(self.request)[self.resources[0]] = ready
-            response = work(save)
+            view = getattr(self.request.resolver_match, "func", work)
+            response = refuse_unfinished(getattr(view, "view_class", view), work(save))
             # @idempotent above frees the key of such an answer
             if getattr(self.request, "_distlock_rolls_back_5xx", False) and getattr(response, "status_code", 0) >= 500:
                 transaction.set_rollback(True, using=save.grant.database)
             elif save.written and not _leaves_page(self.request, response):
                 save.keep()
+            elif save.written and not _comes_back(self.request, response):
+                save.give_back()
             return response
 
         return repeatable
@@ -191,3 +197,9 @@ def _leaves_page(request: HttpRequest, response: Any) -> bool:
     return 300 <= response.status_code < 400 or (
         is_page and "attachment" not in response.get("Content-Disposition", "")
     )
+
+
+def _comes_back(request: HttpRequest, response: Any) -> bool:
+    """May the next page be the form again, which adopts the lease? Not after a redirect to another address."""
+    here = request.get_full_path()
+    return bool(urlsplit(urljoin(here, response.get("Location", ""))).path == urlsplit(here).path)

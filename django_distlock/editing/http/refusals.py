@@ -86,12 +86,13 @@ def add_conflict(form: BaseForm, refusal: Refusal) -> None:
 
 
 def add_saved_values(form: BaseForm) -> None:
-    """Put what is saved now beside each field of a bound form that differs. Secrets are not shown."""
+    """Put what is saved now beside each field of a bound form that differs, if the form has been told. Secrets are not
+    shown."""
     form.errors  # noqa: B018 - errors are added to those of the form
     for name in form.changed_data:
         bound = form[name]
         secret = isinstance(bound.field.widget, forms.PasswordInput) or is_secret(name)
-        if not (secret or bound.is_hidden or name == DELETION_FIELD_NAME):
+        if name in form.initial and not (secret or bound.is_hidden or name == DELETION_FIELD_NAME):
             shown = _shown(bound.field, bound.initial)
             form.add_error(name, _("Saved now: %(value)s") % {"value": shown or _("nothing")})
 

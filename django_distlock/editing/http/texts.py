@@ -31,7 +31,7 @@ def _states() -> dict[str, str]:
             "somebody else has edited this."
         ),
         "kept": _("You had typed something here that was not saved."),
-        "kept_older": _("You had typed something here that was not saved, against an older version."),
+        "kept_older": _("You had typed something here, against an older version. Perhaps it was not saved."),
     }
 
 

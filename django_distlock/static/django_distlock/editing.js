@@ -488,6 +488,7 @@ export class FormView {
     this.form.prepend(this.box, this.offered);
     this.served = this.form.querySelector("[data-distlock-served]"); // what the page said before the script did
     this.shut = false;
+    this.sent = false; // nothing was typed since the form was sent
     this.shown = "";
     this.act = () => {};
     for (const type of ["beforeinput", "keydown", "mousedown", "click", "paste", "drop", "submit"])
@@ -627,8 +628,8 @@ export class FormView {
   }
 
   /* Text together with the version it was typed against. */
-  keep(submitted = false) {
-    const kept = { values: this.values(), version: this.root.dataset.version, submitted };
+  keep() {
+    const kept = { values: this.values(), version: this.root.dataset.version, sent: this.sent };
     this.storage.set(this.kept, JSON.stringify(kept));
   }
 
@@ -644,8 +645,11 @@ export class FormView {
       kept = null;
     }
     if (!kept) return;
-    const same = kept.version === this.root.dataset.version;
-    if (JSON.stringify(kept.values) === JSON.stringify(this.values()) || (kept.submitted && !same)) return this.forget();
+    const { version, mine } = this.root.dataset;
+    const same = kept.version === version;
+    // what was sent has been saved if the last save was of this user; else nobody knows, and it is offered
+    const saved = kept.sent && !same && mine !== undefined;
+    if (saved || JSON.stringify(kept.values) === JSON.stringify(this.values())) return this.forget();
     this.fill(this.offered, "kept", this.texts[same ? "kept" : "kept_older"], ["put_back", "discard"]);
     this.putting = kept.values;
   }
@@ -712,7 +716,9 @@ const join = (client, editor, view, root) => {
     else if (editor.act(action, detail)) client.send();
   };
   const typed = (event) => {
-    if (!view.own(event.target) && editor.input()) client.send();
+    if (view.own(event.target)) return;
+    view.sent = false;
+    if (editor.input()) client.send();
   };
   view.form.addEventListener("input", typed);
   view.form.addEventListener("change", typed);
@@ -725,9 +731,10 @@ const join = (client, editor, view, root) => {
   view.form.addEventListener("submit", (event) => {
     if (event.defaultPrevented) return;
     client.sent();
-    view.keep(true);
+    view.sent = true;
+    view.keep();
   });
-  addEventListener("pagehide", () => editor.dirty && !editor.submitted && view.keep());
+  addEventListener("pagehide", () => editor.dirty && view.keep());
   view.offer();
 };
 

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Client, Editor, Mark, safely } from "../../../django_distlock/static/django_distlock/editing.js";
+import { Client, Editor, FormView, Mark, safely } from "../../../django_distlock/static/django_distlock/editing.js";
 
 const settle = async () => {
   for (let turn = 0; turn < 40; turn += 1) await Promise.resolve();
@@ -349,4 +349,30 @@ test("forbidden storage is no error", () => {
   assert.equal(storage.get("a"), "1");
   storage.remove("a");
   assert.equal(storage.get("a"), null);
+});
+
+/* What the next page of this tab offers of a text that was typed against version 1, and maybe sent. */
+const offered = ({ sent, version, mine, shows = "old" }) => {
+  const store = memory();
+  const storage = safely(() => store);
+  const form = (dataset, text) => {
+    const view = Object.create(FormView.prototype);
+    return Object.assign(view, { storage, root: { dataset: { key: "K", ...dataset } }, texts: {}, sent, values: () => text });
+  };
+  form({ version: "1" }, "typed").keep();
+  const next = form({ version, ...(mine && { mine: "" }) }, shows);
+  const said = [];
+  next.texts = { kept: "kept", kept_older: "kept_older" };
+  next.fill = (box, look, message) => said.push(message);
+  next.offer();
+  return said;
+};
+
+test("e8: a text is offered unless it has been saved, and what was sent is not said to be unsaved", () => {
+  assert.deepEqual(offered({ sent: false, version: "1" }), ["kept"]);
+  assert.deepEqual(offered({ sent: false, version: "2", mine: true }), ["kept_older"]);
+  assert.deepEqual(offered({ sent: true, version: "1" }), ["kept"], "the connection broke: nothing was saved");
+  assert.deepEqual(offered({ sent: true, version: "2", mine: true }), [], "it was saved, in another spelling");
+  assert.deepEqual(offered({ sent: true, version: "2" }), ["kept_older"], "somebody else has saved, maybe after it");
+  assert.deepEqual(offered({ sent: true, version: "2", shows: "typed" }), []);
 });

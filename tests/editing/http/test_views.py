@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, date, datetime
 from typing import Any
 
@@ -86,7 +87,7 @@ def test_e6_e7_what_is_not_in_the_form_is_left_alone_and_a_refused_form_comes_ba
 
 
 def test_e12_my_own_save_hands_the_lease_over(ada: Person, bo: Person, article: Article) -> None:
-    path = f"/edit/{article.pk}/"
+    path = f"/again/{article.pk}/"
     fields = ada.hold(path)
     WebLease.rows.update(expires_at=1)  # nobody wanted it meanwhile
     assert ada.save(path, fields, body="By Ada.").status_code == 302
@@ -121,7 +122,8 @@ def test_e7_a_form_of_no_model_with_a_secret_and_a_file(ada: Person, bo: Person,
     path = f"/publish/{article.pk}/"
     ada.hold(path)
     data = {**bo.open(path), "title": "By Bo"}
-    refused(bo.client.post(path, data), "Ada is editing this now.")
+    page = refused(bo.client.post(path, {**data, "day": "2026-01-02"}), "Ada is editing this now.")
+    assert re.findall("Saved now: [^<]*", page) == ["Saved now: as before"], "the form knows nothing of a saved day"
     Article.objects.update(body="By other code.")
     data |= {"password": "hunter2", "day": "2026-01-02", "picture": SimpleUploadedFile("cat.png", b"cat")}
     page = refused(bo.client.post(path, data), "By Bo")
@@ -142,10 +144,11 @@ def test_e7_trying_again_keeps_the_version(ada: Person, bo: Person, article: Art
 
 
 class Saved(forms.Form):
-    """A field of each kind; the names say what is saved."""
+    """A field of each kind, with what is saved; nothing is known of what is ``unsaved``."""
 
     word = forms.CharField(initial="old")
     nothing = forms.CharField(required=False)
+    unsaved = forms.CharField(required=False)
     day = forms.DateField(initial=date(2026, 1, 2))
     moment = forms.DateTimeField(initial=datetime(2026, 1, 2, 12, tzinfo=UTC))
     flag = forms.BooleanField(required=False, initial=True)
@@ -158,8 +161,9 @@ class Saved(forms.Form):
 
 def test_e7_what_is_saved_now_is_shown_as_people_read_it(article: Article) -> None:
     sent = {"word": "new", "nothing": "x", "day": "2026-03-04", "moment": "2026-03-04 12:00", "section": "b"}
-    initial = {"one": article.pk, "several": [article]}
-    form = Saved({**sent, "password": "hunter2", "same": "as it was"}, initial=initial)
+    saved = {name: field.initial for name, field in Saved.base_fields.items() if name != "unsaved"}
+    sent |= {"password": "hunter2", "same": "as it was", "unsaved": "x"}
+    form = Saved(sent, initial={**saved, "one": article.pk, "several": [article]})
     add_conflict(form, Refusal(reason="changed", who="Ada"))
     found = {name: " ".join(texts) for name, texts in form.errors.items()}
     assert found.pop("__all__").startswith("Ada has saved this since you opened the form.")
@@ -195,6 +199,16 @@ def test_an_async_view(ada: Person, bo: Person, article: Article) -> None:
     ada.hold(f"/edit/{article.pk}/")
     refused(bo.client.post(path, {"body": "By Bo."}))
     assert body() == "By Ada."
+
+
+@pytest.mark.parametrize("path", ["/stream/{}/", "/stream-function/{}/", "/api/{}/?stream"])
+def test_e4_an_answer_that_is_streamed_is_refused(ada: Person, article: Article, path: str) -> None:
+    """Its body would be made, and might write, after the lock was given back."""
+    path, texts = path.format(article.pk), {"title": "By Ada", "body": "By Ada."}
+    with pytest.raises(TypeError, match="returned a StreamingHttpResponse, whose content would be sent after the lock"):
+        ada.client.delete(path) if "api" in path else ada.client.post(path, texts)
+    article.refresh_from_db()
+    assert (article.title, article.body, row(article)) == ("A bridge opens", "On Saturday.", None)
 
 
 PAGES = ["edit", "publish", "function", "counted", "api", "family/articles/article", "versioned/articles/article"]
@@ -245,38 +259,45 @@ def test_e6_a_row_of_an_inline_formset_that_was_written_meanwhile(
     assert names() == sorted(["by Bo", "one", "three", *(["by Ada"] if way == "new" else [])])
 
 
-# the page that stays after its save keeps its lease, so that nobody gets in between before its next beat
+# a page that stays after its save keeps its lease, so that nobody gets in between before its next beat; one that is
+# shown again has some seconds; one that is left for another page gives it back
 
 SCRIPT = {"Sec-Fetch-Mode": "cors", "Sec-Fetch-Dest": "empty"}
 BROWSER = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
 
 
 @pytest.mark.parametrize(
-    ("address", "headers", "stays"),
+    ("address", "headers", "left"),
     [
-        ("/counted/{}/", {}, True),
-        ("/popups/articles/article/{}/change/", {}, True),
-        ("/empty/{}/", BROWSER, True),  # at 204
-        ("/download/{}/", BROWSER, True),
-        ("/edit/{}/", SCRIPT, True),  # fetch() follows the redirect
-        ("/function/{}/", SCRIPT, True),
-        ("/admin/articles/article/{}/change/", SCRIPT, True),
-        ("/edit/{}/", BROWSER, False),
-        ("/quiet/{}/", {}, False),
-        ("/function/{}/", {}, False),
+        ("/counted/{}/", {}, "stays"),
+        ("/popups/articles/article/{}/change/", {}, "stays"),
+        ("/empty/{}/", BROWSER, "stays"),  # at 204
+        ("/download/{}/", BROWSER, "stays"),
+        ("/edit/{}/", SCRIPT, "stays"),  # fetch() follows the redirect
+        ("/function/{}/", SCRIPT, "stays"),
+        ("/admin/articles/article/{}/change/", SCRIPT, "stays"),
+        ("/again/{}/", BROWSER, "again"),
+        ("/quiet/{}/", {}, "again"),
+        ("/admin/articles/article/{}/change/?_continue", BROWSER, "again"),
+        ("/edit/{}/", BROWSER, "gone"),
+        ("/function/{}/", {}, "gone"),
+        ("/admin/articles/article/{}/change/", BROWSER, "gone"),
     ],
 )
 def test_the_lease_of_a_page_after_its_save(
-    ada: Person, bo: Person, article: Article, address: str, headers: dict[str, str], stays: bool
+    ada: Person, bo: Person, article: Article, address: str, headers: dict[str, str], left: str
 ) -> None:
+    address, _, button = address.partition("?")
     address, form = address.format(article.pk), f"/edit/{article.pk}/"
     fields, theirs = ada.hold(address if "admin" in address or "popups" in address else form), bo.open(form)
     sent = {"title": "x", "body": "y", "section": "news", "sources-TOTAL_FORMS": 0, "sources-INITIAL_FORMS": 0}
-    done = ada.client.post(address, {**sent, **fields}, headers=headers)
+    done = ada.client.post(address, {**sent, **fields, button: "1"}, headers=headers)
     assert done.status_code in (200, 204, 302)
     assert body() == "y"
-    (lease,) = upkeep.held("default", of_objects=True)
-    assert lease.expires_in > 30 if stays else lease.expires_in < 10
+    leases = upkeep.held("default", of_objects=True)
+    assert [each.expires_in > 30 for each in leases] == {"stays": [True], "again": [False], "gone": []}[left]
+    if left == "gone":
+        assert ada.renew(fields)["reason"] == "saved", "a late beat does not claim again"
     refused(bo.save(form, theirs))  # it counts, also if it answers without a redirect
 
 
