@@ -97,13 +97,8 @@ MANAGER = (
         "manager/release.py",
         "        leftovers.leave(lease._finish_release)\n",
         "        pass\n",
-        (
-            "tests/contract/test_cancellation.py",
-            "tests/faults/test_interrupted.py",
-            "tests/transactions/test_snapshots.py",
-            "tests/faults/test_alarms.py",
-        ),
-        only="r7 and postgres or leaves_nothing_held or alarms and memory",
+        ("tests/faults/test_interrupted.py",),
+        only="nobody_looks_after",
     ),
     Mutant(
         "a circle of waiters in one process is not looked for",
