@@ -43,6 +43,7 @@ html_theme = "furo"
 html_title = f"django-distlock {release}"
 html_static_path = ["_static"]
 html_css_files = ["tables.css"]
+html_search_scorer = str(HERE / "_ext" / "scorer.js")
 html_copy_source = False
 html_show_sourcelink = False
 pygments_style = "default"
