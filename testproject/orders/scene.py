@@ -13,7 +13,7 @@ from django.conf import settings
 from django.urls import reverse
 
 from testproject.replay.crowd import Request, fire, open_form, span
-from testproject.replay.scene import Column, Figures, Option, Scene, Stage, Way, many
+from testproject.replay.scene import Column, Figures, Option, Scene, Stage, Way
 from testproject.replay.server import Server
 
 from .models import Order
@@ -32,7 +32,7 @@ class Orders(Scene):
     name = "orders"
     help = "Send one order many times at once to a real server with 4 processes, as a form and as an API call."
     ways = WAYS
-    options = (Option("clicks", 50, "how often each order is sent"),)
+    options = (Option("clicks", 30, "how often each order is sent"),)
     columns = (
         Column("Sent as", "kind"),
         Column("Requests", "requests"),
@@ -44,14 +44,15 @@ class Orders(Scene):
         Column("Seconds", "seconds", pattern="{:.1f}"),
     )
     fault = ("duplicates",)
+    story = "{requests} times the same {kind} made {orders} orders"
     plots = (("orders", "Orders made by sending one form {requests} times at once"),)
 
     @contextmanager
-    def stage(self, given: Mapping[str, int]) -> Iterator[Stage]:
+    def stage(self, options: Mapping[str, int]) -> Iterator[Stage]:
         with Server() as server:
             facts = {"server_processes": server.workers, "payment_seconds": settings.PAYMENT_SECONDS}
             yield Stage(
-                lambda way: [sent(server.port, way, kind, given["clicks"]) for kind in (FORM, API)],
+                lambda way: [sent(server.port, way, kind, options["clicks"]) for kind in (FORM, API)],
                 facts,
                 server.log_tail,
             )
@@ -59,12 +60,6 @@ class Orders(Scene):
     def more_problems(self, row: Figures, prevents: bool) -> Iterator[str]:
         if prevents and (row["orders"], row["payments"], row["first"]) != (1, 1, 1):
             yield f"{row['requests']} requests made {row['payments']} payments, and {row['first']} ran the view."
-
-    def story(self, way: Figures) -> str:
-        told = [
-            f"{row['requests']} times the same {row['kind']} made {many(row['orders'], 'order')}" for row in way["rows"]
-        ]
-        return f"{way['title']}: {', '.join(told)}."
 
 
 def sent(port: int, way: Way, kind: str, clicks: int) -> Figures:

@@ -8,14 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from django.conf import settings
 from django.contrib.auth.hashers import make_password
 from django.db import connection
 from django.db.models import Count
 
 from django_distlock import advisory_lock
 from testproject.replay.crowd import CLIENTS, fire, milliseconds, open_form, span
-from testproject.replay.scene import Column, Figures, Option, Scene, Stage, Way, many
+from testproject.replay.scene import Column, Figures, Option, Scene, Stage, Way
 from testproject.replay.server import Server
 
 from .models import Account, Door
@@ -37,7 +36,7 @@ class Registration(Scene):
     ways = WAYS
     options = (
         Option("identical", 200, "sign-ups with one address per way"),
-        Option("distinct", 60, "sign-ups with as many addresses per way", least=0),
+        Option("distinct", 60, "sign-ups with as many addresses per way"),
     )
     columns = (
         Column("Sign-ups", "requests"),
@@ -58,7 +57,7 @@ class Registration(Scene):
     )
 
     @contextmanager
-    def stage(self, given: Mapping[str, Any]) -> Iterator[Stage]:
+    def stage(self, options: Mapping[str, Any]) -> Iterator[Stage]:
         Account.objects.filter(email__endswith=f"@{DOMAIN}").delete()
         Door.objects.get_or_create(pk=Door.REGISTRATION)
         with Server() as server:
@@ -69,13 +68,12 @@ class Registration(Scene):
                 "atomic_requests": bool(connection.settings_dict["ATOMIC_REQUESTS"]),
                 "server_processes": server.workers,
                 "clients": CLIENTS,
-                "hash_iterations": settings.PASSWORD_HASH_ITERATIONS,
             }
 
             def act(way: Way) -> list[Figures]:
-                identical = race.burst(way, times=given["identical"])
+                identical = race.burst(way, times=options["identical"])
                 identical["log_in_while_held"] = race.log_in_while_held(way) if way.lock else None
-                return [identical, *([race.burst(way, addresses=given["distinct"])] if given["distinct"] else [])]
+                return [identical, *([race.burst(way, addresses=options["distinct"])] if options["distinct"] else [])]
 
             yield Stage(act, facts, server.log_tail)
 
@@ -91,11 +89,10 @@ class Registration(Scene):
         if row.get("log_in_while_held") is False:
             yield "a registration did not wait for the lock, or a log-in did."
 
-    def story(self, way: Figures) -> str:
+    def told(self, way: Figures) -> str:
         row = way["rows"][0]
-        made = f"{row['requests']} identical sign-ups made {many(row['accounts'], 'account')}"
-        made += f", {row['duplicates']} too many" if row["duplicates"] else ""
-        made += f"; {many(row['failed'], 'request')} failed" if row["failed"] else ""
+        made = f"{row['requests']} identical sign-ups made {row['accounts']} account"
+        made += f"s, {row['duplicates']} too many" if row["duplicates"] else ""
         proof = ", and one was answered while a registration waited for the lock" if row["log_in_while_held"] else ""
         median = way["rows"][-1]["log_in"]
         if not (way["prevents"] or self.possible()):

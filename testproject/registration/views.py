@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING
 
+from django import forms
 from django.contrib import messages
 from django.db.transaction import non_atomic_requests
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -15,16 +17,42 @@ from django.views.decorators.http import require_http_methods
 from django_distlock import advisory_lock, row_lock, table_lock
 from testproject.replay.scene import Way, way
 
-from .forms import LogInForm, SignUp, SignUpForm
 from .models import Account, Door, authenticate, register
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    SignUpView = Callable[[HttpRequest, SignUp], Account | None]
+
+@dataclass(frozen=True, slots=True)
+class SignUp:
+    """A valid sign-up: the address as typed, and `key`, the form in which two spellings of one address are equal."""
+
+    email: str
+    password: str
+
+    @property
+    def key(self) -> str:
+        return self.email.casefold()
 
 
-def sign_up_form(sign_up_view: SignUpView) -> Callable[..., HttpResponse]:
+class LogInForm(forms.Form):
+    email = forms.EmailField(max_length=254, widget=forms.EmailInput(attrs={"autocomplete": "email"}))
+    password = forms.CharField(
+        max_length=128, strip=False, widget=forms.PasswordInput(attrs={"autocomplete": "current-password"})
+    )
+
+
+class SignUpForm(LogInForm):
+    password = forms.CharField(
+        min_length=8,
+        max_length=128,
+        strip=False,
+        help_text="At least 8 characters.",
+        widget=forms.PasswordInput(attrs={"autocomplete": "new-password"}),
+    )
+
+
+def sign_up_form(sign_up_view: Callable[[HttpRequest, SignUp], Account | None]) -> Callable[..., HttpResponse]:
     """Show the form and check what was posted, so that neither a GET nor a bad form ever waits for the lock."""
 
     @require_http_methods(["GET", "HEAD", "POST"])

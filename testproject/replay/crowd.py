@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 HTTP_SECONDS = 60
 BARRIER_SECONDS = 30
-CLIENTS = 50  # at most, at once
+CLIENTS = 32  # at most, at once
 # Between two requests of the one that looks on: without it a third of all requests would be its own.
 WATCH_PAUSE = 0.05
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -11,7 +12,6 @@ from django.utils.module_loading import import_string
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
 
 Figures = dict[str, Any]  # what was measured, as it becomes JSON
 ROUNDS = 5  # tries to make a fault show itself
@@ -46,12 +46,11 @@ def way(title: str, code: str = "", *, prevents: bool = True, **traits: Any) -> 
 
 
 class Option(NamedTuple):
-    """Of the scene's command; a number is at least `least`."""
+    """Of the scene's command."""
 
     name: str
     default: Any
     help: str
-    least: float = 1
 
 
 class Column(NamedTuple):
@@ -86,13 +85,19 @@ class Scene:
     fault: ClassVar[tuple[str, ...]]  # the figures that are not 0 once the fault has shown itself
     plots: ClassVar[Sequence[tuple[str, str]]] = ()  # figures of a first row that are drawn as bars: key and title
 
-    def stage(self, given: Mapping[str, Any]) -> AbstractContextManager[Stage]:
+    story: ClassVar[str]  # what happened, formatted with each row of a way
+
+    @contextmanager
+    def stage(self, options: Mapping[str, Any]) -> Iterator[Stage]:
         """Set up, with these options."""
+        yield Stage(lambda way: self.act(way, **options), dict(options))
+
+    def act(self, way: Way, **options: Any) -> list[Figures]:
+        """Do one way, if nothing is to be set up before the first."""
         raise NotImplementedError
 
-    def story(self, way: Figures) -> str:
-        """What happened, in a sentence."""
-        raise NotImplementedError
+    def told(self, way: Figures) -> str:
+        return f"{way['title']}: {'; '.join(self.story.format(**row) for row in way['rows'])}."
 
     def possible(self) -> bool:
         """Whether the fault can show itself on this database at all."""
@@ -110,9 +115,8 @@ class Scene:
         for row in way["rows"]:
             yield from row["errors"]
             if way["prevents"]:
-                yield from (
-                    f"{each.head.lower()}: {each.text(row)}" for each in self.columns if each.alarm and row[each.key]
-                )
+                alarms = (column for column in self.columns if column.alarm and row[column.key])
+                yield from (f"{column.head.lower()}: {column.text(row)}." for column in alarms)
             yield from self.more_problems(row, way["prevents"])
         if not way["prevents"] and self.possible() and not self.shown(way):
             yield f"nothing went wrong in {way['rounds']} rounds; the fault was not shown."
@@ -130,7 +134,7 @@ class Scene:
         rows += [row for way in self.table(result) for row in way]
         widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        return "\n".join([*lines, "", *(self.story(way) for way in result["ways"])])
+        return "\n".join([*lines, "", *map(self.told, result["ways"])])
 
     def bars(self, key: str, title: str, ways: Sequence[Figures]) -> Figures:
         """A plot with one bar per way; `share` is the length in hundredths of the longest bar."""
@@ -153,7 +157,7 @@ def replay(
     scene: Scene, ways: Sequence[Way], given: Mapping[str, Any], tell: Callable[[str], Any]
 ) -> tuple[Figures, str]:
     """Act out each way; the result, and the end of the server's log if it did not go as promised."""
-    with scene.stage(given) as stage:
+    with scene.stage({option.name: given[option.name] for option in scene.options}) as stage:
         found = []
         for way in ways:
             tell(f"{way.title} ...")
@@ -182,7 +186,3 @@ def until_shown(scene: Scene, stage: Stage, way: Way) -> Figures:
 def scenes() -> dict[str, Scene]:
     """All that are there, by name."""
     return {scene.name: scene() for scene in map(import_string, settings.SCENES)}
-
-
-def many(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

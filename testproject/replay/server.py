@@ -10,8 +10,7 @@ import tempfile
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Self
 
-from . import ReplayError
-from .commands import TOP
+from . import TOP, ReplayError
 from .crowd import Request
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ class Server:
     """
 
     def __init__(
-        self, *, workers: int = 4, threads: int = 60, ports: Iterable[int] = (0,), show_log: bool = False
+        self, *, workers: int = 4, threads: int = 40, ports: Iterable[int] = (0,), show_log: bool = False
     ) -> None:
         if importlib.util.find_spec("gunicorn") is None:
             raise ReplayError("gunicorn is not installed: `pip install --group demo-sqlite`, or use `make demo`.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
-from .commands import command_line
+from . import command_line
 from .models import Run
 from .scene import scenes
 

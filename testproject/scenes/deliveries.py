@@ -6,21 +6,20 @@ import asyncio
 import signal
 import time
 import uuid
-from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from testproject.databases import services
+from testproject.databases import redis_url, services
 from testproject.replay import ReplayError
 from testproject.replay.processes import SECONDS, Team
-from testproject.replay.scene import Column, Figures, Option, Scene, Stage, Way, way
+from testproject.replay.scene import Column, Figures, Option, Scene, Way, way
 
 from .models import Account, Receipt
 from .wallet import fresh_accounts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable
 
 CLAIM_AFTER = 0.2  # seconds
 OWNER = "consumer replay"  # nobody's account: what the replay makes, it clears away
@@ -61,21 +60,15 @@ class Deliveries(Scene):
     )
     fault = ("twice",)
 
-    @contextmanager
-    def stage(self, given: Mapping[str, Any]) -> Iterator[Stage]:
+    story = "{messages} messages, each sent twice and one delivered once more, made {acts} transfers"
+
+    def act(self, way: Way, messages: int, consumers: int) -> list[Figures]:
         if find_spec("faststream") is None or find_spec("redis") is None:
             raise ReplayError("The consumer needs FastStream: run `make venv`, or install faststream[redis].")
         server = services().get("redis1")
         if server is None:
             raise ReplayError("The consumer needs Redis and no server is running: run `make services`.")
-        url = f"redis://:{quote(server['password'], safe='')}@{server['host']}:{server['port']}/0"
-        facts = {"consumers": given["consumers"]}
-        yield Stage(lambda way: [deliver(way, url, given["messages"], **facts)], facts)
-
-    def story(self, way: Figures) -> str:
-        (row,) = way["rows"]
-        sent = f"{row['messages']} messages, each sent twice and one delivered once more"
-        return f"{way['title']}: {sent}, made {row['acts']} transfers."
+        return [deliver(way, redis_url(server, quote(server["password"], safe="")), messages, consumers)]
 
 
 def deliver(way: Way, url: str, messages: int, consumers: int) -> Figures:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from django.db import IntegrityError
@@ -15,12 +14,12 @@ from django_distlock import LockLost, advisory_lock, row_lock
 from django_distlock.manager.registry import registry
 from testproject.replay import ReplayError
 from testproject.replay.processes import Team
-from testproject.replay.scene import Column, Figures, Option, Scene, Stage, Way, way
+from testproject.replay.scene import Column, Figures, Option, Scene, Way, way
 
 from .models import Item
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
 
     Pack = Callable[[], None]  # the work between the look and the write
@@ -110,7 +109,7 @@ class Inventory(Scene):
     ways = (none, advisory, row, lease, fenced, trigger)
     options = (
         Option("stock", 40, "units there are"),
-        Option("workers", 8, "processes that sell", least=2),
+        Option("workers", 8, "processes that sell"),
         Option("using", "leasetable", "lock alias of the leases"),
     )
     columns = (
@@ -124,21 +123,15 @@ class Inventory(Scene):
     fault = ("oversold",)
     plots = (("sold", "Units sold of {stock}"), ("per_second", "Sales per second, the sleep of one worker included"))
 
-    @contextmanager
-    def stage(self, given: Mapping[str, Any]) -> Iterator[Stage]:
-        require_fences(given["using"])
-        facts = {"workers": given["workers"], "using": given["using"]}
-        yield Stage(lambda way: [sold_by_all(way, given["stock"], **facts)], facts)
+    story = "{sold} of {stock} sold, {oversold} too many, {left} left; {late} late writes refused"
+
+    def act(self, way: Way, stock: int, workers: int, using: str) -> list[Figures]:
+        require_fences(using)
+        return [sold_by_all(way, stock, workers, using)]
 
     def more_problems(self, row: Figures, prevents: bool) -> Iterator[str]:
         if prevents and row["pauses"] and not row["late"]:
             yield "the worker that slept was not refused."
-
-    def story(self, way: Figures) -> str:
-        (row,) = way["rows"]
-        late = f"; {row['late']} late write refused" if row["late"] else ""
-        extra = f" ({row['oversold']} too many)" if row["oversold"] else ""
-        return f"{way['title']}: {row['sold']} of {row['stock']} sold{extra}, {row['left']} left{late}."
 
 
 def require_fences(using: str) -> None:
@@ -147,7 +140,7 @@ def require_fences(using: str) -> None:
         raise ReplayError(f"The locks of {using!r} have no TTL or no fencing tokens: name another alias with --using.")
 
 
-def sold_by_all(way: Way, stock: int, *, workers: int, using: str) -> Figures:
+def sold_by_all(way: Way, stock: int, workers: int, using: str) -> Figures:
     """All sell at once until there is nothing left. If the way pauses, the first one goes ahead until it sleeps in the
     middle of its sale, and wakes when the others are done."""
     item = Item.objects.create(name=f"replayed {way.slug}", stock=stock)

@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 from collections import Counter
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
@@ -15,13 +14,13 @@ from django.db import transaction
 from django_distlock import Leader, LockLost
 from testproject.replay import ReplayError
 from testproject.replay.processes import SECONDS, Member, Team
-from testproject.replay.scene import Column, Figures, Option, Scene, Stage, Way, way
+from testproject.replay.scene import Column, Figures, Option, Scene, Way, way
 
 from .inventory import require_fences
 from .models import Job, Schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
 
 SLOT = 0.1  # seconds between two jobs
@@ -105,8 +104,8 @@ class Scheduler(Scene):
     ways = (none, leader, fenced)
     options = (
         Option("using", "leasetable", "lock alias of the leases"),
-        Option("copies", 3, "processes, of which one is killed and one sleeps", least=3),
-        Option("ttl", 1.0, "of the leader's lease, in seconds", least=0.1),
+        Option("copies", 3, "processes, of which one is killed and one sleeps"),
+        Option("ttl", 1.0, "of the leader's lease, in seconds"),
     )
     columns = (
         Column("Slots", "slots"),
@@ -119,11 +118,11 @@ class Scheduler(Scene):
     fault = ("twice",)
     plots = (("jobs", "Jobs that were run"), ("takeover", "Seconds from the kill of the leader to the next job"))
 
-    @contextmanager
-    def stage(self, given: Mapping[str, Any]) -> Iterator[Stage]:
-        require_fences(given["using"])
-        facts = {name: given[name] for name in ("using", "copies", "ttl")}
-        yield Stage(lambda way: [play(way, **facts)], facts)
+    story = "{slots} slots, {twice} of them run twice; {late} late writes refused"
+
+    def act(self, way: Way, using: str, copies: int, ttl: float) -> list[Figures]:
+        require_fences(using)
+        return [play(way, using, copies, ttl)]
 
     def more_problems(self, row: Figures, prevents: bool) -> Iterator[str]:
         if row["missed"] and not prevents:
@@ -132,13 +131,6 @@ class Scheduler(Scene):
             yield f"nothing was run for {row['takeover']:.1f} s after the leader was killed."
         if prevents and not row["late"]:
             yield "the leader that slept was not refused."
-
-    def story(self, way: Figures) -> str:
-        (row,) = way["rows"]
-        told = f"{way['title']}: {row['slots']} slots, {row['twice']} of them run twice"
-        if row["takeover"] is not None:
-            told += f"; another one led {row['takeover']:.2f} s after the leader was killed"
-        return told + (f"; {row['late']} late write refused." if row["late"] else ".")
 
 
 def play(way: Way, using: str, copies: int, ttl: float) -> Figures:

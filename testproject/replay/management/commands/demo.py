@@ -12,8 +12,7 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.urls import NoReverseMatch, reverse
 
-from testproject.replay import ReplayError
-from testproject.replay.commands import MANAGE, command_line
+from testproject.replay import MANAGE, ReplayError, command_line
 from testproject.replay.scene import scenes
 from testproject.replay.server import Server
 
