@@ -8,6 +8,7 @@ import pytest
 
 from django_distlock.manager.registry import registry
 from tests.conftest import connect
+from tests.engines.redis.cluster import Cluster
 from tests.engines.redis.server import Own
 from tests.faults.conftest import proxied
 from tests.support.unhurried import give_time
@@ -60,3 +61,10 @@ def another(tmp_path: Path) -> Iterator[Own]:
     """A second one, which no alias knows."""
     with Own(tmp_path / "another") as another:
         yield another
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One that the tests of a module share."""
+    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster

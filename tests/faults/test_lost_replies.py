@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import connections
 
-from django_distlock import BackendUnavailable, DistlockError, LockLost, LockNotAcquired, advisory_lock
+from django_distlock import BackendUnavailable, DistlockError, LockLost, LockNotAcquired, advisory_lock, held_locks
+from django_distlock.backends.leasetable import backend as leasetable
+from django_distlock.backends.redis import backend as redis
 from django_distlock.manager.registry import registry
 from tests.conftest import connect, eventually
 from tests.faults.server import SESSION_LOCKS, holders, session_of, waiters
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("databases")
 each_engine = pytest.mark.parametrize("using", SESSION_LOCKS)
+each_lease = pytest.mark.parametrize("using", ["redis", "leasetable_postgres", "leasetable_mariadb"])
 # a lease of a task lives on after the task and its loop
 WAYS = [
     pytest.param({"cut": True}, False, id="cut"),
@@ -177,3 +180,42 @@ def test_r7_a_grant_that_comes_late_is_given_back(using: str, name: str, proxied
         other.release()
     with advisory_lock(name, using=using, timeout=10) as lease:
         assert holders(using, name) == [session_of(lease).server_id]
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks for a lease has the time to ask again."""
+    monkeypatch.setattr(redis, "SILENCE", 20.0)
+    monkeypatch.setattr(leasetable, "PATIENCE", 20.0)
+
+
+def listed(using: str, name: str) -> list[Any]:
+    (report,) = held_locks(using)
+    return [report.error] if report.error else [info.fence for info in report.locks if info.name == name]
+
+
+@each_lease
+@pytest.mark.parametrize("cut", [True, False], ids=["cut", "silent"])
+def test_r7_a_lost_reply_of_a_lease(using: str, name: str, cut: bool, proxied: Proxied, patient: None) -> None:
+    """What was asked was executed, and is asked again: the lease is ours, the release is one."""
+    proxy, lock = proxied(using), advisory_lock(name, using=using, timeout=20)
+    lock.acquire().release()
+    proxy.swallow(1, cut=cut)
+    lease = lock.acquire()
+    assert listed(using, name) == [lease.fence]
+    proxy.swallow(1, cut=cut)
+    lease.extend(20)
+    assert lease.held
+    proxy.swallow(1, cut=cut)
+    lease.release()
+    eventually(lambda: listed(using, name) == [], "still held")
+
+
+@each_lease
+def test_r7_a_lease_whose_caller_has_gone_is_given_back(using: str, name: str, proxied: Proxied, patient: None) -> None:
+    proxy, lock = proxied(using), advisory_lock(name, using=using, ttl=60)
+    lock.acquire(timeout=20).release()
+    proxy.swallow(1)
+    with suppress(BackendUnavailable):
+        lock.acquire(timeout=0).release()
+    eventually(lambda: listed(using, name) == [], "still held")

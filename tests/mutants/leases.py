@@ -106,7 +106,7 @@ LEASES = (
         "backends/leasetable/backend.py",
         "        except LostReply:\n            self._undo_later(claim)\n",
         "        except LostReply:\n",
-        ("tests/engines/test_unavailable.py",),
+        ("tests/faults/test_lost_replies.py",),
         only="leasetable",
     ),
     Mutant(

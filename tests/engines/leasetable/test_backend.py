@@ -19,7 +19,7 @@ from django_distlock.backends.sessions.pool import Sessions
 from django_distlock.concurrency import clock
 from tests.conftest import PATIENCE, eventually
 from tests.engines import statements as counters
-from tests.engines.leasetable.stores import TTL, WAIT, Stores, everywhere
+from tests.engines.leasetable.conftest import TTL, WAIT, Stores, everywhere
 
 DAY = 86_400
 

@@ -6,7 +6,7 @@ from itertools import combinations
 from typing import Any
 
 from tests.conftest import PATIENCE
-from tests.engines.leasetable.stores import TTL, Stores, everywhere
+from tests.engines.leasetable.conftest import TTL, Stores, everywhere
 
 # For each order, whose step is which.
 ORDERS = [[int(at not in first) for at in range(8)] for first in combinations(range(8), 4)]

@@ -19,7 +19,7 @@ from tests.faults.server import ask
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.engines.leasetable.stores import Stores
+    from tests.engines.leasetable.conftest import Stores
 
 pytestmark = pytest.mark.usefixtures("databases")
 SCRATCH = f"distlock_scratch_{os.getpid()}"

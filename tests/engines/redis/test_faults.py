@@ -8,19 +8,22 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.core.cache import caches
 
-from django_distlock import BackendUnavailable, advisory_lock
+from django_distlock import BackendUnavailable, advisory_lock, held_locks
 from django_distlock.backends.redis import backend as engine
 from django_distlock.backends.redis import server
 from django_distlock.backends.redis.backend import RedisBackend
 from django_distlock.backends.redis.connection import Connection, ErrorReply
 from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.concurrency.deadline import pause
+from django_distlock.manager.registry import registry
 from django_distlock.records import drift
 from tests.conftest import eventually
 from tests.engines.redis.server import claim_of, counted, lock_keys, waiters
 from tests.faults.proxy import Proxy
+from tests.support import services
 from tests.support.timing import within
 
 if TYPE_CHECKING:
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("databases")
 USING = "redis"
+CANARY = "wrong-canary-password"
 
 
 @pytest.fixture
@@ -293,3 +297,23 @@ def test_options_that_would_retry_or_decode_change_nothing(own: Own, name: str) 
     assert grant is not None
     assert backend.release(grant)
     backend.close()
+
+
+@pytest.mark.parametrize("using", ["redis", "redlock"])
+@pytest.mark.parametrize("nobody", [False, True], ids=["wrong password", "nobody listens"])
+@pytest.mark.cold
+def test_r6_a_redis_that_cannot_be_used(alias: Any, name: str, using: str, nobody: bool) -> None:
+    """Sync and async, and in the list of locks; none of it tells the password."""
+    ports = [1 if nobody else services.load()[f"redis{number}"]["port"] for number in (1, 2, 3)]
+    urls = [f"redis://:{CANARY}@127.0.0.1:{port}/0" for port in ports]
+    options = {"url": urls[0]} if using == "redis" else {"nodes": [f"{each}?x={n}" for n, each in enumerate(urls)]}
+    alias(using, **options)
+    lock = advisory_lock(name, using=using, timeout=20)
+    for work in (lock.acquire, async_to_sync(lock.aacquire), lock.locked, async_to_sync(lock.alocked)):
+        with pytest.raises(BackendUnavailable, match=r"reached|failed|password|invalid") as caught:
+            work()
+        assert caught.value.__cause__ is not None
+        assert CANARY not in f"{caught.value!r} {caught.value.__cause__!r}"
+    (report,) = held_locks(using)
+    assert report.error
+    registry.close()
