@@ -185,7 +185,7 @@ class Turn:
         """Around all of it. A release beside another exception does not raise; its lease knows."""
         try:
             yield
-            self.journal.released(self.token)
+            self.journal.note("released", self.token)
         except LockLost:
             self.told()
         except DistlockError as error:
@@ -197,7 +197,7 @@ class Turn:
 
     def told(self) -> None:
         if self.token:
-            self.journal.lost(self.token)
+            self.journal.note("lost", self.token)
             self.desk.note(f"s {self.section}")
 
     @contextlib.contextmanager
@@ -217,7 +217,7 @@ class Turn:
                 self.desk.note(f"s {self.section}")
             elif lease is not None and lease.valid_until is not None and lease.valid_until < now:
                 self.desk.note("h expired-and-held")
-            self.journal.releasing(self.token)
+            self.journal.note("releasing", self.token)
 
 
 def work(link: Any) -> None:

@@ -2,7 +2,7 @@
 proves.
 
     journal = Journal(path)                                 # in each process; all append to one file
-    with journal.hold(advisory_lock(name)) as lease: ...    # or line by line: granted, seen, releasing, released, lost
+    with journal.hold(advisory_lock(name)) as lease: ...    # or line by line
 
     History.read(path, killed={pid: when}).check()          # [] if no two held at once and every fence rose
 
@@ -43,7 +43,9 @@ class Journal:
     def close(self) -> None:
         os.close(self._file)
 
-    def _note(self, event: str, token: str, **facts: Any) -> None:
+    def note(self, event: str, token: str, **facts: Any) -> None:
+        """``granted``; ``seen``, renewed: valid for longer than was noted before; ``releasing``, about to release: from
+        now on somebody else may hold it; ``released``, which was answered; ``lost``, told of the loss."""
         line = json.dumps({"event": event, "token": token, "at": time.monotonic(), **facts})
         os.write(self._file, f"{line}\n".encode())
 
@@ -51,24 +53,8 @@ class Journal:
         """The lock was asked for at ``invoke`` and is held from now on. Returns the token of this holding."""
         token = f"{os.getpid()}.{next(_numbers)}"
         facts = {"invoke": invoke, "valid_until": valid_until, "fence": fence}
-        self._note("granted", token, lock=lock, pid=os.getpid(), **facts)
+        self.note("granted", token, lock=lock, pid=os.getpid(), **facts)
         return token
-
-    def seen(self, token: str, valid_until: float | None) -> None:
-        """Renewed: valid for longer than was noted before."""
-        self._note("seen", token, valid_until=valid_until)
-
-    def releasing(self, token: str) -> None:
-        """About to release: from now on somebody else may hold it."""
-        self._note("releasing", token)
-
-    def released(self, token: str) -> None:
-        """The release was answered."""
-        self._note("released", token)
-
-    def lost(self, token: str) -> None:
-        """Told of the loss."""
-        self._note("lost", token)
 
     def took(self, lease: Lease, invoke: float) -> str:
         """:meth:`granted` for a Lease, whose loss is noted when it is told."""
@@ -78,7 +64,7 @@ class Journal:
             fence = None
         name = f"{lease.using}/{lease.name}"
         token = self.granted(name, invoke, valid_until=lease.valid_until, fence=fence)
-        lease.on_lost(lambda _: self.lost(token))
+        lease.on_lost(lambda _: self.note("lost", token))
         return token
 
     @contextlib.contextmanager
@@ -91,11 +77,11 @@ class Journal:
             yield lease
         finally:
             if not lease.lost:
-                self.seen(token, lease.valid_until)
-            self.releasing(token)
+                self.note("seen", token, valid_until=lease.valid_until)
+            self.note("releasing", token)
             with contextlib.suppress(LockLost):
                 lease.release()
-                self.released(token)
+                self.note("released", token)
 
 
 @dataclass

@@ -87,7 +87,6 @@ class Stores:
             return int(ask(self.database, sql.format("%s"), parameter)[0][0])
 
         def in_file(file: sqlite.LeaseFile) -> int:
-            assert file.cursor is not None
             return int(file.cursor.execute(sql.format("?"), (parameter,)).fetchone()[0])
 
         return int(self._clients[0].store.run(0.0, in_file))

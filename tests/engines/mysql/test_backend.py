@@ -21,20 +21,8 @@ from django_distlock.operations.doctor import diagnose
 from django_distlock.records import Claim
 from tests.conftest import eventually
 from tests.engines.actors import held_elsewhere, share_and_write, waiting
+from tests.faults import server
 from tests.faults.conftest import database_alias
-from tests.faults.server import (
-    ask,
-    cancel_statement,
-    holders,
-    is_mariadb,
-    key_of,
-    noted,
-    session_exists,
-    session_of,
-    statement_limit,
-    user_locks,
-    waiters,
-)
 from tests.support.processes import Child
 
 if TYPE_CHECKING:
@@ -64,7 +52,7 @@ def init_command(databases: None, alias: Any) -> Iterator[Callable[[str], str]]:
 def test_null_is_not_acquired(init_command: Callable[[str], str], name: str) -> None:
     """Only 1 means acquired: of a name that is NULL the server says NULL."""
     init_command("SET sql_mode = 'PIPES_AS_CONCAT'")  # for every session: on a slow machine some end, and others open
-    key = key_of("mysql", name)
+    key = server.key_of("mysql", name)
     key.__dict__["text_bytes"] = b"' || NULL || '"
     with pytest.raises(BackendUnavailable, match="NULL"):
         registry.entry("mysql").backend.try_acquire(Claim(key=key))
@@ -76,24 +64,24 @@ def test_kill_query_does_not_end_the_wait(name: str) -> None:
         for _ in range(5):
             found: list[int] = []
             # one look: whoever was just cancelled may not wait at the next one
-            eventually(lambda found=found: found.extend(waiters("mysql", name)) or found, "nobody waits")
-            cancel_statement("mysql", found[0])
+            eventually(lambda found=found: found.extend(server.waiters("mysql", name)) or found, "nobody waits")
+            server.cancel_statement("mysql", found[0])
             assert not acquiring.done()
         let_go()
         lease = acquiring.result(25)
-    assert len(holders("mysql", name)) == 1
+    assert len(server.holders("mysql", name)) == 1
     lease.release()
-    assert not holders("mysql", name)
+    assert not server.holders("mysql", name)
 
 
 def test_max_statement_time_of_the_server_does_not_count(init_command: Callable[[str], str], name: str) -> None:
-    variable, value = statement_limit(0.1)
+    variable, value = server.statement_limit(0.1)
     alias = init_command(f"SET SESSION {variable} = {value}")
-    assert ask(alias, f"SELECT @@{variable}")[0][0] == value
+    assert server.ask(alias, f"SELECT @@{variable}")[0][0] == value
     with held_elsewhere("mysql", name) as let_go, waiting("mysql", name) as acquiring:
         let_go()
         lease = acquiring.result(25)
-    assert session_of(lease).query(f"SELECT @@{variable}".encode())[0][0] == 0
+    assert server.session_of(lease).query(f"SELECT @@{variable}".encode())[0][0] == 0
     lease.release()
 
 
@@ -102,10 +90,10 @@ def test_r7_null_that_came_after_the_grant_leaves_nothing_held(name: str, monkey
     statement = b"SELECT IF(GET_LOCK('%s', 0) = 1, NULL, 0)"
     monkeypatch.setattr(MySQLSession, "wait_lock", lambda session, key, *args: statement % key.text_bytes)
     backend: Any = registry.entry("mysql").backend
-    key = key_of("mysql", name)
+    key = server.key_of("mysql", name)
     backend._busy.add(key.digest, monotonic())  # so that it waits without trying first
     assert backend.try_acquire(Claim(key), 5) is None
-    assert not holders("mysql", name)
+    assert not server.holders("mysql", name)
     assert [session.dead for session in backend.sessions.all() if session.waits] == [None]
 
 
@@ -114,24 +102,26 @@ def test_r17_a_short_wait_timeout_does_not_free_the_lock(init_command: Callable[
     alias = init_command("SET SESSION wait_timeout = 1")
     with advisory_lock(name, using="mysql") as lease:
         # after ours, which has been silent for longer when this one is ended
-        naive = ask(alias, "SELECT CONNECTION_ID(), GET_LOCK('naive-wait-timeout', 0)")[0][0]
-        eventually(lambda: not session_exists("mysql", naive), "wait_timeout does not end the plain connection")
-        assert not user_locks("naive-wait-timeout")
+        naive = server.ask(alias, "SELECT CONNECTION_ID(), GET_LOCK('naive-wait-timeout', 0)")[0][0]
+        eventually(lambda: not server.session_exists("mysql", naive), "wait_timeout does not end the plain connection")
+        assert not server.user_locks("naive-wait-timeout")
         lease.ensure_held()
-        assert holders("mysql", name) == [session_of(lease).server_id]
+        assert server.holders("mysql", name) == [server.session_of(lease).server_id]
 
 
 @pytest.fixture
 def plain_user(databases: None, alias: Any) -> Iterator[str]:
     """A user who may use the database and see nothing of the server."""
     user = f"distlock_plain_{os.getpid()}"
-    ask("mysql", f"CREATE USER '{user}'@'127.0.0.1' IDENTIFIED BY 'plain'")
-    ask("mysql", f"GRANT SELECT, INSERT ON `{connections['mariadb'].settings_dict['NAME']}`.* TO '{user}'@'127.0.0.1'")
+    server.ask("mysql", f"CREATE USER '{user}'@'127.0.0.1' IDENTIFIED BY 'plain'")
+    server.ask(
+        "mysql", f"GRANT SELECT, INSERT ON `{connections['mariadb'].settings_dict['NAME']}`.* TO '{user}'@'127.0.0.1'"
+    )
     with database_alias("plain", "mariadb", USER=user, PASSWORD="plain"):
         alias("mysql", database="plain")
         yield user
         registry.close()
-    ask("mysql", f"DROP USER '{user}'@'127.0.0.1'")
+    server.ask("mysql", f"DROP USER '{user}'@'127.0.0.1'")
 
 
 def shown(key: str) -> list[LockInfo]:
@@ -142,21 +132,23 @@ def shown(key: str) -> list[LockInfo]:
 
 def test_the_locks_of_another_user_are_listed_and_with_privileges_also_who_waits(plain_user: str, name: str) -> None:
     """A user without PROCESS is shown only his own connections; names that are noted are listed all the same."""
-    key, account = key_of("mysql", name).text, connections["mariadb"].settings_dict["USER"]
+    key, account = server.key_of("mysql", name).text, connections["mariadb"].settings_dict["USER"]
     rights = ["PROCESS ON *.*"]
-    if not is_mariadb():
+    if not server.is_mariadb():
         tables = ("metadata_locks", "threads", "events_statements_current", "setup_instruments")
         rights = [f"SELECT ON performance_schema.{table}" for table in tables]
     with held_elsewhere("mysql", name) as let_go, Child(share_and_write, "mysql", name) as waiter:
         assert waiter.hear() == "asking"
-        eventually(lambda: waiters("mysql", name) and noted("mysql", name), "nobody waits, or it is not noted")
+        eventually(
+            lambda: server.waiters("mysql", name) and server.noted("mysql", name), "nobody waits, or it is not noted"
+        )
         (info,) = shown(key)
-        connection = str(holders("mysql", name)[0])
+        connection = str(server.holders("mysql", name)[0])
         assert info.details["connection"] == connection
         assert str(info.holder).endswith(f"connection {connection}")
         assert "None" not in str(info.holder)
         for right in rights:
-            ask("mysql", f"GRANT {right} TO '{plain_user}'@'127.0.0.1'")
+            server.ask("mysql", f"GRANT {right} TO '{plain_user}'@'127.0.0.1'")
         registry.close()
         (info,) = shown(key)
         assert (info.details["connection"], info.waiters) == (connection, 1)
@@ -176,13 +168,13 @@ def listed_by(patch: pytest.MonkeyPatch, statement: str) -> None:
 def test_a_server_that_lists_no_locks_is_asked_for_names_that_were_noted(name: str, monkeypatch: Any) -> None:
     """Without the plugin the tables that list locks are not there. Asked by a process that has used no lock so far."""
     listed_by(monkeypatch, "SELECT * FROM information_schema.NO_SUCH_PLUGIN")
-    key = key_of("mysql", name).text
+    key = server.key_of("mysql", name).text
     with held_elsewhere("mysql", name):
-        eventually(lambda: noted("mysql", name), "it is not noted")
+        eventually(lambda: server.noted("mysql", name), "it is not noted")
         monkeypatch.setattr(registry.entry("mysql").backend, "known_names", dict)
         (info,) = shown(key)
         assert (info.name, info.waiters) == (name, None), "who waits cannot be told"
-        assert info.details["connection"] == str(holders("mysql", name)[0])
+        assert info.details["connection"] == str(server.holders("mysql", name)[0])
     assert shown(key) == []
 
 
@@ -196,14 +188,14 @@ def test_an_error_that_is_no_privilege_is_not_an_empty_list(monkeypatch: pytest.
 def test_a_lock_that_is_not_ours_cannot_be_broken(name: str) -> None:
     """Other programs use GET_LOCK with names of their own; False would say that the holder has gone."""
     foreign = f"Somebody's Lock {name}"[:60]
-    listed = foreign if is_mariadb() else foreign.lower()  # MySQL folds case
-    assert ask("mysql", "SELECT GET_LOCK(%s, 0)", foreign)[0][0] == 1
+    listed = foreign if server.is_mariadb() else foreign.lower()  # MySQL folds case
+    assert server.ask("mysql", "SELECT GET_LOCK(%s, 0)", foreign)[0][0] == 1
     try:
         (info,) = shown(listed)
         with pytest.raises(UnsupportedOperation, match="not one of ours"):
             break_lock(info)
     finally:
-        ask("mysql", "SELECT RELEASE_LOCK(%s)", foreign)
+        server.ask("mysql", "SELECT RELEASE_LOCK(%s)", foreign)
 
 
 @contextmanager
@@ -212,9 +204,9 @@ def kill_query(session: int) -> Iterator[None]:
     ended = threading.Event()
 
     def flood() -> None:
-        while not ended.is_set() and session_exists("mysql", session):
+        while not ended.is_set() and server.session_exists("mysql", session):
             for _ in range(20):
-                cancel_statement("mysql", session)
+                server.cancel_statement("mysql", session)
         connections.close_all()
 
     with ThreadPoolExecutor(1) as pool:
@@ -226,12 +218,12 @@ def kill_query(session: int) -> Iterator[None]:
 @pytest.mark.tier2
 def test_r6_kill_query_on_a_release_costs_no_other_lock(name: str) -> None:
     with advisory_lock(f"{name}-kept", using="mysql") as kept:
-        session = session_of(kept)
+        session = server.session_of(kept)
         with kill_query(session.server_id):
             until = time.monotonic() + 1.0
             while time.monotonic() < until:
                 with advisory_lock(name, using="mysql"):
                     kept.ensure_held()
         assert not kept.lost
-        assert holders("mysql", f"{name}-kept") == [session.server_id]
-        assert not holders("mysql", name)
+        assert server.holders("mysql", f"{name}-kept") == [session.server_id]
+        assert not server.holders("mysql", name)

@@ -51,7 +51,7 @@ def wait_for(name: str) -> Any:
 
 
 def test_r7_a_timeout_that_came_after_the_grant_leaves_nothing_held(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in the race of tests/faults/test_grant_race.py: the lock is released, and the session is kept."""
+    """As in the race of tests/faults/test_short_timeouts.py: the lock is released, and the session is kept."""
     ask("postgres", LATE)
     try:
         waits_by(monkeypatch, b"distlock_late()")

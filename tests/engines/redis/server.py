@@ -53,6 +53,11 @@ def lock_keys(name: str) -> tuple[bytes, ...]:
     return keys_of(claim_of(name).key.text_bytes)
 
 
+def queued(server: Any, name: str) -> int:
+    """How many wait for that lock at this server."""
+    return int(server.zcard(lock_keys(name)[1]))
+
+
 @contextmanager
 def counted(server: Any) -> Iterator[Counter[str]]:
     """Fills a Counter with the commands that clients sent to the server during the block: for a server of one's own."""
@@ -121,12 +126,10 @@ class Own:
             return False
 
     def stop(self) -> None:
-        assert self._process is not None
         self._process.terminate()
         self._process.wait(10)
 
     def signal(self, number: int) -> None:
-        assert self._process is not None
         signal_all([self._process.pid], number)
 
     def follow(self, primary: Own) -> None:

@@ -68,7 +68,6 @@ def test_a_lock_its_waiters_its_list_and_the_doctor(account: str, name: str) -> 
         eventually(lambda: waiters(account, name), "none waits")
         lease.release()
         grant = waiting.result(25)
-    assert grant is not None
     assert other.release(grant)
     other.close()
     found = diagnose(account)

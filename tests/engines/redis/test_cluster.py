@@ -16,7 +16,7 @@ from django_distlock.manager.registry import registry
 from django_distlock.operations.doctor import diagnose
 from tests.conftest import eventually
 from tests.engines.redis.cluster import NODES, Cluster, of_each_node
-from tests.engines.redis.server import claim_of, lock_keys
+from tests.engines.redis.server import claim_of, lock_keys, queued
 
 pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.tier2]
 USING = "redis"
@@ -26,12 +26,6 @@ USING = "redis"
 def nodes(cluster: Cluster, alias: Any) -> None:
     """The alias names one of the nodes."""
     alias(USING, url=cluster.url(0))
-
-
-def queued(cluster: Cluster, claim: Any) -> int:
-    """How many wait for it."""
-    keys = lock_keys(claim.key.name)
-    return int(cluster.clients[cluster.node_of(keys[0])].zcard(keys[1]))
 
 
 def test_each_name_is_locked_at_its_node(cluster: Cluster, name: str) -> None:
@@ -70,14 +64,13 @@ def test_r4_waiters_listen_at_the_node_of_their_lock(cluster: Cluster, name: str
     monkeypatch.setattr(attempt, "LOOK_EVERY", 60.0)
     holder, waiter = (RedisBackend(USING, {"url": cluster.url(node)}) for node in (1, 2))
     with ThreadPoolExecutor(NODES) as pool:
-        for each in of_each_node(cluster, name):
+        for node, each in enumerate(of_each_node(cluster, name)):
             held = holder.try_acquire(claim_of(each), 20)
-            assert held is not None
             claims = [claim_of(each) for _ in range(2)]
             in_thread = pool.submit(waiter.try_acquire, claims[0], 30)
-            eventually(lambda claim=claims[0]: queued(cluster, claim) == 1, "it does not wait")
+            eventually(lambda: queued(cluster.clients[node], each) == 1, "it does not wait")  # noqa: B023
             in_task = pool.submit(lambda claim=claims[1]: asyncio.run(waiter.atry_acquire(claim, 30)))
-            eventually(lambda claim=claims[1]: queued(cluster, claim) == 2, "it does not wait")
+            eventually(lambda: queued(cluster.clients[node], each) == 2, "it does not wait")  # noqa: B023
             assert holder.release(held)
             grant = in_thread.result(20)
             assert waiter.release(grant)

@@ -11,15 +11,14 @@ import pytest
 
 from django_distlock.backends.redis import attempt
 from django_distlock.backends.redis.backend import RedisBackend
-from django_distlock.backends.redis.scripts import keys_of
 from tests.conftest import eventually
-from tests.engines.redis.server import claim_of
+from tests.engines.redis.server import claim_of, queued
 from tests.faults.proxy import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from django_distlock.records import Claim, Grant
+    from django_distlock.records import Grant
     from tests.engines.redis.server import Own
 
 pytestmark = pytest.mark.usefixtures("databases")
@@ -36,26 +35,24 @@ def backend(own: Own, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisBackend]
     backend.close()
 
 
-def queued(own: Own, *claims: Claim) -> bool:
-    return all(own.client.zcard(keys_of(claim.key.text_bytes)[1]) for claim in claims)
+def all_wait(own: Own, *names: str) -> bool:
+    return all(queued(own.client, name) for name in names)
 
 
 def handed(own: Own, held: Grant, waiting: Any) -> Grant:
     assert own.holder.release(held)
-    grant = waiting.result(20)
-    assert grant is not None
-    return grant  # type: ignore[no-any-return]
+    return waiting.result(20)  # type: ignore[no-any-return]
 
 
 def test_r4_waiters_of_any_number_of_names_queue_at_the_server(own: Own, backend: RedisBackend, name: str) -> None:
     """On few connections: none waits in the process for a place."""
-    holds = [own.hold(f"{name}{number}") for number in range(MANY)]
-    claims = [claim_of(f"{name}{number}") for number in range(MANY)]
+    names = [f"{name}{number}" for number in range(MANY)]
+    holds = [own.hold(each) for each in names]
     before = len(own.client.client_list())
 
     async def main() -> None:
-        tasks = [asyncio.create_task(backend.atry_acquire(claim, 30)) for claim in claims]
-        await asyncio.to_thread(eventually, lambda: queued(own, *claims), "not all are in the queue")
+        tasks = [asyncio.create_task(backend.atry_acquire(claim_of(each), 30)) for each in names]
+        await asyncio.to_thread(eventually, lambda: all_wait(own, *names), "not all are in the queue")
         assert len(own.client.client_list()) - before <= 16 + 1
         for held in holds:
             await asyncio.to_thread(own.holder.release, held)
@@ -86,12 +83,11 @@ def test_a_message_that_no_script_of_ours_sends_is_not_heard(
 def test_when_the_thread_that_reads_leaves_another_one_reads(own: Own, backend: RedisBackend, name: str) -> None:
     names = [f"{name}{number}" for number in range(3)]
     holds = [own.hold(each) for each in names]
-    first, *others = (claim_of(each) for each in names)
     with ThreadPoolExecutor(3) as pool:
-        reads = pool.submit(backend.try_acquire, first, 1.0)
-        eventually(lambda: queued(own, first), "it does not wait")
-        follow = [pool.submit(backend.try_acquire, claim, 30) for claim in others]
-        eventually(lambda: queued(own, *others), "they do not wait")
+        reads = pool.submit(backend.try_acquire, claim_of(names[0]), 1.0)
+        eventually(lambda: all_wait(own, names[0]), "it does not wait")
+        follow = [pool.submit(backend.try_acquire, claim_of(each), 30) for each in names[1:]]
+        eventually(lambda: all_wait(own, *names[1:]), "they do not wait")
         assert reads.result(20) is None
         for held, waiting in zip(holds[1:], follow, strict=True):
             assert backend.release(handed(own, held, waiting))
@@ -100,26 +96,26 @@ def test_when_the_thread_that_reads_leaves_another_one_reads(own: Own, backend: 
 
 def test_a_message_that_another_one_has_read_wakes_its_waiter(own: Own, backend: RedisBackend, name: str) -> None:
     """An event loop may be faster than the thread that polls the same connection for its own message."""
-    other = claim_of(f"{name} other")
-    held = own.hold(f"{name} other")
+    other = f"{name} other"
+    held = own.hold(other)
     with ThreadPoolExecutor(2) as pool:
-        task = pool.submit(lambda: asyncio.run(backend.atry_acquire(other, 300)))
-        eventually(lambda: queued(own, other), "it does not wait")
+        task = pool.submit(lambda: asyncio.run(backend.atry_acquire(claim_of(other), 300)))
+        eventually(lambda: all_wait(own, other), "it does not wait")
         for _ in range(ROUNDS):
-            mine, claim = own.hold(name), claim_of(name)
-            waiting = pool.submit(backend.try_acquire, claim, 30)
-            eventually(lambda claim=claim: queued(own, claim), "it does not wait", pause=0.0)
+            mine = own.hold(name)
+            waiting = pool.submit(backend.try_acquire, claim_of(name), 30)
+            eventually(lambda: all_wait(own, name), "it does not wait", pause=0.0)
             assert backend.release(handed(own, mine, waiting))
         assert backend.release(handed(own, held, task))
 
 
 def test_r23_event_loops_that_were_closed_leave_no_files(own: Own, backend: RedisBackend, name: str) -> None:
     """As async_to_sync makes one for each call, while a thread keeps the connection in use."""
-    other = claim_of(f"{name} other")
-    held = own.hold(f"{name} other")
+    other = f"{name} other"
+    held = own.hold(other)
     with ThreadPoolExecutor(1) as pool, own.held(name):
-        waiting = pool.submit(backend.try_acquire, other, 60)
-        eventually(lambda: queued(own, other), "it does not wait")
+        waiting = pool.submit(backend.try_acquire, claim_of(other), 60)
+        eventually(lambda: all_wait(own, other), "it does not wait")
         asyncio.run(backend.atry_acquire(claim_of(name), 0.1))
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(10):
