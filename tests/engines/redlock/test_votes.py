@@ -291,7 +291,7 @@ def test_r7_an_interrupted_attempt_to_connect_does_not_end_all_attempts(
     assert isinstance(node.open().exception(10), ConnectionFailed)
 
 
-def test_r4_more_threads_than_connections_share_them(nodes: Nodes, name: str) -> None:
+def test_r4_more_threads_than_connections_share_them(nodes: Nodes, name: str, unhurried: None) -> None:
     """Each caller needs one to several nodes at once, and may not keep one while another caller keeps the next."""
     engine = RedlockBackend("many", {"nodes": nodes.direct_urls, "node_timeout": 20.0})
 
