@@ -38,9 +38,16 @@ def test_an_engine_under_faults(using: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("using", [entry.using for entry in MATRIX if entry.processes])
 def test_i1_i2_holders_that_are_killed_cause_no_overlap_and_no_lost_update(using: str, tmp_path: Path) -> None:
-    result = under(tmp_path, using, 4.0, ["kill -9"])
-    assert (result.complaints, result.lost_updates) == ([], 0)
-    assert result.faults["kill -9"]
+    holds = 0
+    for _ in range(5):  # on a busy machine the workers, which are polite, hardly run
+        result = under(tmp_path, using, 4.0, ["kill -9"])
+        assert result.faults["kill -9"]
+        holds += len(result.holds)
+        if result.holds:
+            assert (result.complaints, result.lost_updates) == ([], 0)
+        if holds >= 50:
+            return
+    pytest.fail(f"{holds} holds: that shows nothing")
 
 
 @pytest.mark.parametrize("kind", ["no_lock", "own_name", "once_in_1000", "no_renewal"])
