@@ -267,4 +267,4 @@ def test_browser_and_row_locks() -> None:
     assert (answer.status_code, json.loads(answer.content)["reason"]) == (423, "lost")
     for account in (User(), {"pk": None}):
         with pytest.raises(ValueError, match="pk must not be None"):
-            row_lock(User, pk="account.pk")(settle)(account)
+            row_lock(User, pk="pk.pk")(settle)(account)

@@ -11,7 +11,7 @@ MANAGER = (
         "manager/lock_table.py",
         "return not place or (readers and hold.shared)",
         "return True",
-        ("tests/contract/test_exclusion.py", "tests/contract/test_walk.py", "tests/unit/test_lock_table.py"),
+        ("tests/contract/test_exclusion.py", "tests/contract/test_walk.py", "tests/unit/test_lock_table_model.py"),
         only="postgres and not leasetable or lock_table",
     ),
     Mutant(
@@ -61,7 +61,7 @@ MANAGER = (
         "manager/lock_table.py",
         "all(other.shared for other in line)):",
         "all(other.shared for other in line if not other.waits)):",
-        ("tests/unit/test_lock_table.py", *ORDER_TESTS),
+        ("tests/unit/test_lock_table_model.py", *ORDER_TESTS),
     ),
     Mutant(
         "the deadline is ignored for a second",
@@ -89,7 +89,7 @@ MANAGER = (
         "manager/lock_table.py",
         "[hold for hold in line if hold.state is not ENDED]",
         "[hold for hold in line if hold.state is not ENDED or hold.parker is not None]",
-        ("tests/unit/test_lock_table.py", "tests/contract/test_cancellation.py"),
+        ("tests/unit/test_lock_table_model.py", "tests/contract/test_cancellation.py"),
     ),
     Mutant(
         "a grant of an acquire that failed is not given back",
@@ -273,7 +273,7 @@ MANAGER = (
         "manager/lock_table.py",
         "                if len(self._lines) >= most:",
         "                if False:",
-        ("tests/unit/shared/test_waiting.py", "tests/contract/test_leaks.py", "tests/unit/test_lock_table.py"),
+        ("tests/unit/shared/test_waiting.py", "tests/contract/test_leaks.py"),
     ),
     Mutant(
         "the exit of a block closes the latest block, whoever opened it",

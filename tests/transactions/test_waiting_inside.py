@@ -22,7 +22,7 @@ from tests.faults.proxy import Proxy
 from tests.faults.server import key_of, waiters
 from tests.support.timing import within
 from tests.transactions import rows
-from tests.transactions.world import World, changed, check_connections_are_clean, options, swallow
+from tests.transactions.world import World, changed, check_connections_are_clean, swallow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -106,24 +106,6 @@ def test_r7_lock_timeout_is_as_it_was(postgres: World, busy: str, how: str, limi
         assert ask("SHOW lock_timeout") == (limit if how != "local" else "0")
     finally:
         postgres.ask("RESET lock_timeout")
-
-
-@pytest.mark.parametrize(("threshold", "binding"), [(None, False), (0, True), (1, False)])
-def test_r7_wait_with_prepared_statements_and_server_side_binding(
-    postgres: World, busy: str, threshold: int | None, binding: bool
-) -> None:
-    """OPTIONS that change how Django's cursor talks to the server."""
-    with (
-        options("postgres", prepare_threshold=threshold, server_side_binding=binding),
-        transaction.atomic("postgres"),
-    ):
-        postgres.write()
-        for _ in range(3):
-            in_vain(busy)
-        assert granted_after_a_wait(postgres)
-        assert held_here() == 1
-        postgres.write()
-    assert postgres.written() == 2
 
 
 def test_r8_deadlock_between_two_processes_is_found_by_the_server(postgres: World) -> None:

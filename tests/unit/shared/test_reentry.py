@@ -51,16 +51,6 @@ def test_r2_exclusive_while_shared_is_a_deadlock(me: Actor, using: str, name: st
     me.release(reader)
 
 
-def test_r2_shared_while_exclusive_is_covered(me: Actor, other: Actor, using: str, name: str) -> None:
-    reader = advisory_lock(name, using=using, shared=True)
-    outer = me.acquire(advisory_lock(name, using=using))
-    inner = me.acquire(reader)
-    me.release(outer)
-    assert other.try_acquire(reader) is None
-    me.release(inner)
-    other.release(other.acquire(advisory_lock(name, using=using), timeout=0))
-
-
 @pytest.mark.parametrize("shared", [False, True])
 def test_r2_a_waiter_does_not_keep_the_holder_from_reentry(
     me: Actor, other: Actor, using: str, name: str, shared: bool
