@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from rest_framework.views import APIView
 
 from django_distlock.browser import lock_grant, requires_lock
 from django_distlock.browser.conf import config
+from django_distlock.browser.events import watcher
 from django_distlock.models import LockEvent
 from tests.browserlocks.ledger import ledger
 from tests.support.paths import PACKAGE
@@ -188,7 +190,16 @@ def slow(request: HttpRequest) -> HttpResponse:
     return rendered(request, HEAD + "<p>Paid</p>", title="Paid")
 
 
+async def what_is_open(request: HttpRequest) -> HttpResponse:
+    """Tasks and threads of this process, and the streams of events."""
+    names = [thread.name for thread in threading.enumerate()]
+    watchers = sum(name.startswith("distlock-browser") for name in names)
+    tasks, streams = len(asyncio.all_tasks()), len(watcher._streams)
+    return JsonResponse({"tasks": tasks, "streams": streams, "threads": len(names), "watchers": watchers})
+
+
 urlpatterns = [
+    path("open/", what_is_open),
     path("distlock/", include("django_distlock.browser.urls")),
     path("grant/", lambda request: JsonResponse({"grant": signed(request)})),
     path("page/", page),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import connections
 
-from tests.browserlocks.store.tabs import Tab, forget_everything, new_id
+from tests.browserlocks.store.tabs import Tab, new_id
 from tests.editing.store.desks import emptied
 from tests.support.places import ALIASES, EVERYWHERE, Place, isolate
 
@@ -15,17 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def clean(alias: str) -> Iterator[str]:
-    """The database, without articles and leases."""
-    forget_everything(alias)
-    yield from emptied(alias)
-    forget_everything(alias)
-
-
 @pytest.fixture(params=list(ALIASES))
 def alias(request: pytest.FixtureRequest, databases: None) -> Iterator[str]:
     """Each database in turn."""
-    yield from clean(request.param)
+    yield from emptied(request.param)
 
 
 @pytest.fixture(params=EVERYWHERE, ids=str)
@@ -33,7 +26,7 @@ def place(request: pytest.FixtureRequest, databases: None) -> Iterator[Place]:
     """Each database and level of isolation in turn."""
     found: Place = request.param
     isolate(found)
-    for _ in clean(found.alias):
+    for _ in emptied(found.alias):
         yield found
     connections[found.alias].close()
 
@@ -51,7 +44,7 @@ def dialect(request: pytest.FixtureRequest, databases: None, monkeypatch: pytest
             for each in (type(owner), owner):  # the connections of other threads, and this one
                 monkeypatch.setattr(each, able, False)
     connection.close()
-    yield from clean(alias)
+    yield from emptied(alias)
     connection.close()
 
 

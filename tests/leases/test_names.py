@@ -9,8 +9,8 @@ import pytest
 from django.db import OperationalError, connections, transaction
 
 from django_distlock import BackendUnavailable
-from django_distlock.leases import queue, rows, upkeep
-from django_distlock.leases.records import Full, Head, Lost, Quota, Row, Waiting, named
+from django_distlock.leases import queue, upkeep
+from django_distlock.leases.records import Full, Head, Lost, Quota, Row, Waiting
 from django_distlock.models import BrowserTicket
 from tests.browserlocks.store.tabs import TTL, Tab, counts, write
 from tests.conftest import eventually
@@ -22,7 +22,6 @@ from tests.support.places import (
     after_statement,
     at_the_side,
     end_session,
-    isolate,
     statements_of,
 )
 
@@ -314,34 +313,6 @@ def test_an_old_snapshot_does_not_pass_a_stale_lease(place: Place, free: Two) ->
         assert ada.row().held
         at_the_side(place, lambda: (ada.release(), bob.take()))
         assert ada.lock() is None
-
-
-@ON_RR
-def test_two_that_ask_at_repeatable_read(place: Place, free: Two) -> None:
-    """Each in a transaction of its own that has read before: the second is refused, and not kept waiting."""
-    ada, bob = free
-    with transaction.atomic(using=place.alias):
-        ada.take()
-        assert beside(place.alias, bob.wait).crowded
-    isolate(place)
-    with after_statement(place.alias, "UPDATE", ada.release):
-        bob.take()
-
-
-def test_in_the_transaction_of_a_caller(alias: str, name: str) -> None:
-    """ATOMIC_REQUESTS: what is taken and rolled back was never taken."""
-    ada, bob = Tab(alias, name), Tab(alias, name, "bob")
-    with transaction.atomic(using=alias):
-        ada.take()
-        transaction.set_rollback(True, using=alias)
-    bob.take()
-    with transaction.atomic(using=alias):
-        ada.wait()
-        assert bob.release()
-        ada.take()
-        assert not isinstance(ada.renew(), Lost)
-        assert counts(alias, ada.principal) == (1, 0)
-    assert rows.read_one(named(alias, name)).lease == ada.lease
 
 
 # statements and connections

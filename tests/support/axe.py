@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 # docs/operations.md names it.
 VERSION = "4.14.1"
@@ -28,16 +28,8 @@ def script() -> str:
         raise RuntimeError(f"axe-core is not at {SCRIPT}: run `make browser`.") from error
 
 
-class Driver(Protocol):
-    """What runs scripts in a page: a driver of selenium, or a profile of :mod:`tests.support.browsers`."""
-
-    def execute_script(self, script: str, *arguments: Any) -> Any: ...
-
-    def execute_async_script(self, script: str, *arguments: Any) -> Any: ...
-
-
-def faults(driver: Driver, *only: str) -> list[str]:
-    """What axe calls serious or critical on the page; of all rules, or of some."""
+def faults(driver: Any, *only: str) -> list[str]:
+    """What axe calls serious or critical on the page of a driver or a profile; of all rules, or of some."""
     if not driver.execute_script("return 'axe' in window"):
         driver.execute_script(script())
         assert driver.execute_script("return axe.version") == VERSION

@@ -10,7 +10,6 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.template import Context, Template, TemplateSyntaxError
-from django.urls import reverse
 
 from django_distlock.browser import endpoints
 from django_distlock.browser.conf import config
@@ -21,15 +20,6 @@ from django_distlock.models import BrowserTicket, WebLease
 from tests.browserlocks.people import CSRF, EVENTS, LEASES, RENEW, Person, Tab, holder_of, new, refusal
 
 pytestmark = pytest.mark.usefixtures("crew")
-
-
-def test_a_free_lock(ada: Person) -> None:
-    mine = ada.tab()
-    facts, again = (mine.ask().json() for _ in range(2))  # a lost answer is asked for again
-    assert set(facts) == {"id", "fence", "expires_in"}
-    assert (facts["id"], facts["fence"]) == (mine.lease, again["fence"])
-    assert 0 < facts["expires_in"] <= 30
-    ada.tab().wait()  # another tab of the same user
 
 
 def test_a_held_lock(mine: Tab, bo: Person, caplog: pytest.LogCaptureFixture) -> None:
@@ -199,17 +189,11 @@ def test_atomic_requests(ada: Person, bo: Person, settings: Any, monkeypatch: py
     assert set(seen) == {False}
 
 
-def test_addresses(ada: Person, settings: Any) -> None:
-    grant = ada.grant()
-    assert [reverse(f"distlock_browser:{name}") for name in ("leases", "renew")] == [LEASES, RENEW]
-    assert reverse("distlock_browser:release", args=["x"]) == f"{LEASES}x/release/"
+def test_methods(ada: Person) -> None:
     for method, path in (("put", LEASES), ("get", RENEW), ("delete", CSRF), ("patch", LEASES)):
         response = getattr(ada.client, method)(path)
         assert refusal(response) == (405, {"reason": "method"})
         assert response["Allow"]
-    settings.ALLOWED_HOSTS = ["testserver"]
-    assert ada.ask(grant, headers={"host": "evil.example"}).status_code == 400
-    assert holder_of() == ""
 
 
 async def arefuse(request: Any, name: str) -> bool:
@@ -222,7 +206,6 @@ def test_the_setting(settings: Any) -> None:
     for given, message in (
         ([5], "must be a dict"),
         ({"TLL": 5}, "unknown key 'TLL'"),
-        ({"TTL": "5"}, "TTL must be a number"),
         ({"MAX_HOLD": 0}, "MAX_HOLD must be above zero"),
         ({"MAX_BODY": None}, "MAX_BODY must be an int"),
         ({"MAX_BODY": 10}, "MAX_BODY must be at least 1024"),

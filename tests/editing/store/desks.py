@@ -15,7 +15,7 @@ from django_distlock.editing.grants import open_grant
 from django_distlock.editing.records import EditLease, Owner
 from django_distlock.editing.saving import run_save
 from django_distlock.leases import rows
-from django_distlock.models import WebLease
+from django_distlock.models import BrowserTicket, WebLease
 from testproject.articles.models import Article
 from tests.conftest import eventually
 
@@ -32,9 +32,9 @@ TTL = 600.0
 
 
 def emptied(alias: str) -> Iterator[str]:
-    """The database, without articles and locks."""
+    """The database, without articles and leases."""
     for last in (False, True):
-        for each in (Article.objects, WebLease.rows):
+        for each in (Article.objects, WebLease.rows, BrowserTicket.rows):
             each.using(alias).all().delete()
         if not last:
             yield alias

@@ -181,19 +181,6 @@ def test_e2_several_objects_of_one_grant(alias: str, article: Article) -> None:
 # transactions
 
 
-def test_a_save_inside_a_transaction_ends_with_it(alias: str, article: Article, ada: Desk, bob: Desk) -> None:
-    with transaction.atomic(using=alias):
-        ada.save("never")
-        transaction.set_rollback(True, using=alias)
-    with transaction.atomic(using=alias):
-        ada.save("mine")
-    with transaction.atomic(using=alias):
-        assert refused(bob) == "changed"
-        ada.claim(resource_of(article))
-        assert refused(bob) == "held"
-    assert text_of(article) == "0;mine"
-
-
 @pytest.mark.parametrize(
     "place",
     [Place("postgres", READ_COMMITTED), Place("postgres", REPEATABLE_READ), Place("mariadb", READ_COMMITTED)],
