@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.support.browsers import Profile
 
 # docs/operations.md names it.
 VERSION = "4.14.1"
@@ -28,15 +31,15 @@ def script() -> str:
         raise RuntimeError(f"axe-core is not at {SCRIPT}: run `make browser`.") from error
 
 
-def faults(driver: Any, *only: str) -> list[str]:
-    """What axe calls serious or critical on the page of a driver or a profile; of all rules, or of some."""
-    if not driver.execute_script("return 'axe' in window"):
-        driver.execute_script(script())
-        assert driver.execute_script("return axe.version") == VERSION
+def faults(profile: Profile, *only: str) -> list[str]:
+    """What axe calls serious or critical on the page that the browser shows; of all rules, or of some."""
+    if not profile.run("return 'axe' in window"):
+        profile.run(script())
+        assert profile.run("return axe.version") == VERSION
     options: dict[str, Any] = {"resultTypes": ["violations"]} | ({"runOnly": list(only)} if only else {})
     return [
         f"{fault['id']}: {node['html'][:300]} {node['failureSummary'][:300]}"
-        for fault in driver.execute_async_script(RUN, options)
+        for fault in profile.execute_async_script(RUN, options)
         if fault["impact"] in ("serious", "critical")
         for node in fault["nodes"]
     ]

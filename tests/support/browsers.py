@@ -63,21 +63,9 @@ class Profile:
             tab.open(url)
         return tab
 
-    def offline(self, tab: Tab, on: bool) -> None:
-        """The network of a page ends, or comes back."""
-        raise NotImplementedError
-
     def crash_and_restore(self, tab: Tab) -> None:
         """The process of a page dies without a word; the tab comes back as after "Restore"."""
         raise NotImplementedError
-
-    def dark(self, on: bool) -> bool:
-        """Show pages in dark colours. False if this browser cannot be told to."""
-        raise NotImplementedError
-
-    def execute_script(self, script: str, *arguments: Any) -> Any:
-        """For :mod:`tests.support.axe`."""
-        return self.run(script, *arguments)
 
     def send_signal(self, number: int) -> None:
         """To all processes of the browser. SIGSTOP and SIGCONT are the sleep of a laptop."""
@@ -202,15 +190,16 @@ class ChromiumProfile(WebDriverProfile):
         self.stack = stack
 
     def offline(self, tab: Tab, on: bool) -> None:
+        """The network of a page ends, or comes back."""
         self.switch(tab.handle)
         self.driver.execute_cdp_cmd("Network.enable", {})
         conditions = {"offline": on, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
         self.driver.execute_cdp_cmd("Network.emulateNetworkConditions", conditions)
 
-    def dark(self, on: bool) -> bool:
+    def dark(self, on: bool) -> None:
+        """Show pages in dark colours."""
         features = [{"name": "prefers-color-scheme", "value": "dark" if on else "light"}]
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-        return True
 
     def crash_and_restore(self, tab: Tab) -> None:
         """The driver gives the tab up when its page crashes. Another driver goes on with it."""
@@ -234,13 +223,6 @@ class ChromiumProfile(WebDriverProfile):
 class WebKitProfile(WebDriverProfile):
     """WebKit, whose driver can do less."""
 
-    def offline(self, tab: Tab, on: bool) -> None:
-        tab.run(
-            "window.onlineFetch ||= window.fetch;"
-            "window.fetch = arguments[0] ? () => Promise.reject(new TypeError('offline')) : window.onlineFetch",
-            on,
-        )
-
     def crash_and_restore(self, tab: Tab) -> None:
         """The driver ends with a page that crashes. So the page goes without a word, and its storage comes back in
         another tab: what a restored one has."""
@@ -252,9 +234,6 @@ class WebKitProfile(WebDriverProfile):
         tab.open(address.partition("?")[0].rsplit("/", 2)[0] + "/")
         tab.run("for (const [key, value] of arguments[0]) sessionStorage.setItem(key, value)", stored)
         tab.open(address)
-
-    def dark(self, on: bool) -> bool:
-        return not on
 
 
 class FirefoxProfile(Profile):
@@ -299,17 +278,6 @@ class FirefoxProfile(Profile):
     def execute_async_script(self, script: str, *arguments: Any) -> Any:
         return self.client.execute_async_script(script, script_args=list(arguments), sandbox=None)
 
-    def offline(self, tab: Tab, on: bool) -> None:
-        # a connection that is open would go on
-        self._inside(
-            'Services.io.offline = arguments[0]; Services.obs.notifyObservers(null, "net:prune-all-connections")', on
-        )
-
-    def dark(self, on: bool) -> bool:
-        name = "layout.css.prefers-color-scheme.content-override"
-        self._inside("Services.prefs.setIntPref(arguments[0], arguments[1])", name, 0 if on else 1)
-        return True
-
     def crash_and_restore(self, tab: Tab) -> None:
         self.switch(tab.handle)
         # Firefox stores the state of its tabs every 15 seconds
@@ -330,10 +298,10 @@ class FirefoxProfile(Profile):
             f".SessionStore.reviveCrashedTab({crashed})"
         )
 
-    def _inside(self, script: str, *arguments: Any) -> Any:
+    def _inside(self, script: str) -> Any:
         """Run a script as a part of the browser."""
         with self.client.using_context("chrome"):
-            return self.client.execute_script(script, script_args=list(arguments))
+            return self.client.execute_script(script)
 
 
 class Person:
@@ -415,7 +383,6 @@ def _firefox() -> Iterator[Profile]:
             'user_pref("browser.shell.checkDefaultBrowser", false);\n'
             'user_pref("browser.tabs.warnOnClose", false);\n'
             'user_pref("dom.disable_beforeunload", true);\n'
-            'user_pref("network.disable-localhost-when-offline", true);\n'
             f'user_pref("network.dns.localDomains", "{OTHER_NAME}");\n'
         )
         command = "firefox-esr --headless --no-remote --marionette -remote-allow-system-access --width 1280"

@@ -402,7 +402,7 @@ def faults(tab: Tab) -> list[str]:
     found = []
     for dark in (True, False):
         tab.run("return 0")  # in front
-        assert tab.profile.dark(dark)
+        tab.profile.dark(dark)
         found += [f"{'dark' if dark else 'light'}: {fault}" for fault in axe.faults(tab.profile)]
     return found
 
