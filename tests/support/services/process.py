@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,19 +29,6 @@ class ServicesError(RuntimeError):
     """The private servers cannot be used; the message says why and what to do."""
 
 
-class ProcessRow(NamedTuple):
-    parent: int
-    zombie: bool
-    started: int  # clock ticks after boot
-
-
-def read_process(pid: int) -> ProcessRow | None:
-    fields = _fields(Path(f"/proc/{pid}/stat"))
-    if not fields:
-        return None
-    return ProcessRow(parent=int(fields[1]), zombie=fields[0] in "ZX", started=int(fields[19]))
-
-
 def _fields(stat: Path) -> list[str]:
     """From the state on; none if the process or the thread has ended."""
     try:
@@ -53,17 +40,17 @@ def _fields(stat: Path) -> list[str]:
 
 
 def start_time(pid: int) -> int | None:
-    """The start time of a live process, None if there is none (a zombie is dead)."""
-    row = read_process(pid)
-    return None if row is None or row.zombie else row.started
+    """The start time of a live process in clock ticks after boot, None if there is none (a zombie is dead)."""
+    fields = _fields(Path(f"/proc/{pid}/stat"))
+    return int(fields[19]) if fields and fields[0] not in "ZX" else None
 
 
 def process_tree(*roots: int) -> list[int]:
     """`roots` and all their descendants, parents first; a root that descends from another one is there twice."""
     children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (row := read_process(int(entry.name))):
-            children.setdefault(row.parent, []).append(int(entry.name))
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        if fields := _fields(entry):
+            children.setdefault(int(fields[1]), []).append(int(entry.parent.name))
     tree = list(roots)
     for pid in tree:
         tree.extend(children.get(pid, ()))
