@@ -53,12 +53,14 @@ def new_name(claim: Claim) -> bytes:
 
 
 class Votes:
-    """What the holder is called at each node, and where the request for its vote may still be under way."""
+    """What the holder is called at each node, which nodes may have voted for it, and where the request for a vote may
+    still be under way."""
 
-    __slots__ = ("ended", "late", "names")
+    __slots__ = ("ended", "late", "names", "voters")
 
     def __init__(self, names: list[bytes]) -> None:
         self.names = names
+        self.voters = {*range(len(names))}
         self.late: dict[int, Connection] = {}
         self.ended = False  # it is being released: a renewal must not ask for a vote again
 
@@ -176,6 +178,8 @@ class RedlockAttempt:
                 raise ballot.error()
             if verdict is Verdict.GRANTED:
                 back = self._kept(ballot, votes, channel)
+                given = (Answer.YES, Answer.PENDING)
+                votes.voters = {number for number, each in enumerate(ballot.answers) if each in given}
                 valid_until = ballot.asked_at + self._ttl - drift(self._ttl)
                 return Grant(self.claim, ballot.asked_at, None, valid_until, votes)
             for number, reply in ballot.replies.items():

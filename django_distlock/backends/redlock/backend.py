@@ -106,7 +106,7 @@ class RedlockBackend(RemoteBackend):
         votes: Votes = grant.session
         votes.ended = True  # before its names are read: a renewal under way may ask for a vote
         requests = self._requests(RELEASE, grant)
-        ballot = Round(self.nodes, requests, votes.late)
+        ballot = Round(self.nodes, requests, votes.late, voters=votes.voters)
         try:
             verdict = await ballot.run(confirm, PATIENCE, clock.now() + PATIENCE)
         except (asyncio.CancelledError, GeneratorExit):  # perhaps before it was sent; twice does no harm
@@ -123,7 +123,7 @@ class RedlockBackend(RemoteBackend):
     # while it is held
 
     async def averify(self, grant: Grant) -> bool:
-        ballot = Round(self.nodes, self._requests(HOLDS, grant), grant.session.late)
+        ballot = Round(self.nodes, self._requests(HOLDS, grant), grant.session.late, voters=grant.session.voters)
         try:
             verdict = await ballot.run(confirm, PATIENCE, clock.now() + PATIENCE)
         finally:
@@ -136,7 +136,8 @@ class RedlockBackend(RemoteBackend):
         """A node that has forgotten its vote is asked for another one. It counts from the next renewal on: counted at
         once it would hide that another holder had a majority meanwhile."""
         asked, votes = clock.now(), grant.session
-        ballot = Round(self.nodes, self._requests(EXTEND, grant, milliseconds(ttl), int(asked * 1e6)), votes.late)
+        requests = self._requests(EXTEND, grant, milliseconds(ttl), int(asked * 1e6))
+        ballot = Round(self.nodes, requests, votes.late, voters=votes.voters)
         last: Mapping[int, Request] = {}
         try:
             verdict = await ballot.run(confirm, SILENCE)  # all other renewals wait for it
@@ -144,6 +145,7 @@ class RedlockBackend(RemoteBackend):
                 last = votes.requests(grant.claim)
             elif verdict is Verdict.GRANTED and not votes.ended:
                 last = self._votes_again(grant, ttl, ballot)
+                votes.voters |= last.keys()
         finally:
             votes.late.update({number: each for number, each in ballot.open.items() if number in last})
             leftovers.now_or_later(ballot.close, last, asked + ttl)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from typing import TYPE_CHECKING
 
 from django_distlock.backends.redis.connection import ConnectionFailed
@@ -46,6 +46,8 @@ class Node(Server):
         self.down = False
         self.error = ConnectionFailed("There was no attempt to connect.")
         self._attempt: Future[None] | None = None
+        self._connecting = False  # in a thread, since then (monotonic)
+        self.connecting_since = 0.0
         self._retry_at = 0.0
         self._later: deque[tuple[float, Request]] = deque(maxlen=MOST_LATER)
 
@@ -65,38 +67,52 @@ class Node(Server):
         return self.take()
 
     def open(self) -> Future[None]:
-        """The attempt to open a connection that is under way in the background, one at a time. Then :meth:`take` has
-        it, unless another caller was faster."""
+        """The attempt to open a connection that is under way in the background, one at a time. It is done, too, when
+        one is given back. Then :meth:`take` has it, unless another caller was faster."""
         attempt = self._attempt
         if attempt is None or attempt.done():
             self._attempt = attempt = Future()
+        if not self._connecting:
+            self._connecting, self.connecting_since = True, clock.now()
             try:
-                threading.Thread(target=self._open, args=(attempt,), name=f"{self.name}-open", daemon=True).start()
+                threading.Thread(target=self._open, name=f"{self.name}-open", daemon=True).start()
             except RuntimeError:  # at the end of the interpreter
-                self._open(attempt)
+                self._open()
             except BaseException:  # of a signal: nobody waits for an attempt that was perhaps not begun
-                self._attempt = None
+                self._connecting, self._attempt = False, None
                 raise
         return attempt
+
+    def give(self, connection: Connection) -> None:
+        super().give(connection)
+        self._end_attempt()
+
+    def _end_attempt(self, error: ConnectionFailed | None = None) -> None:
+        attempt = self._attempt
+        if attempt is not None and not attempt.done():
+            with contextlib.suppress(InvalidStateError):  # another thread has just ended it
+                attempt.set_result(None) if error is None else attempt.set_exception(error)
 
     def retry(self) -> None:
         """:meth:`open` if it is time to try a node again that is down."""
         if clock.now() >= self._retry_at:
             self.open()
 
-    def _open(self, attempt: Future[None]) -> None:
-        until = clock.now() + SILENCE
+    def _open(self) -> None:
+        until, failed = clock.now() + SILENCE, None
         try:
             full = len(self._all) >= MAX_CONNECTIONS  # then the next one that is given back
             connection = run(self.connect(until) if full else self._connected(until))
         except ConnectionFailed as error:
             # others are asked for a while, if they are enough
-            self.error, self._retry_at, self.down = error, clock.now() + RETRY, True
-            attempt.set_exception(error)
+            self.error = failed = error
+            self._retry_at, self.down = clock.now() + RETRY, True
         else:
             self.down = False
             self._send_later(connection)
-            attempt.set_result(None)
+        finally:
+            self._connecting = False
+        self._end_attempt(failed)
 
     def lost(self, connection: Connection) -> None:
         """It is broken; so are the idle ones, which lead to the same dead server."""
@@ -158,16 +174,18 @@ class Node(Server):
 class Nodes(list[Node]):
     """All nodes of an alias.
 
-    ``line``: of the rounds, which have at most one connection to each node. As many at once as there are connections:
-    rounds that share them out would each wait for those of the others.
+    ``line``: of the rounds that have not enough connections yet. One at a time takes them: several would each hold what
+    the others wait for, until there are as many as rounds. ``in_vain_at``: when the last one gave up, and with it those
+    that waited behind it.
     """
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         super().__init__(nodes)
-        self.line = FairLock(MAX_CONNECTIONS)
+        self.line = FairLock()
+        self.in_vain_at = 0.0
 
     def after_fork(self) -> None:
         """In the child: the connections are the parent's."""
-        self.line = FairLock(MAX_CONNECTIONS)
+        self.line = FairLock()
         for node in self:
             node.after_fork()

@@ -16,14 +16,14 @@ from .node import ClusterNode
 from .quorum import Answer, Verdict, majority
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence, Set
     from concurrent.futures import Future
 
     from django_distlock.backends.redis.scripts import Request
 
     from .node import Nodes
 
-# How long the nodes that are at hand are not asked yet because others are being connected to; seconds.
+# How long a node is being connected to while the others, which are enough, are not asked yet; seconds.
 GRACE = 0.1
 
 
@@ -31,7 +31,8 @@ class Round:
     """``requests``: by the number of the node. ``answers`` and ``replies`` follow.
 
     The round owns the ``open`` connections until :meth:`close`. ``behind``: connections on which a request is perhaps
-    still under way that must be executed before. ``lead``: a node that the others are not enough without.
+    still under way that must be executed before. ``lead``: a node that the others are not enough without. ``voters``:
+    the nodes of which a majority is needed (default: all).
     """
 
     def __init__(
@@ -40,22 +41,26 @@ class Round:
         requests: Mapping[int, Request],
         behind: Mapping[int, Connection] | None = None,
         lead: int | None = None,
+        voters: Set[int] | None = None,
     ) -> None:
         self._nodes, self._requests, self._behind, self._lead = nodes, requests, behind or {}, lead
+        self._voters = requests.keys() if voters is None else voters
         self.answers = [Answer.PENDING if number in requests else Answer.FAILED for number in range(len(nodes))]
         self.replies: dict[int, Any] = {}
         self.open: dict[int, Connection] = {}
         self._errors: dict[int, Exception] = {}
         self._sent: set[int] = set()
+        self._began = clock.now()
         self.asked_at = 0.0
         self._turn = nodes.line.turn()
 
     async def run(self, judge: Callable[[Sequence[Answer]], Verdict], patience: float, until: float = 0.0) -> Verdict:
         """Connect, ask, and listen until ``judge`` has a verdict. Without an answer within ``patience`` seconds a node
         fails. ``until``: how long to wait behind the other rounds of this process; at least SILENCE."""
-        end = max(until, clock.now() + SILENCE)
+        end = max(until, self._began + SILENCE)
         if await self._turn.acquire(end - clock.now()):
             await self._connect(end)
+            self._turn.release()
         else:
             self._not_connected(self._requests)
         self.asked_at = clock.now()
@@ -70,30 +75,39 @@ class Round:
         return verdict
 
     async def _connect(self, end: float) -> None:
-        """Have connections to the nodes. They have SILENCE for that, at the monotonic time ``end`` GRACE, as always if
-        the others are enough."""
-        began, enough = clock.now(), majority(len(self._nodes))
-        up = sum(not self._nodes[number].down for number in self._requests)
+        """Have connections to the nodes. They have SILENCE for that, at the monotonic time ``end`` none, and always
+        GRACE if the others are enough."""
+        limit = min(clock.now() + SILENCE, end)
+        up = [number for number in self._requests if not self._nodes[number].down]
         missing: dict[int, Future[None]] = {}
         for number in self._requests:
             node = self._nodes[number]
             connection = node.again(self._behind.get(number))
             if connection is not None:
                 self.open[number] = connection
-            elif node.down and up >= enough:
+            elif node.down and self._enough(up):
                 node.retry()
                 self._fail(number, node.error)
             else:
                 missing[number] = node.open()
-        while missing and len(self.open) + len(missing) >= enough:
-            waits = len(self.open) < enough or self._lead in missing
-            until = max(began + GRACE, min(began + SILENCE, end)) if waits else began + GRACE
-            if not await _one_done(missing.values(), until):
+        while missing and self._enough([*self.open, *missing]):
+            now, until = clock.now(), max(self._nodes[number].connecting_since for number in missing) + GRACE
+            short = not self._enough(self.open)
+            if not short and now >= until:
+                self._turn.release()
+            if short or (now >= until and self._lead in missing):
+                until = max(until, limit)
+            if now >= until or (short and self._nodes.in_vain_at > self._began):
+                self._nodes.in_vain_at = now if short else self._nodes.in_vain_at
                 self._not_connected(missing)
                 return
-            self._take_opened(missing)
+            if await _one_done(missing.values(), until):
+                self._take_opened(missing)
         for number in missing:
             self.answers[number] = Answer.FAILED
+
+    def _enough(self, numbers: Iterable[int]) -> bool:
+        return len(self._voters & {*numbers}) >= majority(len(self._nodes))
 
     def _not_connected(self, missing: Iterable[int]) -> None:
         for number in missing:

@@ -52,6 +52,45 @@ def test_r7_what_no_script_of_ours_returns_is_no_vote(nodes: Nodes, name: str) -
     nodes.gone()
 
 
+@pytest.fixture
+def slow_handshakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than the others are waited for where a majority is at hand."""
+    connect = Node._connect
+
+    def slow(node: Node, timeout: float) -> Any:
+        threading.Event().wait(0.3)
+        return connect(node, timeout)
+
+    monkeypatch.setattr(Node, "_connect", slow)
+
+
+@pytest.mark.tier2
+@pytest.mark.parametrize("timeout", [0, 10])
+def test_r5_a_crowd_in_a_cold_process_is_served(nodes: Nodes, name: str, timeout: float, slow_handshakes: None) -> None:
+    """Each takes its connections at once, and those behind it get them when it has done."""
+    locks = [nodes.lock(f"{name}{number}", ttl=30) for number in range(40)]
+    with ThreadPoolExecutor(len(locks)) as pool:
+        for lease in list(pool.map(lambda lock: lock.try_acquire(timeout), locks)):
+            lease.release()
+    assert all(len(node._all) < 10 for node in nodes.engine.nodes)
+
+
+@pytest.mark.tier2
+def test_r5_a_release_waits_for_connections_to_those_that_have_voted(
+    nodes: Nodes, name: str, slow_handshakes: None
+) -> None:
+    """Two others would make a majority, but know nothing of the lock."""
+    nodes.connect(f"{name} first")
+    with nodes.down(3, 4):
+        lease = nodes.lock(name, ttl=30).acquire(timeout=5)
+    nodes.connect(f"{name} second")
+    for node in nodes.engine.nodes[:2]:
+        node._close_idle()
+    lease.ensure_held()
+    lease.release()
+    nodes.gone()
+
+
 @pytest.mark.parametrize("how", ["silent", "down"])
 def test_two_of_five_may_fail(nodes: Nodes, name: str, how: str) -> None:
     nodes.connect(name)
