@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import secrets
 import uuid
-from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from django.conf import settings
 from django.urls import reverse
 
-from testproject.replay.crowd import Request, fire, open_form, span
+from testproject.replay.crowd import Request, fire, open_form, summary
 from testproject.replay.scene import Column, Figures, Option, Scene, Stage, Way
 from testproject.replay.server import Server
 
@@ -44,18 +43,14 @@ class Orders(Scene):
         Column("Seconds", "seconds", pattern="{:.1f}"),
     )
     fault = ("duplicates",)
-    story = "{requests} times the same {kind} made {orders} orders"
+    story = "{requests} times the same {kind}, {orders} placed"
     plots = (("orders", "Orders made by sending one form {requests} times at once"),)
 
     @contextmanager
     def stage(self, options: Mapping[str, int]) -> Iterator[Stage]:
         with Server() as server:
             facts = {"server_processes": server.workers, "payment_seconds": settings.PAYMENT_SECONDS}
-            yield Stage(
-                lambda way: [sent(server.port, way, kind, options["clicks"]) for kind in (FORM, API)],
-                facts,
-                server.log_tail,
-            )
+            yield Stage(lambda way: [sent(server.port, way, kind, options["clicks"]) for kind in (FORM, API)], facts)
 
     def more_problems(self, row: Figures, prevents: bool) -> Iterator[str]:
         if prevents and (row["orders"], row["payments"], row["first"]) != (1, 1, 1):
@@ -81,20 +76,13 @@ def phase(kind: str, answers: list[Answer], orders: Mapping[str, str]) -> Figure
     """`orders`: the address of each order that was made, and its payment. `first` answers were a view's own and
     `replayed` ones stored; `wrong` are those that neither name the order nor say that it is being made."""
     placed = [answer for answer in answers if answer.status in PLACED and answer.headers.get("Location") in orders]
-    wrong = [answer for answer in answers if answer not in placed and answer.status != BUSY]
-    replayed = [answer for answer in answers if answer.headers.get("Idempotency-Replayed") == "true"]
-    labels = Counter(f"{answer.status} replayed" if answer in replayed else answer.fault for answer in answers)
-    return {
+    busy = [answer for answer in answers if answer.status == BUSY]
+    found = summary(answers, placed + busy)
+    return found | {
         "kind": kind,
-        "requests": len(answers),
         "orders": len(orders),
         "duplicates": max(0, len(orders) - 1),
         "payments": len(set(orders.values())),
-        "first": len(placed) - len(replayed),
-        "replayed": len(replayed),
-        "busy": sum(answer.status == BUSY for answer in answers),
-        "answers": ", ".join(f"{number} x {label}" for label, number in sorted(labels.items())),
-        "wrong": len(wrong),
-        "errors": sorted({answer.fault for answer in wrong}),
-        "seconds": round(span(answers), 3),
+        "first": len(placed) - found["replayed"],
+        "busy": len(busy),
     }

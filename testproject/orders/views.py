@@ -24,6 +24,8 @@ from testproject.replay.views import page
 from .models import Order, pay
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from django.http import HttpRequest, HttpResponse
 
 form_methods = require_http_methods(["GET", "HEAD", "POST"])
@@ -54,18 +56,23 @@ def order_page(request: HttpRequest, way: Way) -> HttpResponse:
     return redirect("order", made.pk)
 
 
-def order_api(request: HttpRequest, way: Way) -> HttpResponse:
-    """JSON with `item`, `quantity` and perhaps `note`: 201 and the order's address, or 400."""
-    try:
-        sent = {"sheet": uuid.uuid4(), **json.loads(request.body)}
-    except (ValueError, TypeError):
-        return JsonResponse({"error": "not a JSON object"}, status=400)
-    form = OrderForm(sent)
-    if not form.is_valid():
-        return JsonResponse({"errors": form.errors}, status=400)
-    made = place(request, way, form.cleaned_data)
-    address = reverse("order", args=[made.pk])
-    return JsonResponse({"order": made.pk, "payment": made.payment}, status=201, headers={"Location": address})
+def order_api(way: Way) -> Callable[[HttpRequest], HttpResponse]:
+    """Take JSON with `item`, `quantity` and perhaps `note`: 201 and the order's address, or 400."""
+
+    @csrf_exempt
+    @require_POST
+    def view(request: HttpRequest) -> HttpResponse:
+        try:
+            form = OrderForm({"sheet": uuid.uuid4(), **json.loads(request.body)})
+        except (ValueError, TypeError):
+            return JsonResponse({"error": "not a JSON object"}, status=400)
+        if not form.is_valid():
+            return JsonResponse({"errors": form.errors}, status=400)
+        made = place(request, way, form.cleaned_data)
+        address = reverse("order", args=[made.pk])
+        return JsonResponse({"order": made.pk, "payment": made.payment}, status=201, headers={"Location": address})
+
+    return view
 
 
 # Without ATOMIC_REQUESTS, but for the way that is one transaction: a payment cannot be rolled back, and a transaction
@@ -101,28 +108,10 @@ def atomic(request: HttpRequest) -> HttpResponse:
 WAYS = (none, key, atomic)
 
 
-@idempotency_exempt
-@non_atomic_requests
-@csrf_exempt
-@require_POST
-def api_none(request: HttpRequest) -> HttpResponse:
-    return order_api(request, none)
-
-
+api_none = idempotency_exempt(non_atomic_requests(order_api(none)))
 # anonymous: this API knows nobody. One that has credentials needs no such permission: their keys are apart.
-@idempotent(required=True, anonymous=True)
-@non_atomic_requests
-@csrf_exempt
-@require_POST
-def api_key(request: HttpRequest) -> HttpResponse:
-    return order_api(request, key)
-
-
-@idempotent(required=True, anonymous=True, atomic=True)
-@csrf_exempt
-@require_POST
-def api_atomic(request: HttpRequest) -> HttpResponse:
-    return order_api(request, atomic)
+api_key = idempotent(required=True, anonymous=True)(non_atomic_requests(order_api(key)))
+api_atomic = idempotent(required=True, anonymous=True, atomic=True)(order_api(atomic))
 
 
 @require_GET

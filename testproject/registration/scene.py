@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from django.db import connection
 from django.db.models import Count
 
 from django_distlock import advisory_lock
-from testproject.replay.crowd import CLIENTS, fire, milliseconds, open_form, span
+from testproject.replay.crowd import CLIENTS, fire, milliseconds, open_form, summary
 from testproject.replay.scene import Column, Figures, Option, Scene, Stage, Way
 from testproject.replay.server import Server
 
@@ -44,7 +43,7 @@ class Registration(Scene):
         Column("Accounts", "accounts"),
         Column("Duplicates", "duplicates", alarm=True),
         Column("Answers", "answers"),
-        Column("Failed", "failed", alarm=True),
+        Column("Failed", "wrong", alarm=True),
         Column("Sign-up ms, median", "sign_up", pattern="{:.0f}"),
         Column("Log-in ms, median", "log_in", pattern="{:.0f}"),
         Column("99th percentile", "log_in_p99", pattern="{:.0f}"),
@@ -75,7 +74,7 @@ class Registration(Scene):
                 identical["log_in_while_held"] = race.log_in_while_held(way) if way.lock else None
                 return [identical, *([race.burst(way, addresses=options["distinct"])] if options["distinct"] else [])]
 
-            yield Stage(act, facts, server.log_tail)
+            yield Stage(act, facts)
 
     def possible(self) -> bool:
         """With ATOMIC_REQUESTS on SQLite, and transactions that begin with BEGIN IMMEDIATE as in these settings, the
@@ -84,7 +83,7 @@ class Registration(Scene):
 
     def more_problems(self, row: Figures, prevents: bool) -> Iterator[str]:
         # A sign-up that was told to come back later (503) is the only excuse for an address without an account.
-        if prevents and row["accounts"] < row["addresses"] - row["statuses"].get("503", 0):
+        if prevents and row["accounts"] < row["addresses"] - row["busy"]:
             yield f"{row['accounts']} accounts for {row['addresses']} addresses."
         if row.get("log_in_while_held") is False:
             yield "a registration did not wait for the lock, or a log-in did."
@@ -139,24 +138,19 @@ class Race:
 def phase(sign_ups: Sequence[Answer], log_ins: Sequence[Answer], made: Sequence[int], addresses: int) -> Figures:
     """One burst through one way; `made` is the number of accounts of each address that has any.
 
-    `duplicates` are accounts beyond the first of an address; `failed` counts the sign-ups and log-ins without a proper
-    answer, and `errors` has each kind of failure once; `processes` is how many server processes answered, which are
-    named in each answer.
+    `duplicates` are accounts beyond the first of an address; `busy` sign-ups were told to come back later; `processes`
+    is how many server processes answered, which are named in each answer.
     """
-    failed = [answer for answer in sign_ups if answer.status not in (201, 409, 503)]
-    failed += [answer for answer in log_ins if answer.status != 200]
-    statuses = dict(sorted(Counter(str(answer.status) for answer in sign_ups).items()))
-    return {
-        "requests": len(sign_ups),
+    proper = [answer for answer in sign_ups if answer.status in (201, 409, 503)]
+    found = summary(sign_ups, proper)
+    return found | {
         "addresses": addresses,
         "accounts": sum(made),
         "duplicates": sum(made) - len(made),
-        "statuses": statuses,
-        "answers": ", ".join(f"{number} x {status}" for status, number in statuses.items()),
-        "failed": len(failed),
-        "errors": sorted({answer.fault for answer in failed}),
+        "busy": sum(answer.status == 503 for answer in sign_ups),
+        "errors": [*found["errors"], *(f"a log-in: {each.fault}" for each in log_ins if each.status != 200)],
         "processes": len({answer.headers.get("Process") for answer in sign_ups}),
-        "per_second": round(len(sign_ups) / span(sign_ups), 1),
+        "per_second": len(sign_ups) / found["seconds"],
         "sign_up": milliseconds(sign_ups),
         "log_in": milliseconds(log_ins),
         "log_in_p99": milliseconds(log_ins, 0.99),

@@ -7,6 +7,7 @@ import math
 import re
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from urllib.parse import urlencode
 from . import ReplayError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 HTTP_SECONDS = 60
 BARRIER_SECONDS = 30
@@ -114,9 +115,20 @@ def fire(requests: Sequence[Request], watch: Request | None = None) -> tuple[lis
         return answers, watched.result() if watched else []
 
 
-def span(answers: Sequence[Answer]) -> float:
-    """Seconds from the first request to the last answer."""
-    return max(answer.started + answer.seconds for answer in answers) - min(answer.started for answer in answers)
+def summary(answers: Sequence[Answer], good: Collection[Answer]) -> dict[str, Any]:
+    """What a table says of answers of which some are `good`: how often came which status, and what else came."""
+    replayed = [answer for answer in answers if answer.headers.get("Idempotency-Replayed") == "true"]
+    labels = Counter(f"{answer.fault}{' replayed' * (answer in replayed)}" for answer in answers)
+    wrong = [answer for answer in answers if answer not in good]
+    ended = max(answer.started + answer.seconds for answer in answers)
+    return {
+        "requests": len(answers),
+        "answers": ", ".join(f"{number} x {label}" for label, number in sorted(labels.items())),
+        "replayed": len(replayed),
+        "wrong": len(wrong),
+        "errors": sorted({answer.fault for answer in wrong}),
+        "seconds": round(ended - min(answer.started for answer in answers), 3),
+    }
 
 
 def milliseconds(answers: Sequence[Answer], share: float = 0.5) -> float | None:

@@ -10,11 +10,10 @@ class Run(models.Model):
 
     scene = models.CharField(max_length=20)
     created = models.DateTimeField(auto_now_add=True)
-    engine = models.CharField(max_length=20)
     result = models.JSONField()
 
     class Meta:
         ordering = ("-pk",)
 
     def __str__(self) -> str:
-        return f"{self.scene} on {self.engine}, {self.created:%Y-%m-%d %H:%M}"
+        return f"{self.scene}, {self.created:%Y-%m-%d %H:%M}"

@@ -66,12 +66,10 @@ class Column(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """A scene that is set up. `act` does one way and returns the rows of its table, `facts` say on what, `log` is what
-    a server has written."""
+    """A scene that is set up. `act` does one way and returns the rows of its table, `facts` say on what."""
 
     act: Callable[[Way], list[Figures]]
     facts: Figures
-    log: Callable[[], str] = str
 
 
 class Scene:
@@ -153,16 +151,14 @@ class Scene:
         return {"title": title.format_map(rows[0][1]) if rows else title, "bars": bars}
 
 
-def replay(
-    scene: Scene, ways: Sequence[Way], given: Mapping[str, Any], tell: Callable[[str], Any]
-) -> tuple[Figures, str]:
-    """Act out each way; the result, and the end of the server's log if it did not go as promised."""
-    with scene.stage({option.name: given[option.name] for option in scene.options}) as stage:
+def replay(scene: Scene, ways: Sequence[Way], options: Mapping[str, Any], tell: Callable[[str], Any]) -> Figures:
+    """Act out each way."""
+    with scene.stage(options) as stage:
         found = []
         for way in ways:
             tell(f"{way.title} ...")
             found.append(until_shown(scene, stage, way))
-        result = {
+        return {
             "engine": connection.vendor,
             "engine_name": connection.display_name,
             "engine_version": ".".join(str(part) for part in connection.get_database_version()),
@@ -170,7 +166,6 @@ def replay(
             "ways": found,
             "problems": [f"{way['slug']}: {problem}" for way in found for problem in scene.problems(way)],
         }
-        return result, stage.log() if result["problems"] else ""
 
 
 def until_shown(scene: Scene, stage: Stage, way: Way) -> Figures:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 from django.db import IntegrityError
 from django.db.models import F
 
-from django_distlock import LockLost, advisory_lock, row_lock
+from django_distlock import LockLost, advisory_lock
 from django_distlock.manager.registry import registry
 from testproject.replay import ReplayError
 from testproject.replay.processes import Team
@@ -22,91 +23,54 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
 
-    Pack = Callable[[], None]  # the work between the look and the write
-
 TTL = 0.5  # seconds
 PACKING = 0.002
 
 
 @way("No lock", prevents=False)
-def none(pk: int, pack: Pack, using: str) -> bool:
+def none(item: Item, fence: int | None) -> None:
     """Look, pack, take one off the stock. Workers that look at the same time all see the last one."""
-    if Item.objects.get(pk=pk).stock < 1:
-        return False
-    pack()
-    Item.objects.filter(pk=pk).update(stock=F("stock") - 1)
-    return True
+    Item.objects.filter(pk=item.pk).update(stock=F("stock") - 1)
 
 
-@way("Advisory lock", 'advisory_lock("item:7")')
-def advisory(pk: int, pack: Pack, using: str) -> bool:
-    """One name per item: its sales go one at a time, those of other items meanwhile."""
-    with advisory_lock(f"item:{pk}"):
-        return none.run(pk, pack, using)
+@way("Lease alone", 'advisory_lock("item:7", using=..., ttl=0.5)', prevents=False, pauses=True)
+def lease(item: Item, fence: int | None) -> None:
+    """A lock with a TTL. One worker falls asleep while it packs, its lease runs out, the others sell everything, and
+    then it wakes up and writes down the stock as it remembers it."""
+    Item.objects.filter(pk=item.pk).update(stock=item.stock - 1)
 
 
-@way("Row lock", "with row_lock(Item, pk=pk)")
-def row(pk: int, pack: Pack, using: str) -> bool:
-    """The row is locked from the look to the commit. SQLite has no row locks; there the transaction begins with the
-    write lock of the whole database."""
-    with row_lock(Item, pk=pk) as item:
-        if item.stock < 1:
-            return False
-        pack()
-        item.stock -= 1
-        item.save()
-        return True
+@way("Lease and fence", "Item.objects.fenced(lease)", pauses=True)
+def fenced(item: Item, fence: int | None) -> None:
+    """The same worker, the same sleep. The row has been written with a later token, and the database refuses its
+    write."""
+    Item.objects.fenced(fence).filter(pk=item.pk).update(stock=item.stock - 1)
 
 
-def sell_leased(pk: int, pack: Pack, using: str, write: Callable[[Item, int], object]) -> bool:
-    """Under a lease that may end during the work. `write` gets the bare token: with the lease itself this process would
-    notice, which here the database is to do."""
-    with advisory_lock(f"item:{pk}", using=using, ttl=TTL) as held:
+@way("Lease and enforce_fence", "class Item(FencedModel): enforce_fence = True", pauses=True)
+def trigger(item: Item, fence: int | None) -> None:
+    """A script that knows nothing of fenced writes sends a plain UPDATE with its token. The table's trigger refuses
+    it."""
+    Item.objects.filter(pk=item.pk).update(stock=item.stock - 1, fence=fence)
+
+
+def sell(way: Way, pk: int, pack: Callable[[], None], using: str) -> bool:
+    """Look, pack, and write as the way does, under a lease that may end meanwhile. The write gets the bare token: with
+    the lease itself this process would notice, which here the database is to do."""
+    held = nullcontext() if way is none else advisory_lock(f"item:{pk}", using=using, ttl=TTL)
+    with held as lease:
         item = Item.objects.get(pk=pk)
         if item.stock < 1:
             return False
         pack()
-        write(item, held.fence)
+        way.run(item, lease and lease.fence)
         return True
-
-
-@way("Lease alone", 'advisory_lock("item:7", using=..., ttl=0.5)', prevents=False, pauses=True)
-def lease(*sale: Any) -> bool:
-    """A lock with a TTL. One worker falls asleep while it packs, its lease runs out, the others sell everything, and
-    then it wakes up and writes down the stock as it remembers it."""
-
-    def write(item: Item, fence: int) -> None:
-        Item.objects.filter(pk=item.pk).update(stock=item.stock - 1)
-
-    return sell_leased(*sale, write)
-
-
-@way("Lease and fence", "Item.objects.fenced(lease)", pauses=True)
-def fenced(*sale: Any) -> bool:
-    """The same worker, the same sleep. The row has been written with a later token, and the database refuses its
-    write."""
-
-    def write(item: Item, fence: int) -> None:
-        Item.objects.fenced(fence).filter(pk=item.pk).update(stock=item.stock - 1)
-
-    return sell_leased(*sale, write)
-
-
-@way("Lease and enforce_fence", "class Item(FencedModel): enforce_fence = True", pauses=True)
-def trigger(*sale: Any) -> bool:
-    """A script that knows nothing of fenced writes sends a plain UPDATE with its token. The table's trigger refuses
-    it."""
-
-    def write(item: Item, fence: int) -> None:
-        Item.objects.filter(pk=item.pk).update(stock=item.stock - 1, fence=fence)
-
-    return sell_leased(*sale, write)
 
 
 class Inventory(Scene):
     name = "inventory"
     help = "Many processes sell the last items, one of them stopped beyond the end of its lease."
-    ways = (none, advisory, row, lease, fenced, trigger)
+    ways = (none, lease, fenced, trigger)
     options = (
         Option("stock", 40, "units there are"),
         Option("workers", 8, "processes that sell"),
@@ -122,8 +86,7 @@ class Inventory(Scene):
     )
     fault = ("oversold",)
     plots = (("sold", "Units sold of {stock}"), ("per_second", "Sales per second, the sleep of one worker included"))
-
-    story = "{sold} of {stock} sold, {oversold} too many, {left} left; {late} late writes refused"
+    story = "{sold} of {stock} sold, {oversold} too many, {left} left; late writes refused: {late}"
 
     def act(self, way: Way, stock: int, workers: int, using: str) -> list[Figures]:
         require_fences(using)
@@ -184,7 +147,7 @@ def sell_all(pipe: Connection, way: Way, pk: int, using: str, sleepy: bool) -> t
     sold = late = 0
     while True:
         try:
-            if not way.run(pk, pack, using):
+            if not sell(way, pk, pack, using):
                 return sold, late, ""
             sold += 1
         except LockLost as error:

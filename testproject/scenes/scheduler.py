@@ -118,7 +118,7 @@ class Scheduler(Scene):
     fault = ("twice",)
     plots = (("jobs", "Jobs that were run"), ("takeover", "Seconds from the kill of the leader to the next job"))
 
-    story = "{slots} slots, {twice} of them run twice; {late} late writes refused"
+    story = "{slots} slots, {twice} of them run twice; late writes refused: {late}"
 
     def act(self, way: Way, using: str, copies: int, ttl: float) -> list[Figures]:
         require_fences(using)

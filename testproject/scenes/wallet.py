@@ -117,7 +117,7 @@ class Wallet(Scene):
     fault = ("both", "drift")
     plots = (("both", "Accounts overdrawn by {pairs} pairs of withdrawals"), ("per_second", "Transfers per second"))
 
-    story = "{both} of {pairs} pairs were both paid, and {transfers} transfers made {drift}"
+    story = "{both} of {pairs} pairs were both paid; money made by {transfers} transfers: {drift}"
 
     def act(self, way: Way, pairs: int, transfers: int, accounts: int) -> list[Figures]:
         withdrawn = withdraw_pairs(way, pairs)

@@ -79,7 +79,7 @@ class Command(BaseCommand):
                 self.stderr.write(f"{name.title()} did not go as promised; `{shows}` shows it:\n{done.stderr}")
 
     def serve(self, ports: tuple[int, ...], password: str) -> None:
-        with Server(ports=ports, show_log=True) as server:
+        with Server(ports=ports) as server:
             self.stdout.write(f"\nDemo:     {server.url}")
             for name, hint in BY_HAND.items():
                 with suppress(NoReverseMatch):

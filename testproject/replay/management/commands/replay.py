@@ -38,10 +38,11 @@ class Command(BaseCommand):
             cure = command_line("migrate --run-syncdb")
             raise CommandError(f"The {connection.display_name} database has no tables yet: run `{cure}`.")
         try:  # nothing but the figures goes to the standard output of --json
-            result, log = replay(scene, ways, given, tell=(self.stderr if quiet else self.stdout).write)
+            options = {option.name: given[option.name] for option in scene.options}
+            result = replay(scene, ways, options, tell=(self.stderr if quiet else self.stdout).write)
         except (ReplayError, DistlockError, ImproperlyConfigured) as error:
             raise CommandError(str(error)) from error
-        Run.objects.create(scene=scene.name, engine=result["engine"], result=result)
+        Run.objects.create(scene=scene.name, result=result)
         self.stdout.write(json.dumps(result) if quiet else f"\n{scene.text(result)}")
         if result["problems"]:
-            raise CommandError("\n".join([*result["problems"], log]).strip())
+            raise CommandError("\n".join(result["problems"]))
