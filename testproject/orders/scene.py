@@ -61,7 +61,7 @@ def sent(port: int, way: Way, kind: str, clicks: int) -> Figures:
     """The same order, sent `clicks` times at once; what it made is cleared away."""
     order = {"item": "cup", "quantity": 2, "sheet": str(uuid.uuid4())}
     if kind == FORM:
-        request = open_form(port, reverse(f"order-{way.slug}")).filled(order, accept="text/html")
+        request = open_form(port, reverse(f"order-{way.slug}"))(accept="text/html", **order)
     else:
         headers = {"Content-Type": "application/json", "Idempotency-Key": secrets.token_urlsafe(16)}
         request = Request(port, reverse(f"order-api-{way.slug}"), json.dumps(order), headers)

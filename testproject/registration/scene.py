@@ -106,7 +106,7 @@ class Race:
         self.port, self.run, self.bursts = port, secrets.token_hex(4), 0
         email = f"regular-{self.run}@{DOMAIN}"
         Account.objects.create(email=email, password=make_password(PASSWORD))
-        self.log_in = open_form(port, "/login/").filled({"email": email, "password": PASSWORD})
+        self.log_in = open_form(port, "/login/")(email=email, password=PASSWORD)
 
     def burst(self, way: Way, *, addresses: int = 1, times: int = 1) -> Figures:
         """Send so many addresses so many times, all at once."""
@@ -120,8 +120,8 @@ class Race:
         return [f"scanner-{self.run}-{self.bursts}-{number}@{DOMAIN}" for number in range(count)]
 
     def sign_ups(self, way: Way, emails: Sequence[str]) -> list[Any]:
-        form = open_form(self.port, f"/register/{way.slug}/")
-        return [form.filled({"email": email, "password": PASSWORD}) for email in emails]
+        filled = open_form(self.port, f"/register/{way.slug}/")
+        return [filled(email=email, password=PASSWORD) for email in emails]
 
     def log_in_while_held(self, way: Way) -> bool:
         """Whether a log-in is answered while somebody holds the lock, and a sign-up only afterwards."""

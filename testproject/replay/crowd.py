@@ -18,7 +18,7 @@ from urllib.parse import urlencode
 from . import ReplayError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
 HTTP_SECONDS = 60
 BARRIER_SECONDS = 30
@@ -63,26 +63,19 @@ class Request:
         return Answer(started, time.monotonic() - started, response.status, body, response.headers)
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
-    """As a client sees it that has opened its page: with the CSRF cookie and the hidden fields."""
+def open_form(port: int, path: str) -> Callable[..., Request]:
+    """What a client does that has opened a form: it posts these fields, with the CSRF cookie and the hidden fields."""
+    page = Request(port, path).send()
+    cookie = SimpleCookie(page.headers.get("Set-Cookie", "")).get("csrftoken")
+    if page.status != 200 or cookie is None:
+        raise ReplayError(f"GET {path} answered {page.fault} without a csrftoken cookie.")
 
-    port: int
-    path: str
-    cookie: str
-    hidden: dict[str, str]
+    def filled(accept: str = "application/json", **fields: object) -> Request:
+        headers = {"Accept": accept, "Content-Type": "application/x-www-form-urlencoded"}
+        headers["Cookie"] = f"csrftoken={cookie.value}"
+        return Request(port, path, urlencode(hidden_fields(page.body) | fields), headers)
 
-    def filled(self, fields: Mapping[str, Any], accept: str = "application/json") -> Request:
-        headers = {"Accept": accept, "Content-Type": "application/x-www-form-urlencoded", "Cookie": self.cookie}
-        return Request(self.port, self.path, urlencode(self.hidden | dict(fields)), headers)
-
-
-def open_form(port: int, path: str) -> Form:
-    answer = Request(port, path).send()
-    cookie = SimpleCookie(answer.headers.get("Set-Cookie", "")).get("csrftoken")
-    if answer.status != 200 or cookie is None:
-        raise ReplayError(f"GET {path} answered {answer.fault} without a csrftoken cookie.")
-    return Form(port, path, f"csrftoken={cookie.value}", hidden_fields(answer.body))
+    return filled
 
 
 def hidden_fields(page: str) -> dict[str, str]:
