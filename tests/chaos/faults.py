@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import redis
 from django.db import connections
@@ -63,14 +64,8 @@ def proxies(folder: Path) -> Iterator[dict[str, Proxy]]:
 
 def child_behind(proxied: Path) -> Child:
     """A worker whose servers are all behind proxies."""
-    before = os.environ.get("DISTLOCK_SERVICES")
-    os.environ["DISTLOCK_SERVICES"] = str(proxied)
-    try:
+    with patch.dict(os.environ, DISTLOCK_SERVICES=str(proxied)):
         return Child(work)
-    finally:
-        del os.environ["DISTLOCK_SERVICES"]
-        if before is not None:
-            os.environ["DISTLOCK_SERVICES"] = before
 
 
 class Havoc:

@@ -33,41 +33,24 @@ MOST = 5  # complaints that are shown of an engine
 
 @dataclass
 class Result:
-    """What happened to one engine. ``untold``: holders that were not told in time that another one holds their lock.
-    ``stale``: sections that noticed by themselves that their lock was lost."""
+    """What happened to one engine. ``stale``: sections that noticed by themselves that their lock was lost."""
 
     using: str
-    began: float
-    seconds: float = 0.0
+    seconds: float
     holds: list[Hold] = field(default_factory=list)
     faults: Counter[str] = field(default_factory=Counter)
-    overlaps: list[str] = field(default_factory=list)
+    errors: Counter[str] = field(default_factory=Counter)
+    overlaps: int = 0
     lost_updates: int = 0
     stale: int = 0
-    leaks: list[str] = field(default_factory=list)
-    losses: int = 0
-    untold: list[str] = field(default_factory=list)
-    sinking: list[str] = field(default_factory=list)
-    harm: Counter[str] = field(default_factory=Counter)
-    errors: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def complaints(self) -> list[str]:
-        found = [
-            *(f"overlap: {one}" for one in self.overlaps),
-            *(f"leak: {one}" for one in self.leaks),
-            *(f"told too late: {one}" for one in self.untold),
-            *(f"fence: {one}" for one in self.sinking),
-            *(f"harm: {one}, {count} times" for one, count in self.harm.items()),
-        ]
-        return found if self.holds else [*found, "no holds: nothing was shown"]
+    complaints: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         longest_wait = max((hold.acquired - hold.invoke for hold in self.holds), default=math.nan)
         lines = [
             f"{self.using}: {self.seconds:.0f} s, {len(self.holds):,} holds, {len(self.complaints)} complaints",
             f"  faults: {listed(self.faults)}; errors told: {listed(self.errors)}",
-            f"  {self.losses} losses told; longest wait {longest_wait:.1f} s",
+            f"  {sum(hold.lost is not None for hold in self.holds)} losses told; longest wait {longest_wait:.1f} s",
         ]
         return "\n".join(lines + [f"  {complaint}" for complaint in self.complaints[:MOST]])
 
@@ -88,8 +71,8 @@ def run(
     workers = [child_behind(proxied) for _ in ROLES]
     for worker in workers:
         assert worker.hear() == "ready"
-    result = Result(using, time.monotonic())
-    until = result.began + seconds
+    result = Result(using, seconds)
+    until = time.monotonic() + seconds
     roles = dict(zip([worker.pid for worker in workers], ROLES, strict=True))
 
     def put_to_work(worker: Child, role: str) -> None:
@@ -110,9 +93,8 @@ def run(
         havoc.run(until, only)
     for door in havoc.doors.values():
         door.heal()
-    result.leaks += [left for worker in workers for left in end_of(worker, until)]
-    result.seconds = seconds
-    result.leaks += leaks(using, name)
+    left = [each for worker in workers for each in end_of(worker, until)] + leaks(using, name)
+    result.complaints += [f"leak: {each}" for each in left]
     for worker in workers:
         with contextlib.suppress(BrokenPipeError):
             worker.say(None)
@@ -156,14 +138,17 @@ def read(result: Result, folder: Path, havoc: Havoc) -> None:
     told_within = TOLD_WITHIN + LONGEST_STOP if result.using in SESSION_LOCKS else 0.0
     verdict = judge(folder, havoc.killed, havoc.ever_stopped)
     history = History.read(folder / HISTORY, havoc.killed)
-    result.holds, result.errors, result.harm = history.holds, verdict.errors, verdict.harm
-    result.faults = havoc.done + verdict.faults
+    faults = history.check(told_within=told_within)
+    result.holds, result.errors, result.faults = history.holds, verdict.errors, havoc.done + verdict.faults
     result.lost_updates, result.stale = verdict.lost_updates, len(verdict.stale)
-    result.overlaps += [f"{one} and {other} had the oracle's flock" for one, other in verdict.overlaps]
-    for fault in history.check(told_within=told_within):
-        (result.overlaps if fault.kind == "overlap" else result.sinking).append(described(fault))
-    result.losses = sum(hold.lost is not None for hold in history.holds)
-    result.untold += untold(history.holds, havoc.killed, told_within)
+    result.overlaps = len(verdict.overlaps) + sum(fault.kind == "overlap" for fault in faults)
+    result.complaints += [
+        *(f"overlap: {one} and {other} had the oracle's flock" for one, other in verdict.overlaps),
+        *(f"{fault.kind}: {described(fault)}" for fault in faults),
+        *(f"told too late: {one}" for one in untold(history.holds, havoc.killed, told_within)),
+        *(f"harm: {one}, {count} times" for one, count in verdict.harm.items()),
+        *([] if history.holds else ["no holds: nothing was shown"]),
+    ]
 
 
 def described(fault: Fault) -> str:

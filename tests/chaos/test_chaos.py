@@ -56,7 +56,7 @@ def test_a_broken_lock_is_found_out_within_a_minute(kind: str, tmp_path: Path) -
     for _ in range(10):
         result = under(tmp_path, "leasetable", 6.0, (), kind)
         holds += len(result.holds)
-        overlaps += len(result.overlaps)
+        overlaps += result.overlaps
         lost_updates += result.lost_updates
         if kind == "no_renewal" and result.stale:
             return
