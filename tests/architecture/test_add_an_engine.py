@@ -19,7 +19,7 @@ pytestmark = pytest.mark.tier2
 
 # A part of it, for time; without the tests in which an operator breaks a lock, or sees who waits at the engine, which
 # this one does not offer.
-CONTRACT = "cancellation errors exclusion names sets walk"
+CONTRACT = "cancellation errors names sets walk"
 CHOSEN = "toy and not event_loop_ends"
 
 

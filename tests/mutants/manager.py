@@ -11,7 +11,7 @@ MANAGER = (
         "manager/lock_table.py",
         "return not place or (readers and hold.shared)",
         "return True",
-        ("tests/contract/test_exclusion.py", "tests/contract/test_walk.py", "tests/unit/test_lock_table_model.py"),
+        ("tests/contract/test_walk.py", "tests/unit/test_lock_table_model.py"),
         only="postgres and not leasetable or lock_table",
     ),
     Mutant(
@@ -20,7 +20,7 @@ MANAGER = (
         "manager/owner.py",
         "        if task is not None:\n            return _of_task(task)",
         "        if task is not None:\n            return threading.current_thread()",
-        ("tests/contract/test_exclusion.py", "tests/contract/test_walk.py", "tests/unit/shared/test_reentry.py"),
+        ("tests/contract/test_walk.py", "tests/unit/shared/test_reentry.py"),
     ),
     Mutant(
         "sync code that a task awaits is another caller",
@@ -53,7 +53,7 @@ MANAGER = (
         "keys.py",
         'return len(raw).to_bytes(8, "big") + raw',
         "return raw",
-        ("tests/unit/test_keys.py", "tests/contract/test_names.py"),
+        ("tests/unit/test_vocabulary.py", "tests/contract/test_names.py"),
     ),
     Mutant(
         "a caller that comes now overtakes the waiters of its process",

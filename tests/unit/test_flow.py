@@ -1,14 +1,25 @@
-"""Coroutines for threads and tasks: in a thread they run to their end at once, and a clean-up is never cut short."""
+"""Coroutines for threads and tasks, whose clean-up is never cut short; and calls in threads, whose outcome is the
+caller's, or it is disposed of."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import gc
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock.concurrency.flow import clean_up, finished
+from django_distlock.concurrency import clock
+from django_distlock.concurrency.background import Background, CallTimeout, SharedCall
+from django_distlock.concurrency.flow import clean_up, finished, run
+from tests.conftest import PATIENCE, eventually
 from tests.contract.actors import turns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 
 class CleanUp:
@@ -101,3 +112,99 @@ def test_r7_a_clean_up_begins_although_the_event_loop_ends() -> None:
 
     asyncio.run(main())
     assert work.ended
+
+
+NAME = "distlock-test-background"  # nothing_left looks for threads with such names
+FAR = float("inf")
+AT_ONCE = 0.0
+both = pytest.mark.parametrize("drive", [run, asyncio.run], ids=["thread", "task"])
+
+
+@pytest.fixture
+def background() -> Background:
+    return Background(NAME, limit=3)
+
+
+class Door:
+    """A call that returns when it is opened."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self.disposed: list[str] = []
+
+    def wait(self) -> str:
+        assert self.opened.wait(PATIENCE)
+        return "result"
+
+    def fail(self, result: str = "") -> None:
+        self.wait()
+        raise OSError
+
+    def open_late(self) -> None:
+        assert not self.disposed
+        self.opened.set()
+        eventually(lambda: self.disposed == ["result"], "the late result is not disposed of")
+
+
+@pytest.fixture
+def door() -> Iterator[Door]:
+    made = Door()
+    yield made
+    made.opened.set()
+
+
+@both
+def test_r7_it_is_abandoned_at_the_deadline(drive: Callable[..., Any], background: Background, door: Door) -> None:
+    """And its result, when it comes, is disposed of; errors are dropped."""
+    for function, dispose in ((door.wait, door.disposed.append), (door.fail, None), (door.wait, door.fail)):
+        with pytest.raises(CallTimeout):
+            drive(background.call(AT_ONCE, function, dispose=dispose))
+    door.open_late()
+
+
+def test_r7_a_task_that_is_cancelled_abandons_it(background: Background, door: Door) -> None:
+    async def main() -> None:
+        task = asyncio.create_task(background.call(FAR, door.wait, dispose=door.disposed.append))
+        await asyncio.sleep(0)  # it begins
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    door.open_late()
+
+
+def test_r23_a_call_that_failed_is_not_kept_alive_by_its_error(background: Background) -> None:
+    """Its traceback refers to the thread's function, and with it to the arguments, as a socket."""
+    argument = Door()
+    seen = weakref.ref(argument)
+    gc.disable()
+    try:
+        with pytest.raises(TypeError):
+            run(background.call(FAR, int, argument))
+        eventually(lambda: NAME not in [thread.name for thread in threading.enumerate()], "a thread is left behind")
+        del argument
+        assert seen() is None
+    finally:
+        gc.enable()
+
+
+def test_r5_a_shared_call_is_made_once_for_all_who_wait_each_until_its_own_deadline(door: Door) -> None:
+    calls: list[str] = []
+
+    def connect() -> str:
+        calls.append("connect")
+        return door.wait()
+
+    shared = SharedCall(NAME, connect)
+    with ThreadPoolExecutor(3) as pool:
+        patient = [pool.submit(lambda: run(shared.result(FAR))) for _ in range(2)]
+        eventually(lambda: calls, "it is not called")
+        for _ in range(3):
+            with pytest.raises(CallTimeout):
+                run(shared.result(clock.now() + 0.01))
+        door.opened.set()
+        assert [each.result(PATIENCE) for each in patient] == ["result"] * 2
+    assert calls == ["connect"]
+    assert run(shared.result(FAR)) == "result"
+    assert calls == ["connect"] * 2, "a call that has ended is made again"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 import types
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -114,63 +113,6 @@ def test_r7_a_task_that_is_cancelled_and_gets_the_turn_in_one_step_passes_it_on(
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("woken", [True, False])
-def test_r7_an_interrupted_thread_passes_the_turn_on(crowd: Crowd, monkeypatch: Any, woken: bool) -> None:
-    """KeyboardInterrupt just after it was woken, and before."""
-    go = threading.Event()
-
-    async def interrupted(self: Parker, timeout: float) -> bool:
-        assert go.wait(PATIENCE)
-        raise KeyboardInterrupt
-
-    turn = crowd.lock.turn()
-    assert turn.arrive()
-    monkeypatch.setattr(Parker, "park", interrupted)
-    future = crowd.arrive("thread")
-    if woken:
-        turn.release()
-    go.set()
-    with pytest.raises(KeyboardInterrupt):
-        future.result(PATIENCE)
-    if not woken:
-        assert not free(crowd.lock)
-        turn.release()
-    assert free(crowd.lock)
-
-
-@pytest.mark.parametrize("woken", [False, True], ids=["before", "after"])
-def test_r7_a_release_that_was_interrupted_at_the_waiter_is_repeated(
-    crowd: Crowd, monkeypatch: pytest.MonkeyPatch, woken: bool
-) -> None:
-    """There is never a second holder, and the waiter gets it as soon as the release is repeated."""
-    holder, waiter, wake, told = crowd.lock.turn(), crowd.lock.turn(), Parker.wake, threading.Event()
-
-    async def until_told(parker: Parker, timeout: float) -> bool:
-        assert told.wait(PATIENCE)
-        return parker.leave()
-
-    def interrupted(parker: Parker) -> bool:
-        monkeypatch.setattr(Parker, "wake", wake)
-        if woken:
-            parker.wake()
-        raise KeyboardInterrupt
-
-    assert holder.arrive()
-    monkeypatch.setattr(Parker, "park", until_told)
-    waiting = crowd.pool.submit(lambda: run(waiter.acquire(PATIENCE)))
-    eventually(lambda: crowd.waiting() == 1, "nobody waits")
-    monkeypatch.setattr(Parker, "wake", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        holder.release()
-    assert not free(crowd.lock)
-    holder.release()
-    told.set()
-    assert waiting.result(PATIENCE)
-    assert not free(crowd.lock), "two holders"
-    waiter.release()
-    assert free(crowd.lock), "it is kept for nobody"
-
-
 def test_r7_a_turn_that_is_gone_without_its_release_leaves_the_lock_free(crowd: Crowd) -> None:
     """Those that wait come first."""
     lost = crowd.lock.turn()
@@ -203,6 +145,34 @@ def test_r7_a_waiter_that_stops_waiting_as_it_is_served_has_the_turn() -> None:
     assert not waiter.arrive()
     holder.release()
     assert waiter.arrive()
+
+
+@pytest.mark.parametrize("woken", [False, True], ids=["before", "after"])
+def test_r7_a_release_that_is_interrupted_at_the_waiter_gives_it_the_lock(
+    monkeypatch: pytest.MonkeyPatch, woken: bool
+) -> None:
+    """Once, also if it is repeated: there is never a second holder."""
+    lock, wake = FairLock(), Parker.wake
+    holder, waiter = lock.turn(), lock.turn()
+    parker = waiter.parker = Parker()
+
+    def interrupted(parker: Parker) -> bool:
+        monkeypatch.setattr(Parker, "wake", wake)
+        if woken:
+            parker.wake()
+        raise KeyboardInterrupt
+
+    assert holder.arrive()
+    assert not waiter.arrive()
+    monkeypatch.setattr(Parker, "wake", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        holder.release()
+    assert parker.woken
+    assert waiter.arrive()
+    holder.release()
+    assert not free(lock), "two holders"
+    waiter.release()
+    assert free(lock), "it is kept for nobody"
 
 
 def test_r7_an_interrupt_anywhere_leaves_the_lock_free() -> None:
@@ -247,17 +217,6 @@ def test_r7_a_turn_in_a_coroutine_that_is_closed_leaves_the_lock_free(monkeypatc
     coroutine.send(None)
     coroutine.close()
     assert free(lock)
-
-
-def test_r1_a_repeated_release_does_not_take_the_lock_from_the_next_holder() -> None:
-    """A release is repeated where an interrupt may have cut it off. Most often nothing is left to be done."""
-    lock = FairLock()
-    turn, other = lock.turn(), lock.turn()
-    assert turn.arrive()
-    turn.release()
-    assert other.arrive()
-    turn.release()
-    assert not free(lock)
 
 
 def test_r1_a_storm_of_threads_and_tasks_with_timeouts_and_cancellations(crowd: Crowd) -> None:
