@@ -27,8 +27,6 @@ from django_distlock import (
     advisory_lock,
     break_lock,
     held_locks,
-    lock_all,
-    semaphore,
 )
 from django_distlock.manager.registry import registry
 from tests.conftest import eventually
@@ -36,32 +34,6 @@ from tests.locks.elsewhere import held_elsewhere, is_free
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-
-def together(decorate: Callable[[Any], Any]) -> int:
-    """Six tasks of one loop call one async function: how many are inside at once?"""
-    inside: list[int] = []
-    most: list[int] = []
-
-    @decorate
-    async def function() -> None:
-        inside.append(1)
-        most.append(len(inside))
-        await asyncio.sleep(0)
-        inside.pop()
-
-    async def everybody() -> None:
-        await asyncio.gather(*(function() for _ in range(6)))
-
-    asyncio.run(everybody())
-    return max(most)
-
-
-def test_r1_how_many_tasks_are_inside(name: str) -> None:
-    assert together(advisory_lock(name, using="memory", shared=True)) == 6, "else the others could not fail"
-    one_slot = semaphore(name, 1, using="memory")
-    for lock in (advisory_lock(name, using="memory"), lock_all([name, "x"], using="memory"), one_slot):
-        assert together(lock) == 1
 
 
 class Account:

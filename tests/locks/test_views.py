@@ -61,16 +61,6 @@ def test_r7_stacked_locks_are_all_held_and_a_busy_one_leaves_none(shape: str) ->
         assert is_free(name)
 
 
-@pytest.mark.parametrize("shape", views.FROM_URL)
-def test_name_comes_from_the_url(shape: str) -> None:
-    """Two requests for two objects do not wait for each other."""
-    also = f"{NAME}," if "stacked" in shape else ""
-    assert get(f"{shape}/7") == (200, f"{also}decorators:7")
-    with held_elsewhere("decorators:7"):
-        assert get(f"{shape}/7")[0] == 503
-        assert get(f"{shape}/8")[1].endswith("decorators:8")
-
-
 def test_refused_method_does_not_ask_for_the_lock() -> None:
     """require_POST above the lock, as the documentation says."""
     with held_elsewhere(NAME):

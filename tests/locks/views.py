@@ -19,11 +19,10 @@ from tests.locks.elsewhere import is_free
 
 NAME = "decorators:view"
 SECOND = "decorators:second"
-NAMES = (NAME, SECOND, "decorators:7", "decorators:8")
+NAMES = (NAME, SECOND)
 LOCK = advisory_lock(NAME, using="memory", timeout=0)
 OTHER = advisory_lock(SECOND, using="memory", timeout=0)
 BOTH = lock_all([NAME, SECOND], using="memory", timeout=0)
-BY_PK = advisory_lock("decorators:{pk}", using="memory", timeout=0)
 
 # What the views ``raises`` raise in the running test.
 to_raise: list[Exception] = []
@@ -34,11 +33,11 @@ def inside() -> str:
     return ",".join(name for name in NAMES if not is_free(name))
 
 
-def body(request: HttpRequest, **kwargs: Any) -> HttpResponse:
+def body(request: HttpRequest) -> HttpResponse:
     return HttpResponse(inside())
 
 
-async def abody(request: HttpRequest, **kwargs: Any) -> HttpResponse:
+async def abody(request: HttpRequest) -> HttpResponse:
     return HttpResponse(inside())
 
 
@@ -51,12 +50,12 @@ async def araises(request: HttpRequest) -> HttpResponse:
 
 
 class Plain(View):
-    def get(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
+    def get(self, request: HttpRequest) -> HttpResponse:
         return body(request)
 
 
 class Async(View):
-    async def get(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
+    async def get(self, request: HttpRequest) -> HttpResponse:
         return await abody(request)
 
 
@@ -93,17 +92,10 @@ STACKED: dict[str, Any] = {
     "async_stacked_dispatch_list": on("dispatch", Async, [OTHER, LOCK]).as_view(),
     "dispatch_lock_all": on("dispatch", Plain, BOTH).as_view(),
 }
-FROM_URL: dict[str, Any] = {
-    "async_by_pk_dispatch": on("dispatch", Async, BY_PK).as_view(),
-    "by_pk_stacked": on("dispatch", Plain, BY_PK, LOCK).as_view(),
-}
 OTHERS: dict[str, Any] = {
     "raises": raises,
     "async_raises": araises,
     "post_only": require_POST(LOCK(body)),
 }
 
-urlpatterns = [
-    *(path(f"{shape}/", view) for shape, view in {**LOCKED, **STACKED, **OTHERS}.items()),
-    *(path(f"{shape}/<int:pk>/", view) for shape, view in FROM_URL.items()),
-]
+urlpatterns = [path(f"{shape}/", view) for shape, view in {**LOCKED, **STACKED, **OTHERS}.items()]

@@ -250,6 +250,7 @@ class Contexts(RuleBasedStateMachine):
             return
         if mine and mine[0]._hold.lost is None:
             assert lease is not None, "R2: re-entry asks nobody"
+            assert shared or not mine[0].shared, "R2: a reader became a writer"
             assert lease.fence == fence
             assert lease._hold is mine[0]._hold
         if timeout == 0 and actor.step is not None:

@@ -7,13 +7,11 @@ from functools import partial
 from typing import Any
 
 import pytest
-from asgiref.sync import sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
 
 from django_distlock import advisory_lock, lock_all, locked, semaphore
 from django_distlock.manager.lock_table import lock_table
 from tests.conftest import PATIENCE, eventually
-from tests.contract.watching import somebody_waits
 
 
 def test_sync_calls_are_refused_and_name_the_async_one(using: str, name: str) -> None:
@@ -55,19 +53,3 @@ def test_a_notebook_may_ask_for_it(lock: Any, monkeypatch: pytest.MonkeyPatch) -
     asyncio.run(main())
     # where that takes a request, a thread sees to it
     eventually(lambda: not lock_table.all(), "it is not released")
-
-
-def test_threads_and_sync_to_async_are_the_way(lock: Any) -> None:
-    """The event loop goes on while they wait."""
-
-    def work() -> bool:
-        with lock as lease:
-            return bool(lease.held)
-
-    async def main() -> list[bool]:
-        async with asyncio.TaskGroup() as group, lock:
-            tasks = [group.create_task(each) for each in (asyncio.to_thread(work), sync_to_async(work)())]
-            await asyncio.to_thread(somebody_waits, lock.name, 2)
-        return [task.result() for task in tasks]
-
-    assert asyncio.run(main()) == [True, True]
