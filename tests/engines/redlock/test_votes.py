@@ -20,6 +20,7 @@ from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.concurrency.sockets import readable
 from django_distlock.records import drift
 from tests.conftest import eventually
+from tests.support.timing import within
 
 if TYPE_CHECKING:
     from tests.engines.redlock.conftest import Nodes
@@ -73,6 +74,16 @@ def test_r5_a_crowd_in_a_cold_process_is_served(nodes: Nodes, name: str, timeout
         for lease in list(pool.map(lambda lock: lock.try_acquire(timeout), locks)):
             lease.release()
     assert all(len(node._all) < 10 for node in nodes.engine.nodes)
+
+
+@pytest.mark.tier2
+def test_r6_a_crowd_that_cannot_connect_is_told_at_once(nodes: Nodes, name: str) -> None:
+    """Not one after the other, each after its second."""
+    began = monotonic()
+    with nodes.silent(0, 1, 2), ThreadPoolExecutor(12) as pool:
+        told = [pool.submit(nodes.lock(f"{name}{number}").try_acquire, 20) for number in range(12)]
+        assert {type(each.exception(30)) for each in told} == {BackendUnavailable}
+        within(monotonic() - began, 4.0)
 
 
 @pytest.mark.tier2
