@@ -134,12 +134,10 @@ def test_it_never_ends_without_its_write_being_counted(
         other.enter_context(transaction.atomic(using=alias))
         rows.lock([resource_of(article)])
 
-    with (
-        ThreadPoolExecutor(1) as saving,
-        connections[alias].execute_wrapper(end_the_save_in_time),
-        importing(article),
-    ):
-        saving.submit(save).result()
+    with ThreadPoolExecutor(1) as saving:
+        with connections[alias].execute_wrapper(end_the_save_in_time), importing(article):
+            saving.submit(save).result()
+        saving.submit(other.close).result()
     assert held_by(article) is None
     with pytest.raises(EditConflict, match="nightly import"):
         bob.save("bob")
