@@ -9,8 +9,8 @@ not either, because every child task inherits a copy. The context of a call is
 * in a task that ``async_to_sync`` made: the caller of ``async_to_sync``.
 
 If the awaiting task cannot be found, the call counts as a separate context. The search reads three functions of asgiref
-(``SyncToAsync.thread_handler``, ``AsyncToSync.main_wrap`` and the ``new_loop_wrap`` around it) and their arguments;
-tests pin them against asgiref's lowest and newest version.
+(``SyncToAsync.thread_handler``, ``AsyncToSync.main_wrap`` and the ``new_loop_wrap`` around it), their arguments, and
+the executor in which ``async_to_sync`` waits; tests pin them against asgiref's lowest and newest version.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Coroutine
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import AsyncToSync, SyncToAsync
@@ -32,7 +33,7 @@ from django_distlock.exceptions import UnsupportedOperation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import CodeType, FrameType
+    from types import FrameType
 
 _WORKER = SyncToAsync.thread_handler.__code__
 _AWAITER = SyncToAsync.__call__.__code__
@@ -101,21 +102,19 @@ def _of_task(task: asyncio.Task[Any]) -> object:
 
 
 def _of_bridge(call_result: object) -> object | None:
-    """Find the thread that waits in async_to_sync for ``call_result``."""
-    threads = {thread.ident: thread for thread in threading.enumerate()}
-    for ident, frame in _running(_CALLER):
-        if frame.f_locals.get("call_result") is call_result:
-            thread = threads.get(ident)
-            return None if thread is None else _of_frame(frame, thread)
+    """The caller of async_to_sync that waits for ``call_result``.
+
+    Only the frames of its thread are read. Python 3.11 may return, of a thread that is just leaving a function, a frame
+    whose memory has another use by the time it is read.
+    """
+    executor = getattr(AsyncToSync.executors, "current", None)
+    if executor is None:
+        return None
+    thread: threading.Thread = executor._work_thread
+    for frame in _outwards(sys._current_frames().get(thread.ident or 0)):
+        if frame.f_code is _CALLER and frame.f_locals.get("call_result") is call_result:
+            return _of_frame(frame, thread)
     return None
-
-
-def _running(code: CodeType) -> Iterator[tuple[int, FrameType]]:
-    """Each frame of ``code`` on the stack of a thread, with the number of the thread."""
-    for ident, top in sys._current_frames().items():
-        for frame in _outwards(top):
-            if frame.f_code is code:
-                yield ident, frame
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
@@ -156,7 +155,7 @@ def _awaiting(loop: asyncio.AbstractEventLoop, child: object) -> asyncio.Task[An
         task = _resting(loop, child)
         if task is not None:
             return task
-        if not _still_running(child):
+        if asyncio.current_task(loop) is None:
             return _resting(loop, child)  # it may have been suspended between the two attempts
         time.sleep(0.0001)
     return None
@@ -189,17 +188,14 @@ def awaited_by(link: Any) -> Any:
     return None
 
 
-def _still_running(child: object) -> bool:
-    return any(frame.f_locals.get("child") is child for _, frame in _running(_AWAITER))
-
-
 def alive(owner: object) -> bool:
     """Can ``owner`` still run? A dead thread, a finished task and a call that has returned cannot."""
     if isinstance(owner, threading.Thread):
         return owner.is_alive()
     if isinstance(owner, asyncio.Future):
         return not owner.done() and not owner.get_loop().is_closed()
-    return any(frame.f_locals["args"][0] is owner for _, frame in _running(_WORKER))
+    frames = chain.from_iterable(map(_outwards, sys._current_frames().values()))
+    return any(frame.f_code is _WORKER and frame.f_locals["args"][0] is owner for frame in frames)
 
 
 def finished(owner: object) -> bool:

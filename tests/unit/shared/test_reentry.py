@@ -5,6 +5,8 @@ else is a stranger, also on the same thread."""
 from __future__ import annotations
 
 import asyncio
+import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from importlib.util import find_spec, module_from_spec
@@ -175,6 +177,14 @@ def test_r2_across_everything_that_is_directly_awaited(lock: Any) -> None:
             assert not await asyncio.create_task(request())
 
     asyncio.run(main())
+
+
+def test_r2_the_frames_of_other_threads_are_not_read(lock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a thread that is leaving a function Python 3.11 may give what is no frame any more."""
+    me, frames = threading.get_ident(), sys._current_frames
+    monkeypatch.setattr(sys, "_current_frames", lambda: {0: object(), me: frames()[me]})
+    with lock:
+        assert async_to_sync(areenters)(lock)
 
 
 def test_r2_many_tasks_with_sync_code_at_once(using: str, name: str) -> None:
