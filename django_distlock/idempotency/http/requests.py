@@ -15,7 +15,6 @@ from operator import itemgetter
 from typing import IO, TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qsl
 
-from django.conf import settings
 from django.core.exceptions import SuspiciousOperation
 from django.utils.encoding import escape_uri_path, iri_to_uri
 from django.utils.http import escape_leading_slashes
@@ -112,7 +111,7 @@ def principal_of(request: HttpRequest) -> Principal:
 def user_label(user: Any) -> str:
     """The label of a user in the list of keys: "user 5", or with its class if that is not AUTH_USER_MODEL."""
     kind = _kind(user)
-    return f"{'user' if kind == settings.AUTH_USER_MODEL.lower() else kind} {user.pk}"
+    return f"{'user' if kind == conf.settings.AUTH_USER_MODEL.lower() else kind} {user.pk}"
 
 
 def is_authenticated(user: Any) -> bool:

@@ -21,7 +21,7 @@ from django_distlock.manager.registry import registry
 from django_distlock.records import Claim
 from tests.conftest import eventually
 from tests.engines.actors import held_elsewhere, share_and_write, waiting
-from tests.faults.server import ask, asked, cancel_statement, holders, key_of, session_of, waiters
+from tests.faults.server import ask, cancel_statement, holders, key_of, session_of, waiters
 from tests.support.processes import Child
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def test_a_transaction_timeout_of_postgresql_17_does_not_end_a_wait(name: str, p
     proxy.rewrite(b"server_version\x0015.", b"server_version\x0017.")
     proxy.rewrite(b"'transaction_timeout'", b"'transaction.timeout'")
     with advisory_lock(name, using="postgres") as lease:
-        assert asked(session_of(lease), b"SELECT current_setting('transaction.timeout', true)") == [["0"]]
+        assert session_of(lease).query(b"SELECT current_setting('transaction.timeout', true)") == [["0"]]
 
 
 def test_r4_a_message_of_the_server_in_the_middle_of_a_wait_is_not_its_reply(role: Any, name: str) -> None:

@@ -74,7 +74,7 @@ def test_a_message_that_no_script_of_ours_sends_is_not_heard(
         held, claim = own.hold(name), claim_of(name)
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(backend.try_acquire, claim, 30)
-            eventually(lambda: queued(own, claim), "it does not wait")
+            eventually(lambda: queued(own.client, name), "it does not wait")
             proxy.rewrite(b">3\r\n$7", push)
             assert backend.release(handed(own, held, waiting))
         backend.close()

@@ -102,7 +102,7 @@ def test_an_error_of_a_migration_is_raised_as_migrate_does(monkeypatch: pytest.M
 
 
 def test_locks_that_cannot_be_used(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = ["migrate", "--plan", "--database", "pgbouncer", "registration"]
+    plan = ["migrate", "--plan", "--database", "pgbouncer", "django_distlock"]
     assert call("migrate", "--using", "nowhere")[0] == WRONG
     assert "cannot keep other processes out" in call("migrate", "--using", "memory")[2]
     # behind a pooler there must be a direct way for the lock, which an alias for the database lends
