@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db import models
 
 
-class Run(models.Model):
+class Replay(models.Model):
     """One replay of a scene; `result` is what testproject.replay.scene.replay made of it."""
 
     scene = models.CharField(max_length=20)

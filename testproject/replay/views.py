@@ -8,7 +8,7 @@ from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
 from . import command_line
-from .models import Run
+from .models import Replay
 from .scene import scenes
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def page(request: HttpRequest, scene: str, template: str, **context: Any) -> Htt
 
 def latest(name: str) -> dict[str, Any]:
     """For the template replay/figures.html."""
-    scene, run = scenes()[name], Run.objects.filter(scene=name).first()
+    scene, run = scenes()[name], Replay.objects.filter(scene=name).first()
     found = {"ways": scene.ways, "run": run, "command": command_line(f"replay {name}")}
     if run is None:
         return found

@@ -116,7 +116,8 @@ def sold_by_all(way: Way, stock: int, workers: int, using: str) -> Figures:
             others = [team.start(sell_all, way, item.pk, using, False) for _ in range(1, workers)]
             outcomes = [other.result() for other in others]
         finally:
-            os.kill(first.pid, signal.SIGCONT)
+            if way.pauses:
+                os.kill(first.pid, signal.SIGCONT)
         outcomes.append(first.result())
     seconds, sold = time.monotonic() - began, sum(sold for sold, *_ in outcomes)
     item.refresh_from_db()

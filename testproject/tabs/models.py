@@ -23,7 +23,7 @@ class Piece(models.Model):
         return self.name
 
 
-class Entry(models.Model):
+class LedgerEntry(models.Model):
     """What a user wants of a cart or the board, and how it was answered. The fence says in which order tabs or hands
     had the lock."""
 

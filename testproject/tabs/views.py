@@ -17,7 +17,7 @@ from django_distlock.leases import upkeep
 from testproject.headers import ISOLATED, STRICT, with_headers
 from testproject.people import PEOPLE
 
-from .models import COLUMNS, ITEMS, ROWS, Entry, Piece, pieces
+from .models import COLUMNS, ITEMS, ROWS, LedgerEntry, Piece, pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,12 +41,12 @@ def cart_state(request: HttpRequest) -> HttpResponse:
     """What is in the cart, and the newest entries of its ledger."""
     if not request.user.is_authenticated:
         return JsonResponse({"reason": "logged_out"}, status=401)
-    entries = Entry.objects.filter(by=request.user.username).exclude(tab=BOARD)
+    entries = LedgerEntry.objects.filter(by=request.user.username).exclude(tab=BOARD)
     put_in = Counter(entries.filter(status=204).values_list("asked", flat=True))
     return JsonResponse({"lines": {item: put_in[f"1 more {item}"] for item in ITEMS}, "ledger": ledger(entries)})
 
 
-def ledger(entries: QuerySet[Entry]) -> list[dict[str, Any]]:
+def ledger(entries: QuerySet[LedgerEntry]) -> list[dict[str, Any]]:
     shown = entries.values("at", "by", "tab", "asked", "fence", "status")[:SHOWN]
     return [{**entry, "at": f"{entry['at']:%H:%M:%S}", "by": PEOPLE.get(entry["by"], entry["by"])} for entry in shown]
 
@@ -55,7 +55,7 @@ def write_down(request: HttpRequest, tab: str, asked: str, status: int) -> HttpR
     """Into the ledger; the answer to the request."""
     _, _, fence = request.headers.get("Distlock-Lease", "").partition(";")
     held = {"by": request.user.username, "fence": int(fence) if fence.isdecimal() else None}
-    Entry.objects.create(tab=tab[:8], asked=asked[:40], status=status, **held)
+    LedgerEntry.objects.create(tab=tab[:8], asked=asked[:40], status=status, **held)
     return HttpResponse(status=status)
 
 
@@ -97,7 +97,7 @@ def board_state(request: HttpRequest) -> HttpResponse:
         {"pk": piece.pk, "column": piece.column, "row": piece.row, "holder": hands.get(f"board:{piece.pk}")}
         for piece in pieces()
     ]
-    return JsonResponse({"pieces": found, "moves": ledger(Entry.objects.filter(tab=BOARD))})
+    return JsonResponse({"pieces": found, "moves": ledger(LedgerEntry.objects.filter(tab=BOARD))})
 
 
 @require_POST

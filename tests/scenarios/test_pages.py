@@ -22,10 +22,10 @@ from testproject.registration.models import Account as Registered
 from testproject.registration.models import Door
 from testproject.registration.views import WAYS
 from testproject.replay.crowd import hidden_fields
-from testproject.replay.models import Run
+from testproject.replay.models import Replay
 from testproject.scenes import wallet
 from testproject.scenes.models import Account
-from testproject.tabs.models import Entry, Piece, pieces
+from testproject.tabs.models import LedgerEntry, Piece, pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 JSON = {"accept": "application/json"}
 FORM = {"email": "ann@example.org", "password": "correct horse"}
-ROWS = (Piece, Entry, Article, Order, Registered, Account, Run)
+ROWS = (Piece, LedgerEntry, Article, Order, Registered, Account, Replay)
 
 
 @pytest.fixture(autouse=True)
@@ -192,7 +192,7 @@ def test_pages_show_the_latest_replay(client: Client) -> None:
     slots = {"slots": 13, "jobs": 17, "twice": 4, "missed": 0, "late": 0, "takeover": 0.84}
     for scene, row in (("inventory", sale), ("scheduler", slots)):
         ways = [{"slug": "none", "title": "No lock", "rows": [row]}]
-        Run.objects.create(scene=scene, result={**known, "ways": ways})
+        Replay.objects.create(scene=scene, result={**known, "ways": ways})
     for page, alarm in (("/inventory/", "2"), ("/scheduler/", "4")):
         text = client.get(page).text
         assert f'<strong class="alarm">{alarm}</strong>' in text

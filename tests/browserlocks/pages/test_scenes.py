@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.urls import clear_url_caches
 
-from testproject.tabs.models import Entry, Piece
+from testproject.tabs.models import LedgerEntry, Piece
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +25,7 @@ def demo(here: list[Person], settings: Any) -> Iterator[None]:
     settings.ROOT_URLCONF = "testproject.urls"
     clear_url_caches()
     yield
-    for model in (Entry, Piece):
+    for model in (LedgerEntry, Piece):
         model.objects.all().delete()
 
 

@@ -9,7 +9,7 @@ from django.db import connection
 
 from django_distlock import DistlockError
 from testproject.replay import ReplayError, command_line
-from testproject.replay.models import Run
+from testproject.replay.models import Replay
 from testproject.replay.scene import replay, scenes
 
 
@@ -34,7 +34,7 @@ class Command(BaseCommand):
         ways = [way for way in scene.ways if way.slug in wanted]
         if len(ways) < len(wanted):
             raise CommandError(f"unknown way; choose from {', '.join(way.slug for way in scene.ways)}")
-        if Run._meta.db_table not in connection.introspection.table_names():
+        if Replay._meta.db_table not in connection.introspection.table_names():
             cure = command_line("migrate --run-syncdb")
             raise CommandError(f"The {connection.display_name} database has no tables yet: run `{cure}`.")
         try:  # nothing but the figures goes to the standard output of --json
@@ -42,7 +42,7 @@ class Command(BaseCommand):
             result = replay(scene, ways, options, tell=(self.stderr if quiet else self.stdout).write)
         except (ReplayError, DistlockError, ImproperlyConfigured) as error:
             raise CommandError(str(error)) from error
-        Run.objects.create(scene=scene.name, result=result)
+        Replay.objects.create(scene=scene.name, result=result)
         self.stdout.write(json.dumps(result) if quiet else f"\n{scene.text(result)}")
         if result["problems"]:
             raise CommandError("\n".join(result["problems"]))
