@@ -35,11 +35,12 @@ if TYPE_CHECKING:
 CHANGE = "articles.change_article"
 # What happens once, after a page has read its object and before the page is complete.
 MEANWHILE: list[Callable[[], object]] = []
+
+
 # Of the functions with permission= and takeover=; a test puts another rule there.
-RULES: dict[str, Callable[[HttpRequest, Any], bool]] = {
-    "permission": lambda request, obj: request.user.has_perm(CHANGE),
-    "takeover": lambda request, obj: request.user.is_superuser,
-}
+class Rules:
+    permission = staticmethod(lambda request, obj: request.user.has_perm(CHANGE))
+    takeover = staticmethod(lambda request, obj: request.user.is_superuser)
 
 
 def meanwhile() -> None:
@@ -487,8 +488,8 @@ VIEWS: dict[str, Any] = {
     "by-name-open": locked(permission=CHANGE, when="open"),
     "by-name-off": locked(permission=CHANGE, mode="off"),
     "by-call": locked(
-        permission=lambda request, obj: RULES["permission"](request, obj),
-        takeover=lambda request, obj: RULES["takeover"](request, obj),
+        permission=lambda request, obj: Rules.permission(request, obj),
+        takeover=lambda request, obj: Rules.takeover(request, obj),
     ),
     "decorated": transaction.atomic(locked()),
     "async": coroutine,

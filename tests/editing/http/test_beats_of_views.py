@@ -38,19 +38,19 @@ def test_a_view_that_is_prepared_in_dispatch_and_named_by_its_query(ada: Person,
 
 
 @pytest.mark.parametrize(
-    ("place", "error"),
+    ("kind", "of", "place", "error"),
     [
-        ("get_queryset", OperationalError("x")),
-        ("may_edit", AssertionError()),
-        ("may_take_over", TypeError()),
-        ("permission", ValueError()),
+        ("cheerful", site.Cheerful, "get_queryset", OperationalError("x")),
+        ("cheerful", site.Cheerful, "may_edit", AssertionError()),
+        ("cheerful", site.Cheerful, "may_take_over", TypeError()),
+        ("by-call", site.Rules, "permission", ValueError()),
     ],
 )
 def test_whatever_a_view_raises(
-    ada: Person, bo: Person, article: Article, monkeypatch: pytest.MonkeyPatch, place: str, error: Exception
+    ada: Person, bo: Person, article: Article, monkeypatch: Any, kind: str, of: type, place: str, error: Exception
 ) -> None:
     """It takes nothing from the holder, and tells nothing about the object."""
-    path = f"/{'by-call' if place == 'permission' else 'cheerful'}/{article.pk}/"
+    path = f"/{kind}/{article.pk}/"
     mine, theirs = ada.hold(path), bo.open(path)[GRANT]
     bo.client.raise_request_exception = False
 
@@ -58,10 +58,7 @@ def test_whatever_a_view_raises(
         raise error
 
     with monkeypatch.context() as patch:
-        if place == "permission":
-            patch.setitem(site.RULES, place, fail)
-        else:
-            patch.setattr(site.Cheerful, place, fail)
+        patch.setattr(of, place, fail)
         for verb in ("takeover", "watch", "claim"):
             reply = bo.beat(path, {"verb": verb, "grant": theirs, "lease": "b" * 32})
             assert reply.status_code >= 500

@@ -70,7 +70,7 @@ def test_e18_from_whom_one_may_take_over(
     if of == "setting":
         settings.DISTLOCK_EDITING = {"TAKEOVER": rule}
     elif of == "function":
-        monkeypatch.setitem(site.RULES, "takeover", lambda request, obj: rule(request.user, obj, of_ada))
+        monkeypatch.setattr(site.Rules, "takeover", lambda request, obj: rule(request.user, obj, of_ada))
     else:
         monkeypatch.setattr(site.Edit if of == "view" else ADMIN, "edit_lock", {"TAKEOVER": rule}, raising=False)
     theirs, mine = boss.open(path), ada.hold(path)
