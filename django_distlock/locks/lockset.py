@@ -162,6 +162,8 @@ class semaphore(BaseLock[Lease]):
                 lease = await acquire(one, Lease)
                 if lease is not None:
                     return lease
+                if clock.now() >= deadline.answer_by:  # it has taken what a call may take
+                    break
             left = deadline.left()
             if left <= 0:
                 announce(signals.lock_timed_out, request)

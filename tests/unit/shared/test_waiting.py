@@ -10,7 +10,15 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.connection import ConnectionDoesNotExist
 
-from django_distlock import BackendUnavailable, DistlockError, LockNotAcquired, LockTimeout, advisory_lock, lock_all
+from django_distlock import (
+    BackendUnavailable,
+    DistlockError,
+    LockNotAcquired,
+    LockTimeout,
+    advisory_lock,
+    lock_all,
+    semaphore,
+)
 from django_distlock.concurrency import clock
 from django_distlock.manager.lock_table import lock_table
 from django_distlock.manager.registry import registry
@@ -124,6 +132,17 @@ def test_r6_after_a_mistake_of_the_settings_the_lock_is_free_at_once(lock: Any, 
     with pytest.raises(type(error)):
         lock.acquire(timeout=0)
     assert not lock_table.all()
+
+
+def test_r5_a_slow_server_is_not_asked_for_every_slot(
+    backend: Any, name: str, fake_clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only for as many as it answers within the time of a call."""
+    monkeypatch.setattr(backend, "supports_semaphore", False)
+    monkeypatch.setattr(backend, "try_acquire", lambda claim, wait=0: fake_clock.advance(0.3))
+    began = clock.now()
+    assert semaphore(name, 50, using="memory").try_acquire(timeout=0) is None
+    assert 1 <= clock.now() - began < 2
 
 
 def test_r20_max_hold_below_the_ttl_shortens_it(
