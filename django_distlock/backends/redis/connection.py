@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     from .scripts import Request
 
-# A connection that was idle for longer than this is checked before it is used; one that owes a reply for longer is
-# closed. Seconds.
+# A connection that owes a reply for longer than this is closed before it is used. Seconds.
 FRESH = 0.5
 # So many scripts a second are sent as a whole though nobody reads their replies; more would fill the socket.
 FLOOD = 200
@@ -225,7 +224,7 @@ class Connection(Wire):
         try:
             if self.owed:
                 return self.take() is not PENDING or clock.now() - self._owed_since < FRESH
-            if clock.now() - self.used_at < FRESH or not self._watch.poll(0):
+            if not self._watch.poll(0):
                 return True
             return self.next() is PENDING  # TLS has messages of its own
         except ConnectionFailed:

@@ -102,6 +102,16 @@ def test_r5_a_release_waits_for_connections_to_those_that_have_voted(
     nodes.gone()
 
 
+def test_r5_connections_that_were_cut_a_moment_ago_are_opened_again(nodes: Nodes, name: str) -> None:
+    """By those who are to release the lock, which was called lost."""
+    lease = nodes.held(name)
+    voted = [number for number in range(5) if number not in lease._grant.session.late]
+    for number in voted[:3]:
+        nodes.proxies[number].cut()
+    lease.release()
+    nodes.gone()
+
+
 @pytest.mark.parametrize("how", ["silent", "down"])
 def test_two_of_five_may_fail(nodes: Nodes, name: str, how: str) -> None:
     nodes.connect(name)
