@@ -94,9 +94,12 @@ class Save:
                 rows.renew(resource, self.lease, config().ttl, principal=self.owner.principal)
 
     def give_back(self) -> None:
-        """Free what the lease of this tab has, after :meth:`wrote`: its page is left for another one."""
+        """Free what the lease of this tab has, after :meth:`wrote`: its page is left for another one.
+
+        It runs out, and is not dropped: from whom this tab had taken the lock is still told so.
+        """
         for resource in filter(self._keeps, self.grant.resources):
-            rows.release(resource, self.lease, principal=self.owner.principal, reason="saved")
+            rows.release(resource, self.lease, 1e-6, principal=self.owner.principal)
 
     def _keeps(self, resource: Resource) -> bool:
         """Is the lease of this tab the present one, or may it be again?"""

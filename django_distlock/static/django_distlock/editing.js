@@ -201,12 +201,13 @@ export class Editor {
     this.view.banner(...this.said, actions);
   }
 
-  /* This tab has released it by itself, in a request that arrived late. */
+  /* This tab has released it by itself, in a request that arrived late; or its form was saved, and the page goes. */
   again() {
     this.forget();
     this.to("free");
-    if (this.dirty) this.ask("claim");
-    return this.dirty;
+    const claims = this.dirty && !this.submitted;
+    if (claims) this.ask("claim");
+    return claims;
   }
 
   fail(reply) {

@@ -376,3 +376,12 @@ test("e8: a text is offered unless it has been saved, and what was sent is not s
   assert.deepEqual(offered({ sent: true, version: "2" }), ["kept_older"], "somebody else has saved, maybe after it");
   assert.deepEqual(offered({ sent: true, version: "2", shows: "typed" }), []);
 });
+
+test("e12: a beat behind the save of its form claims nothing, while the page goes", async () => {
+  const { client, clock, editor, script, verbs } = await typing();
+  client.sent();
+  script.answer = lost("released");
+  client.send();
+  await clock.pass(1);
+  assert.deepEqual([editor.state, verbs().filter((verb) => verb === "claim").length], ["free", 1]);
+});

@@ -22,7 +22,7 @@ from django_distlock.leases import upkeep
 from django_distlock.models import WebLease
 from testproject.articles.models import Article, Source
 from tests.editing import site
-from tests.editing.people import GRANT, Person, body, controls, hidden, is_held, names, refused, row
+from tests.editing.people import GRANT, LEASE, Person, body, controls, hidden, is_held, names, refused, row
 
 CHANGE, HISTORY = "articles/article/{}/change/", "articles/article/{}/history/1/"
 EVERY_PAGE = [
@@ -294,8 +294,17 @@ def test_the_lease_of_a_page_after_its_save(
     leases = upkeep.held("default", of_objects=True)
     assert [each.expires_in > 30 for each in leases] == {"stays": [True], "again": [False], "gone": []}[left]
     if left == "gone":
-        assert ada.renew(fields)["reason"] == "saved", "a late beat does not claim again"
+        assert ada.renew(fields)["reason"] == "released", "a late beat does not prolong it"
     refused(bo.save(form, theirs))  # it counts, also if it answers without a redirect
+
+
+def test_e18_from_whom_it_was_taken_is_told_so_after_the_save(ada: Person, boss: Person, article: Article) -> None:
+    path = f"/edit/{article.pk}/"
+    mine, theirs = ada.hold(path), {**boss.open(path), LEASE: "b" * 32}
+    assert boss.ask("takeover", theirs[GRANT], lease=theirs[LEASE])["state"] == "held"
+    assert boss.save(path, theirs, body="By the boss.").status_code == 302
+    assert not upkeep.held("default", of_objects=True)
+    assert ada.renew(mine)["reason"] == "taken_over"
 
 
 # the database gives up because of other transactions: once more, then a page; never an error, no message twice
