@@ -124,6 +124,11 @@ def options_of_view(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def user_model() -> str:
+    """The label of AUTH_USER_MODEL."""
+    return settings.AUTH_USER_MODEL.lower()
+
+
 def login_url() -> str | None:
     """The address to which ``login_required`` redirects, if there is one."""
     if not settings.LOGIN_URL:

@@ -111,7 +111,7 @@ def principal_of(request: HttpRequest) -> Principal:
 def user_label(user: Any) -> str:
     """The label of a user in the list of keys: "user 5", or with its class if that is not AUTH_USER_MODEL."""
     kind = _kind(user)
-    return f"{'user' if kind == conf.settings.AUTH_USER_MODEL.lower() else kind} {user.pk}"
+    return f"{'user' if kind == conf.user_model() else kind} {user.pk}"
 
 
 def is_authenticated(user: Any) -> bool:
