@@ -19,7 +19,7 @@ from testproject.replay.server import Server
 USER = "demo"
 # The other pages of the demo and the replay that fills each; small ones, so that serving begins within half a minute.
 OTHER_SCENES = {
-    "wallet": ("--pairs=40", "--transfers=300"),
+    "wallet": ("--pairs=20", "--transfers=100"),
     "inventory": ("--stock=20",),
     "orders": ("--clicks=10",),
     "scheduler": (),
