@@ -60,6 +60,7 @@ def test_r18_in_a_partition_the_holder_knows_before_the_next_grant(name: str, pr
         proxy.blackhole()
         last = pool.submit(look)
         assert last.result() < rival.hear(), "two holders at once"
+        rival.say()
     ears.told()
     with pytest.raises(LockLost):
         lease.release()
@@ -267,6 +268,7 @@ def test_r7_a_first_waiter_whose_session_ends_queues_again(name: str, server: An
         eventually(lambda: len(nodes(server, name)) == 2, "it does not wait again")
         lease.release()
         assert sleeper.hear() > 0
+        sleeper.say()
 
 
 @pytest.mark.tier2
