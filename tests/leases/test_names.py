@@ -195,6 +195,24 @@ def test_ids_names_and_principals_are_checked(wrong: dict[str, str]) -> None:
 # the queue
 
 
+def test_a_waiter_that_stops_asking_is_passed_over_and_comes_back_at_the_end(alias: str, two: Two) -> None:
+    """If it wakes up, the row decides: by tickets alone it would be the first again, beside the one that is in."""
+    holder, sleeper = two
+    awake, last = Tab(alias, holder.name, "cy"), Tab(alias, holder.name, "dan")
+    assert [tab.wait().place for tab in (sleeper, awake, last)] == [0, 1, 2]
+    sleeper.miss()
+    for _ in range(2):  # before it has a ticket again, and with it
+        assert [tab.wait().place for tab in (awake, last, sleeper)] == [0, 1, 2]
+    sleeper.miss()
+    holder.release()
+    awake.take()
+    assert (last.wait().place, sleeper.wait().place) == (0, 1)
+    assert sleeper.wait().holder is not None
+    awake.release()
+    sleeper.wait()
+    last.take()
+
+
 def test_a_ticket_is_for_one_name_and_lives_for_two_intervals(alias: str) -> None:
     """A client that uses an id for a second name gives up its place for the first."""
     for name, person in (("a", "bob"), ("b", "eve"), ("b", "cy")):
