@@ -99,7 +99,7 @@ class Save:
         It runs out, and is not dropped: from whom this tab had taken the lock is still told so.
         """
         for resource in filter(self._keeps, self.grant.resources):
-            rows.release(resource, self.lease, 1e-6, principal=self.owner.principal)
+            rows.release(resource, self.lease, 0, principal=self.owner.principal)
 
     def _keeps(self, resource: Resource) -> bool:
         """Is the lease of this tab the present one, or may it be again?"""

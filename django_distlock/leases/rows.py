@@ -132,15 +132,16 @@ def _why(row: Row, lease: str, current: bool) -> LostReason:
 
 
 def release(
-    resource: Resource, lease: str, reserve: float = 0.0, *, principal: str = "", wrote_by: str | None = None
+    resource: Resource, lease: str, reserve: float | None = None, *, principal: str = "", wrote_by: str | None = None
 ) -> bool | None:
-    """Free the row, or keep it for at most ``reserve`` seconds, for the next page of the same tab alone.
+    """Free the row, or keep it for at most ``reserve`` seconds, for the next page of the same tab alone; 0 lets it run
+    out now.
 
     ``wrote_by`` counts a write by this label in the same statement. False if it is not the caller's, which changes
     nothing; None if another transaction keeps it for more than a second: then the lease is left to expire.
     """
-    parameters = {**_names(resource, lease, principal), "ttl": micros(reserve), "reason": "released"}
-    assignments = RESERVE if reserve else DROP
+    parameters = {**_names(resource, lease, principal), "ttl": micros(reserve or 0), "reason": "released"}
+    assignments = DROP if reserve is None else RESERVE
     if wrote_by is not None:
         assignments, parameters["label"] = f"{COUNT}, {assignments}", shown(wrote_by)
     return change(resource, assignments, MINE, parameters, lambda row: row.is_of(principal, lease))

@@ -152,7 +152,7 @@ class Beat:
         """Carry out the verb. GrantError if the signed field is not one of this visitor and this object."""
         grant = read_grant(self.asked.grant, self.visitor.signer)
         if self.asked.verb == "release":
-            self._release(grant, RESERVED if self.asked.reserve else 0.0)
+            self._release(grant, RESERVED if self.asked.reserve else None)
             return {"state": "free", "changed": None}
         try:
             with transactions_of_request():  # the view may lock rows
@@ -169,7 +169,7 @@ class Beat:
             return self._take_over(grant, obj)
         return self._take(grant, obj)
 
-    def _release(self, grant: EditGrant, reserve: float = 0.0) -> None:
+    def _release(self, grant: EditGrant, reserve: float | None = None) -> None:
         if self.asked.lease:
             rows.release(grant.resource, self.asked.lease, reserve, principal=self.visitor.principal)
 

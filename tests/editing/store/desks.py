@@ -141,7 +141,7 @@ class Desk:
     def renew(self, resource: Resource) -> Any:
         return rows.renew(resource, self.lease, TTL, principal=self.owner.principal)
 
-    def release(self, resource: Resource, reserve: float = 0.0) -> None:
+    def release(self, resource: Resource, reserve: float | None = None) -> None:
         rows.release(resource, self.lease, reserve, principal=self.owner.principal)
 
     def save(self, token: str, during: Callable[[Save], object] = lambda save: None) -> None:
