@@ -3,7 +3,7 @@ R19 to R21: what a lease promises of its end, that what has ended is never reviv
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,8 @@ from tests.contract.watching import end_lease, listed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from django.dispatch import Signal
+
     from tests.contract.actors import Actor
 
 
@@ -35,17 +37,25 @@ def lock(using: str, name: str, backend: Any) -> Any:
     return advisory_lock(name, using=using, ttl=SHORT) if backend.supports_ttl else advisory_lock(name, using=using)
 
 
-@pytest.fixture
-def losses() -> Iterator[list[dict[str, Any]]]:
-    """What the signal lock_lost told."""
+@contextmanager
+def hears(signal: Signal) -> Iterator[list[dict[str, Any]]]:
+    """What the signal tells."""
     told: list[dict[str, Any]] = []
 
     def receive(**facts: Any) -> None:
         told.append(facts)
 
-    lock_lost.connect(receive)
-    yield told
-    lock_lost.disconnect(receive)
+    signal.connect(receive)
+    try:
+        yield told
+    finally:
+        signal.disconnect(receive)
+
+
+@pytest.fixture
+def losses() -> Iterator[list[dict[str, Any]]]:
+    with hears(lock_lost) as told:
+        yield told
 
 
 def test_r17_r20_the_holder_is_told_and_may_ask_again(
@@ -98,18 +108,10 @@ def test_r17_the_victim_is_told_and_its_successor_is_left_alone(
     me: Actor, rival: Any, using: str, name: str, backend: Any
 ) -> None:
     """In another process. What an operator was shown before the change of hands breaks nothing after it."""
-    heard: list[dict[str, Any]] = []
-
-    def hear(**facts: Any) -> None:
-        heard.append(facts)
-
-    lock_broken.connect(hear)
-    try:
+    with hears(lock_broken) as heard:
         victim = rival.acquire(using, name, ttl=SHORT / 2) if backend.supports_ttl else rival.acquire(using, name)
         (shown,) = listed(using, name)
         assert break_lock(shown, reason="a test") is True
-    finally:
-        lock_broken.disconnect(hear)
     assert [(facts["name"], facts["using"], facts["reason"]) for facts in heard] == [(name, using, "a test")]
     lease = me.acquire(advisory_lock(name, using=using))
     assert break_lock(shown) is False

@@ -4,8 +4,8 @@ cancelled is in test_cancellation.py, what is lost in test_holding.py."""
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,35 +16,18 @@ from tests.contract.rivals import RivalError
 from tests.contract.watching import somebody_waits
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
-ENGINE_CALLS = (
-    "try_acquire",
-    "atry_acquire",
-    "release",
-    "arelease",
-    "extend",
-)
-
-
 @pytest.fixture
-def asked(backend: Any, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often the engine was asked for what."""
-    calls: Counter[str] = Counter()
-
-    def spy(method: str) -> Any:
-        original = getattr(backend, method)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            calls[method] += 1
-            return original(*args, **kwargs)
-
-        return call
-
-    for method in ENGINE_CALLS:
-        monkeypatch.setattr(backend, method, spy(method))
-    return calls
+def asked(backend: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """How often the engine was asked for something."""
+    verbs = ("try_acquire", "atry_acquire", "release", "arelease", "extend")
+    spies = {verb: Mock(wraps=getattr(backend, verb)) for verb in verbs}
+    for verb, spy in spies.items():
+        monkeypatch.setattr(backend, verb, spy)
+    return lambda: sum(spy.call_count for spy in spies.values())
 
 
 @both_faces
@@ -74,10 +57,12 @@ def test_r1_r2_r5_r6_the_life_of_a_lock(me: Actor, other: Actor, rival: Any, usi
 
 
 @both_faces
-def test_r2_reentry_costs_no_round_trip(me: Actor, using: str, name: str, backend: Any, asked: Counter[str]) -> None:
+def test_r2_reentry_costs_no_round_trip(
+    me: Actor, using: str, name: str, backend: Any, asked: Callable[[], int]
+) -> None:
     lock = advisory_lock(name, using=using)
     outer = me.acquire(lock)
-    before = Counter(asked)
+    before = asked()
     assert before
     inner = me.acquire(lock)
     assert outer.valid_until == inner.valid_until
@@ -86,9 +71,9 @@ def test_r2_reentry_costs_no_round_trip(me: Actor, using: str, name: str, backen
     me.release(inner)
     me.enter(lock)
     me.exit(lock)
-    assert asked == before
+    assert asked() == before
     me.release(outer)
-    assert asked != before
+    assert asked() > before
 
 
 def test_r1_four_threads_and_four_tasks_one_inside_at_a_time(using: str, name: str) -> None:

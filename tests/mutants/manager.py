@@ -61,7 +61,7 @@ MANAGER = (
         "manager/lock_table.py",
         "all(other.shared for other in line)):",
         "all(other.shared for other in line if not other.waits)):",
-        ("tests/unit/test_lock_table_model.py", *ORDER_TESTS),
+        ORDER_TESTS,
     ),
     Mutant(
         "the deadline is ignored for a second",
