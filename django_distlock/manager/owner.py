@@ -10,7 +10,7 @@ not either, because every child task inherits a copy. The context of a call is
 
 If the awaiting task cannot be found, the call counts as a separate context. The search reads three functions of asgiref
 (``SyncToAsync.thread_handler``, ``AsyncToSync.main_wrap`` and the ``new_loop_wrap`` around it), their arguments, and
-the executor in which ``async_to_sync`` waits; tests pin them against asgiref's lowest and newest version.
+the executors in which ``async_to_sync`` waits; tests pin them against asgiref's lowest and newest version.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import AsyncToSync, SyncToAsync
 from django.core.exceptions import SynchronousOnlyOperation
 
+from django_distlock.concurrency import clock
 from django_distlock.concurrency.text import one_line
 from django_distlock.exceptions import UnsupportedOperation
 
@@ -51,8 +52,9 @@ for _code, _names in _READ.items():
 
 _WRAPPERS = frozenset({"coroutine_wrapper", "async_generator_asend", "async_generator_athrow", "anext_awaitable"})
 
-# One each 0.1 ms, until the awaiting task is suspended.
-_SEARCH_ATTEMPTS = 2000
+# Seconds until the awaiting task is suspended at the latest. It has only to return to its loop, but the system may be
+# slow to let it.
+_SEARCH = 5.0
 
 _last = threading.local()
 
@@ -102,19 +104,25 @@ def _of_task(task: asyncio.Task[Any]) -> object:
 
 
 def _of_bridge(call_result: object) -> object | None:
-    """The caller of async_to_sync that waits for ``call_result``.
+    """The caller of async_to_sync that waits for ``call_result``."""
+    for thread in _callers():
+        for frame in _outwards(sys._current_frames().get(thread.ident or 0)):
+            if frame.f_code is _CALLER and frame.f_locals.get("call_result") is call_result:
+                return _of_frame(frame, thread)
+    return None
 
-    Only the frames of its thread are read. Python 3.11 may return, of a thread that is just leaving a function, a frame
-    whose memory has another use by the time it is read.
+
+def _callers() -> Iterator[threading.Thread]:
+    """The threads that wait in async_to_sync for this code, from the innermost outwards.
+
+    The stacks of others are not read if that can be avoided: of a thread that is just leaving a function Python 3.11
+    may return a frame whose memory has another use by the time it is read.
     """
     executor = getattr(AsyncToSync.executors, "current", None)
-    if executor is None:
-        return None
-    thread: threading.Thread = executor._work_thread
-    for frame in _outwards(sys._current_frames().get(thread.ident or 0)):
-        if frame.f_code is _CALLER and frame.f_locals.get("call_result") is call_result:
-            return _of_frame(frame, thread)
-    return None
+    while executor is not None:
+        yield executor._work_thread
+        executor = getattr(executor, "_old_executor", None)
+    yield from threading.enumerate()  # before asgiref 3.9 an executor does not know the one around it
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
@@ -151,14 +159,12 @@ def _awaiting(loop: asyncio.AbstractEventLoop, child: object) -> asyncio.Task[An
 
     The worker may get here before that task is suspended; until then its chain cannot be read.
     """
-    for _ in range(_SEARCH_ATTEMPTS):
-        task = _resting(loop, child)
-        if task is not None:
-            return task
-        if asyncio.current_task(loop) is None:
-            return _resting(loop, child)  # it may have been suspended between the two attempts
+    running, until = asyncio.current_task(loop), clock.now() + _SEARCH
+    while (task := _resting(loop, child)) is None and running is not None and clock.now() < until:
+        if asyncio.current_task(loop) is not running:
+            return _resting(loop, child)  # it may have been suspended between the two
         time.sleep(0.0001)
-    return None
+    return task
 
 
 def _resting(loop: asyncio.AbstractEventLoop, child: object) -> asyncio.Task[Any] | None:
