@@ -51,7 +51,7 @@ coverage: $(VENV)/group-test.stamp $(VENV)/group-coverage.stamp  ## which lines 
 	@$(SERVICES) run $(BIN)/python -m tests.support.gate --tier $(TIER) --coverage $(ARGS); code=$$?; \
 	  $(BIN)/coverage combine --quiet && $(BIN)/coverage html --quiet && $(BIN)/coverage report; exit $$code
 
-chaos: $(VENV)/group-test.stamp  ## faults at random on every engine, and a table of what they did: MINUTES=10, SEED=7, ARGS="--engines redis"
+chaos: $(VENV)/group-test.stamp  ## faults at random on every engine, and what they did: MINUTES=10, SEED=7, ARGS="--engines redis"
 	@$(SERVICES) run $(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 mutants: $(VENV)/group-test.stamp  ## faults put into the library one at a time, which the tests must notice; ARGS="-k redis"
