@@ -100,7 +100,7 @@ def test_a_client_that_goes_leaves_the_answer_behind(site: Stage, key: str, send
 
     site.during = pause
     asyncio.run(leave(post(shape, key, **JSON), acted, go_on.set))
-    eventually(lambda: states(site.alias) == ["completed"], "the answer was not kept")
+    eventually(lambda: states(site.alias) == ["completed"], lambda: f"not kept: {states(site.alias)}")
     site.during = lambda request: None
     assert sender.post(shape, headers={"X-Event": key})["Idempotency-Replayed"] == "true"
     assert site.effects == 1

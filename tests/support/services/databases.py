@@ -17,6 +17,7 @@ POSTGRES_SETTINGS = {
     "fsync": "off",
     "full_page_writes": "off",
     "synchronous_commit": "off",
+    "autovacuum": "off",  # it locks the tables of tests that ask whether a table is free
     "max_connections": "300",
     "max_locks_per_transaction": "1024",
     "max_prepared_transactions": "5",
