@@ -23,6 +23,7 @@ from django_distlock.concurrency import flow, leftovers
 from django_distlock.exceptions import DeadlockDetected
 from django_distlock.locks import lease, lock, lockset
 from django_distlock.manager import acquire, open_transactions, release, transactions
+from django_distlock.manager import keepalive as keepalive_module
 from django_distlock.manager import lock_table as lock_table_module
 from django_distlock.manager.keepalive import keepalive, renew
 from django_distlock.manager.lock_table import lock_table
@@ -42,7 +43,19 @@ pytestmark = [
     # of generators that were interrupted while they were closed
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-CORE = (acquire, lock_table_module, lease, lock, lockset, open_transactions, release, transactions, flow, memory)
+CORE = (
+    acquire,
+    keepalive_module,
+    lock_table_module,
+    lease,
+    lock,
+    lockset,
+    open_transactions,
+    release,
+    transactions,
+    flow,
+    memory,
+)
 
 
 class TimeLimit(Exception):

@@ -98,7 +98,7 @@ MANAGER = (
         "        leftovers.leave(lease._finish_release)\n",
         "        pass\n",
         ("tests/faults/test_interrupted.py",),
-        only="nobody_looks_after",
+        only="leaves_nothing_held",
     ),
     Mutant(
         "a circle of waiters in one process is not looked for",
