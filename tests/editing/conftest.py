@@ -9,6 +9,7 @@ import pytest
 from django.db import connections
 from django.urls import clear_url_caches
 
+from django_distlock.models import IdempotencyRecord
 from testproject.articles.models import Article, Source
 from tests.editing.people import Person, make_person, remove_people
 
@@ -27,6 +28,7 @@ def crew(databases: None, settings: Any) -> Iterator[None]:
         yield
     finally:
         remove_people()
+        IdempotencyRecord.rows.all().delete()  # tests of idempotency count all of them
         Article.objects.bulk_create(of_the_scene)
 
 
