@@ -158,18 +158,18 @@ class Server:
     # requests
 
     async def call(
-        self, request: Request, until: float, withdrawal: Callable[[], Request] | None = None
+        self, request: Request, until: float, withdrawal: Callable[[], Request] | None = None, least: float = 0.0
     ) -> tuple[Any, bool]:
         """The reply, and whether the request may have been executed before. ConnectionFailed after SILENCE: the server
         hangs, or is no longer at the address of the connection. A request that is repeated has until the monotonic
-        time ``until``.
+        time ``until``. ``least``: until when SILENCE lasts, if the caller has asked another server before.
 
         ``withdrawal`` takes the request back. It is sent behind it on the same connection if the caller leaves before
         the reply: a server that hangs executes both when it wakes. A request without one does no harm when it comes
         late, and is repeated on another connection.
         """
         again, tries, asked_at = False, 0, 0.0
-        least = max(until, clock.now() + SILENCE)
+        least = least or max(until, clock.now() + SILENCE)
         while True:
             connection = None if self._change else self.take()
             if connection is None:  # to connect takes its time, which does not count against a short timeout

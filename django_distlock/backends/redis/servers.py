@@ -9,6 +9,9 @@ from __future__ import annotations
 from binascii import crc_hqx
 from typing import TYPE_CHECKING, Any
 
+from django_distlock.concurrency import clock
+from django_distlock.concurrency.deadline import SILENCE
+
 from .connection import ConnectionFailed
 from .server import Moved, Refused, Server
 
@@ -53,12 +56,12 @@ class Servers:
         withdrawal: Callable[[], Request] | None = None,
     ) -> tuple[Any, bool]:
         """:meth:`Server.call` at the one that has the keys, for which ``request`` is made."""
-        asked = 0
+        asked, least = 0, max(until, clock.now() + SILENCE)  # of all servers together, each of which may be slow
         while True:
             server = self._of(keys)
             asked += 1
             try:
-                return await server.call(request(server), until, withdrawal)
+                return await server.call(request(server), until, withdrawal, least)
             except Moved as moved:
                 if asked == MOST_ASKED:
                     raise

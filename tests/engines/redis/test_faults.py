@@ -15,7 +15,7 @@ from django_distlock import BackendUnavailable, advisory_lock, held_locks
 from django_distlock.backends.redis import backend as engine
 from django_distlock.backends.redis import server
 from django_distlock.backends.redis.backend import RedisBackend
-from django_distlock.backends.redis.connection import Connection, ErrorReply
+from django_distlock.backends.redis.connection import Connection, ConnectionFailed, ErrorReply
 from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.concurrency.deadline import pause
 from django_distlock.records import drift
@@ -245,6 +245,26 @@ def test_r5_a_demoted_server_that_answers_slowly(
     monkeypatch.setattr(Connection, "receive", late)
     began = monotonic()
     with pytest.raises(BackendUnavailable, match="READONLY"):
+        backend.try_acquire(claim_of(name), 0)
+    within(monotonic() - began, 2.0)
+
+
+@pytest.mark.tier2
+def test_r5_nodes_that_say_slowly_who_has_the_keys(
+    own: Own, backend: RedisBackend, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each answers in time, and all together may take no longer than timeout + 2 s."""
+
+    async def moved(connection: Connection, until: float) -> Any:
+        connection.owed = 0
+        await pause(min(0.9, until - monotonic()))
+        if monotonic() >= until:
+            raise ConnectionFailed("Redis did not answer in time.", silent=True)
+        return ErrorReply(f"MOVED 1 127.0.0.1:{own.port}")
+
+    monkeypatch.setattr(Connection, "receive", moved)
+    began = monotonic()
+    with pytest.raises(BackendUnavailable):
         backend.try_acquire(claim_of(name), 0)
     within(monotonic() - began, 2.0)
 
