@@ -3,6 +3,7 @@ with the reason, holders keep what they have, and what is released is free."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import resource
 import threading
@@ -18,6 +19,7 @@ from redis.exceptions import OutOfMemoryError
 from django_distlock import BackendUnavailable, advisory_lock, held_locks, lock_all, semaphore
 from django_distlock.backends.base import TICK
 from django_distlock.backends.leasetable.server import LeaseSession
+from django_distlock.backends.redis.target import Target
 from django_distlock.backends.sessions import pool
 from django_distlock.manager.registry import registry
 from tests.conftest import eventually
@@ -67,6 +69,44 @@ def renewed_and_released(lease: Any, using: str, *full: Own) -> None:
             advisory_lock("another", using=using, timeout=2).acquire()
         lease.release()
         eventually(lambda: not listed(using), "still held")
+
+
+@pytest.mark.parametrize("using", ["redis", "redlock"])
+def test_r6_without_a_thread_an_event_loop_does_not_connect(
+    own: Own, nodes: Any, alias: Any, name: str, using: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would stand still for as long as a server takes. A release that finds no connection is done all the same."""
+    alias("redis", url=own.url)
+    lock, threads = advisory_lock(name, using=using, timeout=5), []
+    connect = Target.connect
+
+    def noted(target: Target, timeout: float, **options: Any) -> Any:
+        threads.append(threading.current_thread())
+        return connect(target, timeout, **options)
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def unconnected() -> None:
+        backend: Any = registry.entry(using).backend
+        for server in backend.servers if using == "redis" else backend.nodes:
+            server._close_idle()
+
+    async def main() -> None:
+        lease = await lock.aacquire()
+        unconnected()
+        threads.clear()
+        monkeypatch.setattr(Target, "connect", noted)
+        monkeypatch.setattr(threading.Thread, "start", start)
+        with pytest.raises(BackendUnavailable, match=r"start new thread|ConnectionFailed"):
+            await advisory_lock(f"{name} too", using=using, timeout=5).aacquire()
+        assert threading.current_thread() not in threads
+        with contextlib.suppress(BackendUnavailable):
+            await lease.arelease()
+
+    asyncio.run(main())
+    monkeypatch.undo()
+    eventually(lambda: not listed(using), "still held")
 
 
 KINDS: dict[str, Any] = {

@@ -11,10 +11,12 @@ from django_distlock.backends.base import IDLE
 from django_distlock.concurrency import clock, leftovers
 from django_distlock.concurrency.background import Background, CallTimeout, NotStarted
 from django_distlock.concurrency.deadline import PATIENCE, SILENCE, pause
+from django_distlock.concurrency.flow import in_task
 from django_distlock.concurrency.parking import FairLock, Parker
 
 from .connection import Connection, ConnectionFailed, ErrorReply
 from .listener import Listener
+from .scripts import RELEASE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,9 +93,9 @@ class Server:
             self._discard(connection)
         return None
 
-    async def connect(self, until: float) -> Connection:
+    async def connect(self, until: float, releases: bool = False) -> Connection:
         """A connection at hand, a new one, or the next that is given back, in order of arrival. ConnectionFailed at the
-        monotonic time ``until``."""
+        monotonic time ``until``. ``releases``: it is for a release."""
         turn, mark = self._line.turn(), object()
         try:
             first = await turn.acquire(until - clock.now())
@@ -104,7 +106,7 @@ class Server:
                 if len(self._opening) < MAX_OPENING and len(self._all) + len(self._opening) < MAX_CONNECTIONS:
                     self._opening.add(mark)
                     turn.release()
-                    return await self._connected(until)
+                    return await self._connected(until, releases)
                 first = await change.park(until - clock.now())
             raise ConnectionFailed("There was no free connection to Redis in time.", silent=True)
         finally:
@@ -118,15 +120,15 @@ class Server:
         if change is not None:
             change.wake()
 
-    async def _connected(self, until: float) -> Connection:
+    async def _connected(self, until: float, releases: bool = False) -> Connection:
         """A new connection."""
         left = max(0.01, min(until - clock.now(), IDLE))
         try:
             try:
                 connection = await self._background.call(until, self._connect, left, dispose=Connection.close)
             except NotStarted as error:
-                if error.__cause__ is None:  # too many attempts are under way
-                    raise
+                if error.__cause__ is None or (in_task() and not releases):  # too many attempts are under way, or
+                    raise  # the event loop would stand still
                 connection = self._connect(left)  # there is no thread, as at the end of the interpreter
         except CallTimeout:
             raise ConnectionFailed("Redis could not be reached in time.", silent=True) from None
@@ -173,7 +175,8 @@ class Server:
         while True:
             connection = None if self._change else self.take()
             if connection is None:  # to connect takes its time, which does not count against a short timeout
-                connection = await self.connect(min(max(until, clock.now() + SILENCE), least + SILENCE))
+                connect_by = min(max(until, clock.now() + SILENCE), least + SILENCE)
+                connection = await self.connect(connect_by, request.script is RELEASE)
             tries, asked_at = tries + 1, asked_at or clock.now()
             try:
                 reply = await self._asked(connection, request, least + SILENCE)

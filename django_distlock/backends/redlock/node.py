@@ -13,7 +13,7 @@ from django_distlock.backends.redis.server import MAX_CONNECTIONS, Server
 from django_distlock.backends.redis.target import clustered
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.deadline import SILENCE
-from django_distlock.concurrency.flow import run
+from django_distlock.concurrency.flow import in_task, run
 from django_distlock.concurrency.parking import FairLock
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ class Node(Server):
             self._connecting, self.connecting_since = True, clock.now()
             try:
                 threading.Thread(target=self._open, name=f"{self.name}-open", daemon=True).start()
-            except RuntimeError:  # at the end of the interpreter
-                self._open()
+            except RuntimeError:  # at the end of the interpreter; an event loop would stand still
+                self._open(waits=not in_task())
             except BaseException:  # of a signal: nobody waits for an attempt that was perhaps not begun
                 self._connecting, self._attempt = False, None
                 raise
@@ -98,9 +98,11 @@ class Node(Server):
         if clock.now() >= self._retry_at:
             self.open()
 
-    def _open(self) -> None:
+    def _open(self, waits: bool = True) -> None:
         until, failed = clock.now() + SILENCE, None
         try:
+            if not waits:
+                raise ConnectionFailed("There is no thread to connect in.")
             full = len(self._all) >= MAX_CONNECTIONS  # then the next one that is given back
             connection = run(self.connect(until) if full else self._connected(until))
         except ConnectionFailed as error:
