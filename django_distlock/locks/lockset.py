@@ -14,7 +14,7 @@ from django_distlock import signals
 from django_distlock.concurrency import clock, leftovers
 from django_distlock.concurrency.deadline import Deadline, backoff, pause
 from django_distlock.concurrency.flow import clean_up
-from django_distlock.exceptions import DistlockError
+from django_distlock.exceptions import BackendUnavailable, DistlockError
 from django_distlock.keys import validate_name
 from django_distlock.manager.acquire import LockRequest, acquire, announce
 from django_distlock.manager.lock_table import State, lock_table
@@ -156,13 +156,18 @@ class semaphore(BaseLock[Lease]):
             slots = random.sample(range(self.limit), self.limit)
             if kept:
                 slots.sort(key=lambda slot: entry.key(*request.parts, str(slot)) not in kept)
-            for slot in slots:
+            for asked, slot in enumerate(slots, 1):
                 parts = (*request.parts, str(slot))
                 one = request._replace(parts=parts, timeout=0, start=clock.now(), limit=0, since=request.start)
                 lease = await acquire(one, Lease)
                 if lease is not None:
                     return lease
                 if clock.now() >= deadline.answer_by:  # it has taken what a call may take
+                    if asked < self.limit and not attempt:  # one of the others may be free
+                        raise BackendUnavailable(
+                            f"The backend of alias {self.using!r} answers slowly: it was asked for {asked} of the "
+                            f"{self.limit} slots of the semaphore {self.name!r} in time."
+                        )
                     break
             left = deadline.left()
             if left <= 0:

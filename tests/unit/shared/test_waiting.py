@@ -137,12 +137,16 @@ def test_r6_after_a_mistake_of_the_settings_the_lock_is_free_at_once(lock: Any, 
 def test_r5_a_slow_server_is_not_asked_for_every_slot(
     backend: Any, name: str, fake_clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only for as many as it answers within the time of a call."""
+    """Only for as many as it answers within the time of a call. It is busy only if each was asked for (R6)."""
     monkeypatch.setattr(backend, "supports_semaphore", False)
     monkeypatch.setattr(backend, "try_acquire", lambda claim, wait=0: fake_clock.advance(0.3))
     began = clock.now()
-    assert semaphore(name, 50, using="memory").try_acquire(timeout=0) is None
+    with pytest.raises(BackendUnavailable, match="4 of the 50 slots"):
+        semaphore(name, 50, using="memory").try_acquire(timeout=0)
     assert 1 <= clock.now() - began < 2
+    assert semaphore(name, 4, using="memory").try_acquire(timeout=0) is None
+    assert semaphore(name, 4, using="memory").try_acquire(timeout=1.5) is None
+    assert not lock_table.all()
 
 
 def test_r20_max_hold_below_the_ttl_shortens_it(
