@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -77,6 +78,7 @@ class Server:
         self._line = FairLock()  # of callers that found nothing at hand
         self._change: Parker | None = None  # what the first of them waits for
         self._background = Background(f"{self.name}-connect")
+        self.silent_at = -math.inf  # when a caller got no answer last (monotonic)
         self.listener = Listener(lambda: self.target.connect(IDLE), f"{self.name}-listen", self._opened)
 
     # connections

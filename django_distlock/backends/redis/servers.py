@@ -13,6 +13,7 @@ from django_distlock.concurrency import clock
 from django_distlock.concurrency.deadline import SILENCE
 
 from .connection import ConnectionFailed
+from .scripts import EXTEND
 from .server import Moved, Refused, Server
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 SLOTS = 16384
 # How many nodes one call asks: the one that had the slot, the one that it names, and once more while slots move.
 MOST_ASKED = 3
+# A server that has not answered is asked for no renewal for this time; seconds. The leases of a process are renewed in
+# turn, and those at a node that hangs would keep the others waiting.
+LULL = 0.25
 
 
 def slot_of(key: bytes) -> int:
@@ -59,16 +63,20 @@ class Servers:
         asked, least = 0, max(until, clock.now() + SILENCE)  # of all servers together, each of which may be slow
         while True:
             server = self._of(keys)
-            asked += 1
+            asked, wanted = asked + 1, request(server)
+            if wanted.script is EXTEND and clock.now() < server.silent_at + LULL:
+                raise ConnectionFailed("Redis has just not answered in time.", silent=True)
             try:
-                return await server.call(request(server), until, withdrawal, least)
+                return await server.call(wanted, until, withdrawal, least)
             except Moved as moved:
                 if asked == MOST_ASKED:
                     raise
                 self._slots[moved.slot] = self._at(moved.address, server)
             except Refused:
                 raise
-            except ConnectionFailed:
+            except ConnectionFailed as error:
+                if error.silent:
+                    server.silent_at = clock.now()
                 self._forget(server)
                 raise
 

@@ -36,6 +36,9 @@ class Cluster:
     def url(self, node: int) -> str:
         return f"redis://127.0.0.1:{self.ports[node]}/0"
 
+    def signal(self, node: int, number: int) -> None:
+        self._nodes[node].signal(number)
+
     @staticmethod
     def node_of(key: bytes) -> int:
         """The node that has a key."""

@@ -4,6 +4,8 @@ that move and nodes that fail over: tests/faults/test_fail_overs.py."""
 from __future__ import annotations
 
 import asyncio
+import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -77,6 +79,22 @@ def test_r4_waiters_listen_at_the_node_of_their_lock(cluster: Cluster, name: str
             assert waiter.release(in_task.result(20))
     holder.close()
     waiter.close()
+
+
+def test_r20_a_node_that_hangs_costs_no_lease_of_the_others(cluster: Cluster, name: str) -> None:
+    """However many of its own have to be renewed in vain meanwhile."""
+    names = [f"{name}{number}" for number in range(30)]
+    leases = {each: advisory_lock(each, using=USING, timeout=20, ttl=6).acquire() for each in names}
+    cluster.signal(2, signal.SIGSTOP)
+    others = [lease for each, lease in leases.items() if cluster.node_of(lock_keys(each)[0]) != 2]
+    assert 15 < len(others) < 25
+    try:
+        time.sleep(8)
+        assert not [lease.name for lease in others if lease.lost]
+        for lease in others:
+            lease.release()
+    finally:
+        cluster.signal(2, signal.SIGCONT)
 
 
 def test_the_doctor_looks_at_each_node(cluster: Cluster) -> None:
