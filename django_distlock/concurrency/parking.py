@@ -72,11 +72,12 @@ class Parker:
                     loop.call_soon_threadsafe(_settle, future)
 
             if not self._listen(signal):
-                timer = loop.call_later(min(timeout, threading.TIMEOUT_MAX), _settle, future)
+                timer = loop.call_later(timeout, _settle, future) if timeout < threading.TIMEOUT_MAX else None
                 try:
                     await future
                 finally:
-                    timer.cancel()
+                    if timer is not None:
+                        timer.cancel()
         else:
             gate = threading.Lock()
             gate.acquire()

@@ -18,7 +18,7 @@ DATABASES = (
         "sessions: no heartbeat",
         "R18",
         "backends/sessions/session.py",
-        "elif self.claims and not self.unread and now - self.heard_at >= HEARTBEAT:",
+        "elif self.claims and self.unread is None and now - self.heard_at >= HEARTBEAT:",
         "elif False:",
         ("tests/faults/test_silence.py",),
         only="r18",

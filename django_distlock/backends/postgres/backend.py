@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from django.db.backends.base.base import BaseDatabaseWrapper
 
+    from django_distlock.backends.sessions.reply import Reply
     from django_distlock.keys import LockKey
     from django_distlock.records import Claim, Finding, Grant, LockInfo
 
@@ -59,9 +60,9 @@ class AdvisoryBackend(SessionLockBackend[PostgresSession]):
             return self._transactions.acquire(connections[self.database], claim, wait)
         return super().try_acquire(claim, wait)
 
-    def release(self, grant: Grant) -> bool:
+    def release(self, grant: Grant, reply: Reply | None = None) -> bool:
         # the end of its transaction frees it
-        return True if grant.claim.scope == "transaction" else super().release(grant)
+        return True if grant.claim.scope == "transaction" else super().release(grant, reply)
 
     def release_again(self, grant: Grant) -> bool:
         return True if grant.claim.scope == "transaction" else super().release_again(grant)

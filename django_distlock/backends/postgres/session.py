@@ -259,6 +259,9 @@ class PostgresSession(Session):
                 raise
         self._prepared.add(name)
 
+    def _sendable(self, statement: tuple[bytes, Any]) -> bool:
+        return statement[0] in self._prepared
+
     def _send(self, statement: tuple[bytes, Any]) -> None:
         name, values = statement
         try:

@@ -8,6 +8,7 @@ ends its session, which holds nothing else: the server frees what it may have gr
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import re
@@ -21,10 +22,10 @@ from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections
 
 from django_distlock.backends.base import TICK, Backend
 from django_distlock.backends.side_connection import ask, code_of
-from django_distlock.concurrency import clock
+from django_distlock.concurrency import clock, leftovers
 from django_distlock.concurrency.background import CallTimeout, NotStarted
 from django_distlock.concurrency.deadline import SILENCE
-from django_distlock.concurrency.flow import run
+from django_distlock.concurrency.flow import clean_up, in_task, run
 from django_distlock.concurrency.parking import FairLock
 from django_distlock.exceptions import BackendUnavailable, DeadlockDetected, UnsupportedOperation
 from django_distlock.records import grant_of
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from django_distlock.concurrency.parking import Turn
     from django_distlock.keys import LockKey
     from django_distlock.records import Claim, Finding, Grant, LockInfo
+
+    from .reply import Reply
 
 S = TypeVar("S", bound=Session)
 T = TypeVar("T")
@@ -166,7 +169,7 @@ class SessionLockBackend(Backend, Generic[S]):
                 session = await self._opened(self.sessions.shared(until))
             asked = session.used_at = clock.now()
             try:
-                granted = await self._in_thread(self._try_on, session, claim, undo=lambda _: self.undo(claim))
+                granted = await self._atry_on(session, claim) if in_task() else self._try_on(session, claim)
             except SessionDead:
                 attempts -= 1
                 if not attempts or clock.now() >= until:
@@ -179,11 +182,18 @@ class SessionLockBackend(Backend, Generic[S]):
             if clock.now() >= until:
                 raise ServerError(0, "The server has answered NULL.")
 
-    def _try_on(self, session: S, claim: Claim) -> bool | None:
+    async def _atry_on(self, session: S, claim: Claim) -> bool | None:
+        session.claims[id(claim)] = claim
+        statement = session.try_lock(claim)
+        return await self._task_asks(
+            statement, self._try_on, session, claim, session=session, undo=lambda _: self.undo(claim)
+        )
+
+    def _try_on(self, session: S, claim: Claim, reply: Reply | None = None) -> bool | None:
         """One attempt. None: the server's answer leaves open whether it was granted, and it was given back."""
         session.claims[id(claim)] = claim  # before the question: undo() finds it if this call is cut off
         try:
-            granted = session.ask(session.try_lock(claim))
+            granted = session.ask(session.try_lock(claim), reply)
         except ServerError as error:
             if error.code not in session.wait_is_over:
                 session.claims.pop(id(claim), None)
@@ -292,12 +302,12 @@ class SessionLockBackend(Backend, Generic[S]):
 
     # releasing
 
-    def release(self, grant: Grant) -> bool:
+    def release(self, grant: Grant, reply: Reply | None = None) -> bool:
         session: S = grant.session
         claim = grant.claim
         freed, refused = False, None
         try:
-            freed = bool(session.ask(session.free_lock(claim.key, claim.shared)))
+            freed = bool(session.ask(session.free_lock(claim.key, claim.shared), reply))
         except (SessionDead, ServerError) as error:
             session.kill("a release failed")  # else the session would keep a lock that has no holder
             refused = error if isinstance(error, ServerError) else None
@@ -310,7 +320,44 @@ class SessionLockBackend(Backend, Generic[S]):
         return freed
 
     async def arelease(self, grant: Grant) -> bool:
-        return await self._asked(self.release, grant)
+        session: S = grant.session
+        if getattr(session, "waits", True):
+            return await self._asked(self.release, grant)
+        statement = session.free_lock(grant.claim.key, grant.claim.shared)
+        return await self._task_asks(statement, self.release, grant, session=session)
+
+    async def _task_asks(
+        self,
+        statement: Any,
+        function: Callable[..., T],
+        *args: Any,
+        session: S,
+        undo: Callable[[Any], object] | None = None,
+    ) -> T:
+        """``function(*args, reply)`` once the reply to ``statement`` has come: an event loop waits for it at half the
+        cost of a thread. If the session is in use, a thread sends it.
+
+        If the task goes, the statement has been sent: ``function`` is called all the same, or ``undo`` if there is one.
+        """
+        reply = session.send(statement)
+        if reply is None:
+            return await self._in_thread(function, *args, undo=undo)
+        try:
+            await reply.arrives()
+        except BaseException as error:
+            rest = partial(undo, reply) if undo else partial(function, *args, reply)
+            if isinstance(error, asyncio.CancelledError):
+                await clean_up(self._finish(rest))
+            else:  # its coroutine is being closed
+                leftovers.leave(rest)
+            raise
+        return function(*args, reply)
+
+    async def _finish(self, rest: Callable[[], object]) -> None:
+        try:
+            await self.threads.short(rest)
+        except NotStarted:
+            leftovers.leave(rest)
 
     async def averify(self, grant: Grant) -> bool:
         return await self._asked(self.verify, grant)

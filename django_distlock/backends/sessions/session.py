@@ -12,6 +12,7 @@ from django_distlock.concurrency import clock, sockets
 from django_distlock.concurrency.deadline import SILENCE
 from django_distlock.exceptions import BackendUnavailable
 
+from .reply import Reply
 from .watched import HUNG, SessionDead, WatchedSession
 
 if TYPE_CHECKING:
@@ -107,6 +108,10 @@ class Session(WatchedSession, ABC):
     def _send(self, statement: Any) -> None:
         """Send a statement. SessionDead, ServerError."""
 
+    def _sendable(self, statement: Any) -> bool:
+        """Can it be sent without a round trip before?"""
+        return True
+
     @abstractmethod
     def _receive(self) -> bool | None:
         """Read the reply to a statement that was sent, waiting for it if need be."""
@@ -121,9 +126,33 @@ class Session(WatchedSession, ABC):
 
     # statements
 
-    def ask(self, statement: Any) -> bool | None:
-        """Run a statement, blocking this thread; the watchdog ends it if it hangs. SessionDead, ServerError."""
-        return self._alone(self._ask, statement)
+    def ask(self, statement: Any, reply: Reply | None = None) -> bool | None:
+        """Run a statement, blocking this thread; the watchdog ends it if it hangs. SessionDead, ServerError.
+
+        ``reply``: it was sent by :meth:`send`.
+        """
+        if reply is None:
+            return self._alone(self._ask, statement)
+        if not reply.read:
+            with self.mutex:
+                if self.unread is reply:
+                    self._settle()
+        return reply.result()
+
+    def send(self, statement: Any) -> Reply | None:
+        """Send a statement for a task; None if that would block its event loop, or if the session is dead."""
+        if self.mutex.locked() or self.dead is not None or not self._sendable(statement):
+            return None
+        with self.mutex:  # it waits, for a moment, if another thread has just taken it
+            if self.unread is not None or self.dead is not None:
+                return None
+            try:
+                return self._sent(statement, Reply(self.connection.descriptor))
+            except SessionDead:
+                return None
+            except BaseException:
+                self.kill("a statement was cut off")
+                raise
 
     def query(self, sql: bytes) -> Any:
         """:meth:`ask` for the rows of any statement."""
@@ -171,10 +200,15 @@ class Session(WatchedSession, ABC):
 
     def _make_ready(self) -> None:
         """Before a statement is sent; the caller has the mutex."""
+        if self.unread is not None and self.dead is None:
+            self._settle()
         if self.dead is not None:
             raise SessionDead(self.dead)
-        if self.unread:
-            self._read_heartbeat()
+
+    def _sent(self, statement: Any, reply: Reply) -> Reply:
+        self.due, self.unread = reply.sent_at + STATEMENT_LIMIT, reply
+        self._send(statement)
+        return reply
 
     def _read(self) -> bool | None:
         """Read a reply that has begun to arrive, and may break off."""
@@ -187,15 +221,22 @@ class Session(WatchedSession, ABC):
         self.heard_at = now
         return answer
 
-    def _read_heartbeat(self) -> None:
+    def _settle(self) -> None:
+        """Read the reply that is due; the caller has the mutex."""
+        reply, answer = self.unread, None
+        assert reply is not None  # noqa: S101 - the caller has looked
+        error: Exception | None = SessionDead("the reading of a reply was interrupted")
         try:
-            with suppress(ServerError):  # a server that refuses a statement lives
-                self._read()
+            answer, error = self._read(), None
+            self.heard_at = reply.sent_at
+        except (ServerError, SessionDead) as failure:
+            error = failure
         except BaseException:
-            self.kill("the reading of a reply was interrupted")
+            self.kill(str(error))
             raise
         finally:
-            self.unread = False
+            self.unread = None
+            reply.finish(answer, error)
 
     # claims
 
@@ -226,13 +267,13 @@ class Session(WatchedSession, ABC):
                 self._look()
 
     def _look(self) -> bool:
-        """Read what no caller waits for: the reply to a heartbeat, or a message of the server. False: nothing came."""
+        """Read what no thread waits for: a reply, or a message of the server. False: nothing came."""
         if self.dead is not None or not sockets.readable(self.connection.descriptor, 0):
             return False
-        with suppress(SessionDead):  # self.dead says so
-            if self.unread:
-                self._read_heartbeat()
-            else:
+        if self.unread is not None:
+            self._settle()
+        else:
+            with suppress(SessionDead):  # self.dead says so
                 self._unexpected()
         return True
 
@@ -249,11 +290,10 @@ class Session(WatchedSession, ABC):
         try:
             if self._look() or self.dead is not None:
                 return
-            if overdue and self.due == due:  # else it was a statement, which has been answered meanwhile
-                self.kill("a heartbeat was not answered")
-            elif self.claims and not self.unread and now - self.heard_at >= HEARTBEAT:
-                self.due, self.unread = now + STATEMENT_LIMIT, True
-                self._send(self.ping())
+            if overdue and self.due == due:  # else it has been answered meanwhile
+                self.kill("a heartbeat or a task's statement was not answered")
+            elif self.claims and self.unread is None and now - self.heard_at >= HEARTBEAT:
+                self._sent(self.ping(), Reply())
         except Exception as error:
             self.kill(f"{type(error).__name__} while looking after it")
         finally:

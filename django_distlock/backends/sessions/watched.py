@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from django_distlock.backends.side_connection import SideConnection
     from django_distlock.records import Claim
 
+    from .reply import Reply
 
 HUNG = "a statement hung"
 
@@ -35,8 +36,8 @@ class WatchedSession:
         self.used_at = clock.now()
         # when the statement that runs now must have ended
         self.due: float | None = None
-        # was a heartbeat sent, whose reply is to be read?
-        self.unread = False
+        # the reply to a statement that was sent by itself, until it is read
+        self.unread: Reply | None = None
 
     def kill(self, reason: str) -> None:
         """Declare the session dead and end the statement that hangs on it; from any thread."""
@@ -63,11 +64,16 @@ class WatchedSession:
 
     def _close(self, reason: str) -> None:
         self.dead = self.dead or reason
+        if self.unread is not None:
+            self.unread.finish(None, SessionDead(self.dead))
+            self.unread = None
         self.connection.close()
 
     def abandon(self) -> None:
         """In the child of a fork: leave the parent's connection alone."""
         self.dead = "fork"
+        if self.unread is not None:
+            self.unread.forget()
         if self.connection.wrapper.connection is not None:
             self.connection.abandon(self._driver_fd())
 

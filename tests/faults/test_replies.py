@@ -1,0 +1,116 @@
+"""R7, R22c: the event loop itself waits for the reply to a task's statement. Others may read it for the task."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_distlock import advisory_lock
+from django_distlock.concurrency.executor import Threads
+from django_distlock.manager.registry import registry
+from tests.conftest import connect, eventually
+from tests.faults.server import SESSION_LOCKS, holders, session_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.faults.conftest import Proxied
+    from tests.faults.proxy import Held
+
+pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.parametrize("using", SESSION_LOCKS)]
+
+
+def shared_session(using: str) -> Any:
+    """It holds a lock, and is ready for a task's statements."""
+    connect(using)
+    return registry.entry(using).backend.sessions.shared_session  # type: ignore[attr-defined]
+
+
+def test_a_free_lock_costs_a_task_no_thread(using: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect(using)
+
+    async def main() -> None:
+        async with advisory_lock(name, using=using) as lease:
+            assert len(session_of(lease).claims) == 1
+
+    monkeypatch.delattr(Threads, "short")
+    asyncio.run(main())
+    assert not holders(using, name)
+
+
+def acquired_while_blocked(using: str, name: str, held: Held, meanwhile: Callable[[], object]) -> Any:
+    """The lease of a task. Its reply arrives while its event loop is blocked; ``meanwhile`` runs in another thread."""
+
+    async def main() -> Any:
+        task = asyncio.create_task(advisory_lock(name, using=using).aacquire())
+        await asyncio.to_thread(held.wait)
+        thread = threading.Thread(target=meanwhile)
+        thread.start()
+        thread.join()  # on the event loop
+        return await task
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("reader", ["caller", "watchdog"])
+def test_a_reply_is_read_though_its_event_loop_is_blocked(using: str, reader: str, name: str, proxied: Proxied) -> None:
+    """A view that computes for seconds costs the others neither their turn nor their locks."""
+    proxy = proxied(using)
+    session = shared_session(using)
+    other = advisory_lock(name + "-other", using=using).acquire()
+    held = proxy.hold("reply")
+
+    def meanwhile() -> None:
+        held.pass_on()
+        if reader == "caller":
+            advisory_lock(name + "-third", using=using).acquire().release()
+        eventually(lambda: session.unread is None, "nobody reads the reply")
+
+    lease = acquired_while_blocked(using, name, held, meanwhile)
+    assert holders(using, name) == [session_of(lease).server_id] == [session.server_id]
+    lease.release()
+    other.release()
+
+
+@pytest.mark.parametrize("release", [False, True], ids=["acquire", "release"])
+def test_r7_a_task_that_goes_before_its_reply_leaves_nothing(
+    using: str, release: bool, name: str, proxied: Proxied
+) -> None:
+    proxy = proxied(using)
+    session = shared_session(using)
+    other = advisory_lock(name + "-other", using=using).acquire()
+
+    async def main() -> None:
+        lease = await advisory_lock(name, using=using).aacquire() if release else None
+        held = proxy.hold("reply")
+        call = lease.arelease() if lease else advisory_lock(name, using=using).aacquire()
+        task = asyncio.ensure_future(call)
+        await asyncio.to_thread(held.wait)
+        task.cancel()
+        threading.Timer(0.0, held.pass_on).start()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert not holders(using, name)
+    assert len(session.claims) == 1
+    other.release()
+
+
+def test_r7_an_event_loop_that_closes_before_the_reply_leaves_nothing(using: str, name: str, proxied: Proxied) -> None:
+    proxy = proxied(using)
+    session = shared_session(using)
+    other = advisory_lock(name + "-other", using=using).acquire()
+    loop = asyncio.new_event_loop()
+    held = proxy.hold("reply")
+    task = loop.create_task(advisory_lock(name, using=using).aacquire())
+    while not held.data:
+        loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    del task
+    held.pass_on()
+    eventually(lambda: not holders(using, name) and len(session.claims) == 1, "held, and nobody knows")
+    other.release()
