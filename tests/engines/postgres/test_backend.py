@@ -115,15 +115,23 @@ def test_r5_a_wait_of_some_milliseconds_ends_on_a_session_that_has_kept_no_timeo
             assert lock.try_acquire(timeout=0.004) is None
 
 
+def share_and_write_when_told(link: Any, using: str, name: str) -> None:
+    link.say("ready")
+    link.hear()
+    share_and_write(link, using, name)
+
+
 def test_r4_a_kept_lock_timeout_does_not_end_a_wait_early(name: str) -> None:
     """The session has waited with a shorter timeout before. Who asks again stands behind those who came meanwhile."""
     before = f"{name}-before"
     with held_elsewhere("postgres", before) as let_go, waiting("postgres", before, 3.3) as acquiring:
         let_go()
         acquiring.result(10).release()
-    with held_elsewhere("postgres", name) as let_go:
+    with held_elsewhere("postgres", name) as let_go, Child(share_and_write_when_told, "postgres", name) as later:
+        assert later.hear() == "ready"
         began = monotonic()
-        with waiting("postgres", name, 4) as acquiring, Child(share_and_write, "postgres", name) as later:
+        with waiting("postgres", name, 4) as acquiring:
+            later.say()
             assert later.hear() == "asking"
             eventually(lambda: len(waiters("postgres", name)) == 2, "the other one does not wait")
             time.sleep(max(0.0, began + 3.6 - monotonic()))
