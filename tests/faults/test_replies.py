@@ -100,6 +100,32 @@ def test_r7_a_task_that_goes_before_its_reply_leaves_nothing(
     other.release()
 
 
+def test_r7_a_task_that_goes_before_its_statement_was_sent_leaves_nothing(
+    using: str, name: str, proxied: Proxied
+) -> None:
+    """The session is in use, and the thread that sends for tasks as well."""
+    proxy = proxied(using)
+    session = shared_session(using)
+    names = [f"{name}{number}" for number in range(3)]
+    held = proxy.hold("reply")
+
+    async def main() -> list[Any]:
+        first = asyncio.create_task(asyncio.to_thread(advisory_lock(names[0], using=using).acquire))
+        await asyncio.to_thread(held.wait)
+        second, third = [asyncio.create_task(advisory_lock(each, using=using).aacquire()) for each in names[1:]]
+        await asyncio.sleep(0)
+        third.cancel()
+        held.pass_on()
+        with pytest.raises(asyncio.CancelledError):
+            await third
+        return [await first, await second]
+
+    leases = asyncio.run(main())
+    assert len(session.claims) == 2
+    for lease in leases:
+        lease.release()
+
+
 def test_r7_an_event_loop_that_closes_before_the_reply_leaves_nothing(using: str, name: str, proxied: Proxied) -> None:
     proxy = proxied(using)
     session = shared_session(using)

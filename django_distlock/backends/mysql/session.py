@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import MySQLdb
 from MySQLdb import _mysql
 
-from django_distlock.backends.sessions.session import ServerError, Session
+from django_distlock.backends.sessions.session import STATEMENT_LIMIT, ServerError, Session
 from django_distlock.backends.sessions.watched import SessionDead
 from django_distlock.backends.side_connection import SideConnection
 from django_distlock.concurrency import clock
@@ -18,6 +18,7 @@ from django_distlock.concurrency.sockets import keep_alive
 from django_distlock.exceptions import UnsupportedOperation
 
 if TYPE_CHECKING:
+    from django_distlock.backends.sessions.reply import Reply
     from django_distlock.keys import LockKey
     from django_distlock.records import Claim
 
@@ -98,18 +99,24 @@ class MySQLSession(Session):
 
     # statements
 
+    def ask(self, statement: bytes, reply: Reply | None = None) -> bool | None:
+        began = clock.now()
+        try:
+            return super().ask(statement, reply)
+        except ServerError as error:
+            late = clock.now() >= began + STATEMENT_LIMIT
+            if late or error.code not in INTERRUPTIONS or not statement.startswith(FREE):
+                raise
+            # KILL QUERY may have come before or after the effect; it is not to cost the session's other locks
+            super().ask(statement)
+            return True
+
     def _ask(self, statement: bytes) -> bool | None:
         try:
             _query(self.conn, statement)
             return self._first(self.conn.store_result())
         except MySQLdb.Error as error:
-            failure = self._sorted(error)
-            late = self.due is not None and clock.now() >= self.due
-            if statement.startswith(FREE) and getattr(failure, "code", None) in INTERRUPTIONS and not late:
-                # KILL QUERY may have come before or after the effect; it is not to cost the session's other locks
-                self._ask(statement)
-                return True
-            raise failure from error
+            raise self._sorted(error) from error
 
     def _first(self, result: Any) -> bool | None:
         value = result.fetch_row()[0][0]

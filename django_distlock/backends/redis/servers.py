@@ -6,6 +6,7 @@ is remembered. See https://redis.io/docs/latest/operate/oss_and_stack/reference/
 
 from __future__ import annotations
 
+import math
 from binascii import crc_hqx
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,9 @@ class Servers:
             if wanted.script is EXTEND and clock.now() < server.silent_at + LULL:
                 raise ConnectionFailed("Redis has just not answered in time.", silent=True)
             try:
-                return await server.call(wanted, until, withdrawal, least)
+                answer = await server.call(wanted, until, withdrawal, least)
+                server.silent_at = -math.inf
+                return answer
             except Moved as moved:
                 if asked == MOST_ASKED:
                     raise

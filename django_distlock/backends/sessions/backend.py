@@ -183,11 +183,32 @@ class SessionLockBackend(Backend, Generic[S]):
                 raise ServerError(0, "The server has answered NULL.")
 
     async def _atry_on(self, session: S, claim: Claim) -> bool | None:
+        """:meth:`_try_on` for a task, whose event loop waits for the reply. In a thread if the session is in use."""
         session.claims[id(claim)] = claim
-        statement = session.try_lock(claim)
-        return await self._task_asks(
-            statement, self._try_on, session, claim, session=session, undo=lambda _: self.undo(claim)
-        )
+        reply = session.send(session.try_lock(claim))
+        if reply is None:
+            session.claims.pop(id(claim), None)
+            return await self._in_thread(self._try_on, session, claim, undo=lambda _: self.undo(claim))
+        await self._arrives(reply, partial(self.undo, claim))
+        return self._try_on(session, claim, reply)
+
+    async def _arrives(self, reply: Reply, otherwise: Callable[[], object]) -> None:
+        """Wait for ``reply``. If the task goes, the statement was sent all the same: ``otherwise`` is called in a
+        thread."""
+        try:
+            await reply.arrives()
+        except asyncio.CancelledError:
+            await clean_up(self._finish(otherwise))
+            raise
+        except BaseException:  # its coroutine is being closed
+            leftovers.leave(otherwise)
+            raise
+
+    async def _finish(self, function: Callable[[], object]) -> None:
+        try:
+            await self.threads.short(function)
+        except NotStarted:
+            leftovers.leave(function)
 
     def _try_on(self, session: S, claim: Claim, reply: Reply | None = None) -> bool | None:
         """One attempt. None: the server's answer leaves open whether it was granted, and it was given back."""
@@ -320,44 +341,13 @@ class SessionLockBackend(Backend, Generic[S]):
         return freed
 
     async def arelease(self, grant: Grant) -> bool:
-        session: S = grant.session
-        if getattr(session, "waits", True):
-            return await self._asked(self.release, grant)
-        statement = session.free_lock(grant.claim.key, grant.claim.shared)
-        return await self._task_asks(statement, self.release, grant, session=session)
-
-    async def _task_asks(
-        self,
-        statement: Any,
-        function: Callable[..., T],
-        *args: Any,
-        session: S,
-        undo: Callable[[Any], object] | None = None,
-    ) -> T:
-        """``function(*args, reply)`` once the reply to ``statement`` has come: an event loop waits for it at half the
-        cost of a thread. If the session is in use, a thread sends it.
-
-        If the task goes, the statement has been sent: ``function`` is called all the same, or ``undo`` if there is one.
-        """
-        reply = session.send(statement)
+        session, claim, reply = grant.session, grant.claim, None
+        if not getattr(session, "waits", True):
+            reply = session.send(session.free_lock(claim.key, claim.shared))
         if reply is None:
-            return await self._in_thread(function, *args, undo=undo)
-        try:
-            await reply.arrives()
-        except BaseException as error:
-            rest = partial(undo, reply) if undo else partial(function, *args, reply)
-            if isinstance(error, asyncio.CancelledError):
-                await clean_up(self._finish(rest))
-            else:  # its coroutine is being closed
-                leftovers.leave(rest)
-            raise
-        return function(*args, reply)
-
-    async def _finish(self, rest: Callable[[], object]) -> None:
-        try:
-            await self.threads.short(rest)
-        except NotStarted:
-            leftovers.leave(rest)
+            return await self._asked(self.release, grant)
+        await self._arrives(reply, partial(self.release, grant, reply))
+        return self.release(grant, reply)
 
     async def averify(self, grant: Grant) -> bool:
         return await self._asked(self.verify, grant)

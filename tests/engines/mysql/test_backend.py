@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
@@ -216,13 +217,23 @@ def kill_query(session: int) -> Iterator[None]:
 
 
 @pytest.mark.tier2
-def test_r6_kill_query_on_a_release_costs_no_other_lock(name: str) -> None:
+@pytest.mark.parametrize("in_task", [False, True], ids=["thread", "task"])
+def test_r6_kill_query_on_a_release_costs_no_other_lock(in_task: bool, name: str) -> None:
+    lock = advisory_lock(name, using="mysql")
+
+    async def in_tasks(until: float) -> None:
+        while time.monotonic() < until:
+            async with lock:
+                pass
+
     with advisory_lock(f"{name}-kept", using="mysql") as kept:
         session = server.session_of(kept)
         with kill_query(session.server_id):
             until = time.monotonic() + 1.0
+            if in_task:
+                asyncio.run(in_tasks(until))
             while time.monotonic() < until:
-                with advisory_lock(name, using="mysql"):
+                with lock:
                     kept.ensure_held()
         assert not kept.lost
         assert server.holders("mysql", f"{name}-kept") == [session.server_id]
