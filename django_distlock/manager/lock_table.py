@@ -255,11 +255,11 @@ class LockTable:
                 hold.state = DEFERRED
             return hold.state is DEFERRED
 
-    def start_release(self, hold: Hold) -> bool:
+    def start_release(self, hold: Hold, states: tuple[State, ...] = IN_USE) -> bool:
         """Begin to release a hold whose last transaction has ended, or whose task is gone; Leases that are open end
-        with it. False if it is no longer held."""
+        with it. False if it is in none of ``states``."""
         with self._mutex:
-            if hold.state not in IN_USE:
+            if hold.state not in states:
                 return False
             hold.state = RELEASING
             return True

@@ -1,6 +1,6 @@
 """Keeps a lock until the transactions around it have ended: the next holder sees what was written under it.
 
-A lock ends with the last of its transactions, also if a Lease of it is still open.
+A lock ends with the last of its transactions, also if a Lease of it is still open in the context that ends them.
 ``on_commit`` is not enough: it misses rollbacks, failed commits, and closed and killed connections. So the methods of a
 connection that end its transaction are wrapped when the first lock is kept for it, once for the life of the object.
 """
@@ -24,6 +24,7 @@ from django_distlock.concurrency.fork import Order, at_fork
 from . import events
 from .lock_table import IN_USE, State, lock_table
 from .open_transactions import in_transaction, open_transactions, orphaned
+from .owner import alive, current
 from .release import finish_release, lose, notify_of_loss
 
 if TYPE_CHECKING:
@@ -62,6 +63,20 @@ def choose_scope(backend: Any, opened: list[BaseDatabaseWrapper]) -> Scope:
     (connection,) = opened
     inside = connection.alias == backend.database and connection is connections[backend.database]
     return "transaction" if inside else "session"
+
+
+def ended_states(hold: Hold) -> tuple[State, ...]:
+    """The states in which the end of its transaction, in this context, ends ``hold``.
+
+    A block that is open in another context goes on: a task took its lock while the thread of its ORM calls ran the call
+    of another task, and that call's transaction is not around it. On an event loop this is called for a transaction
+    that another thread has ended: see :func:`bind`.
+    """
+    if hold.scope == "transaction":
+        return IN_USE
+    on_loop = asyncio._get_running_loop() is not None
+    elsewhere = on_loop or (alive(hold.owner) and hold.owner is not current())
+    return (State.DEFERRED,) if elsewhere else IN_USE
 
 
 class TransactionWatch:
@@ -121,7 +136,7 @@ class TransactionWatch:
         others = [other for other in open_transactions() if other is not self.connection]  # Django is still ending it
         if isinstance(sys.exc_info()[1], GeneratorExit):  # another thread does it: see concurrency/leftovers.py
             holds, self.holds = self.holds, []
-            started = [hold for hold in holds if hold.state in IN_USE and hold.transactions == {self}]
+            started = [hold for hold in holds if hold.state in ended_states(hold) and hold.transactions == {self}]
             for hold in started:
                 hold.state = State.RELEASING  # whoever asks for it meanwhile waits, also its own context
             leftovers.leave(partial(self._release_all, started, others, started=True))
@@ -142,7 +157,8 @@ class TransactionWatch:
         except BaseException:  # Ctrl-C: the keepalive thread releases what is left
             for hold in holds:
                 hold.transactions.discard(self)
-                if not hold.transactions and hold.state is not State.ENDED:
+                kept = hold.state is State.HELD and State.HELD not in ended_states(hold)
+                if not (hold.transactions or kept or hold.state is State.ENDED):
                     again, hold.state = hold.state is State.RELEASING, State.RELEASING
                     leftovers.leave(partial(finish_release, hold, again))
             raise
@@ -170,7 +186,7 @@ class TransactionWatch:
             bind(hold, others)  # they began under the lock and are not committed
         elif others and lock_table.lose(hold, "transaction", releasing=started):  # the server has freed it, too
             self.pending_signals.append(partial(notify_of_loss, hold, "transaction"))
-        elif started or lock_table.start_release(hold):
+        elif started or lock_table.start_release(hold, ended_states(hold)):
             finish_release(hold, again=False, tell=self.pending_signals.append)
 
     def _recheck(self) -> None:
