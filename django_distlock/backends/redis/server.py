@@ -12,7 +12,7 @@ from django_distlock.backends.base import IDLE
 from django_distlock.concurrency import clock, leftovers
 from django_distlock.concurrency.background import Background, CallTimeout, NotStarted
 from django_distlock.concurrency.deadline import PATIENCE, SILENCE, pause
-from django_distlock.concurrency.flow import in_task
+from django_distlock.concurrency.flow import in_task, run
 from django_distlock.concurrency.parking import FairLock, Parker
 
 from .connection import Connection, ConnectionFailed, ErrorReply
@@ -176,14 +176,18 @@ class Server:
         least = least or max(until, clock.now() + SILENCE)
         while True:
             connection = None if self._change else self.take()
-            if connection is None:  # to connect takes its time, which does not count against a short timeout
-                connect_by = min(max(until, clock.now() + SILENCE), least + SILENCE)
-                connection = await self.connect(connect_by, request.script is RELEASE)
-            tries, asked_at = tries + 1, asked_at or clock.now()
             try:
+                if connection is None:  # to connect takes its time, which does not count against a short timeout
+                    connect_by = min(max(until, clock.now() + SILENCE), least + SILENCE)
+                    connection = await self.connect(connect_by, request.script is RELEASE)
+                asked_at = asked_at or clock.now()
                 reply = await self._asked(connection, request, least + SILENCE)
             except ConnectionFailed as error:
-                if error.silent:
+                tries += 1
+                if connection is None:
+                    if not again:
+                        raise
+                elif error.silent:
                     self.leave(connection, withdrawal)
                 else:
                     self._discard(connection)
@@ -193,7 +197,10 @@ class Server:
                     raise
                 again = True
             except BaseException:  # cancelled, interrupted or closed
-                leftovers.now_or_later(self.leave, connection, withdrawal)
+                if connection is not None:
+                    leftovers.now_or_later(self.leave, connection, withdrawal)
+                elif again and withdrawal is not None:
+                    self._take_back(withdrawal())
                 raise
             else:
                 if request.understands(reply):
@@ -234,11 +241,23 @@ class Server:
         """The caller leaves before its reply."""
         try:
             if withdrawal is not None:
+                connection.take()  # a server that has closed it would be told in vain, and without an error
                 connection.send_last(withdrawal())
         except ConnectionFailed:
             self._discard(connection)
+            if withdrawal is not None:
+                self._take_back(withdrawal())
         else:
             self.give(connection)
+
+    def _take_back(self, request: Request) -> None:
+        """Have it sent on another connection: what it takes back may have been executed on one that is lost."""
+
+        def send() -> None:
+            with contextlib.suppress(ConnectionFailed):  # it ends with its TTL
+                run(self.call(request, clock.now() + PATIENCE))
+
+        leftovers.leave(send)
 
     # looking after
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,7 @@ from django_distlock.backends.redis import backend as engine
 from django_distlock.backends.redis import server
 from django_distlock.backends.redis.backend import RedisBackend
 from django_distlock.backends.redis.connection import Connection, ConnectionFailed, ErrorReply
+from django_distlock.backends.redis.target import Target
 from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.concurrency.deadline import pause
 from django_distlock.records import drift
@@ -267,6 +270,58 @@ def test_r5_nodes_that_say_slowly_who_has_the_keys(
     with pytest.raises(BackendUnavailable):
         backend.try_acquire(claim_of(name), 0)
     within(monotonic() - began, 2.0)
+
+
+@pytest.mark.parametrize("at", ["acquire", "release"])
+def test_r7_a_reply_and_the_next_handshake_are_lost(
+    own: Own, proxy: Proxy, backend: RedisBackend, held: bytes, name: str, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network has a bad moment. What was sent is asked for again all the same."""
+    connect, broken = Target.connect, [ConnectionError("closed by the server")]
+
+    def fails_once(target: Target, timeout: float, **options: Any) -> Any:
+        if broken:
+            raise broken.pop()
+        return connect(target, timeout, **options)
+
+    grant = backend.try_acquire(claim_of(name), 5) if at == "release" else None
+    monkeypatch.setattr(Target, "connect", fails_once)
+    proxy.swallow(1, cut=True)
+    assert backend.release(grant or backend.try_acquire(claim_of(name), 5))
+    assert not broken
+    assert not own.client.exists(held)
+
+
+@pytest.mark.parametrize("connects", [False, True], ids=["before it knows", "while it connects again"])
+def test_r7_a_cancellation_when_the_connection_is_lost(
+    own: Own, proxy: Proxy, backend: RedisBackend, held: bytes, name: str, connects: bool, monkeypatch: Any
+) -> None:
+    """What the server has done is taken back on another connection, and not left to the TTL."""
+    connect, began, may_go_on = Target.connect, threading.Event(), threading.Event()
+
+    def slow(target: Target, timeout: float, **options: Any) -> Any:
+        began.set()
+        may_go_on.wait(5)
+        return connect(target, timeout, **options)
+
+    async def main() -> None:
+        asking = asyncio.create_task(backend.atry_acquire(claim_of(name), 5))
+        if connects:
+            await asyncio.to_thread(began.wait, 5)
+        else:
+            await asyncio.sleep(0)
+            eventually(lambda: own.client.exists(held), "it does not ask")  # the loop stands still
+            time.sleep(0.1)  # noqa: ASYNC251 - and does not see that the connection ends
+        asking.cancel()
+        may_go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+    monkeypatch.setattr(Target, "connect", slow)
+    proxy.swallow(1, cut=True)
+    with advisory_lock(f"{name} too", using="memory"):  # so that the keepalive thread runs
+        asyncio.run(main())
+        eventually(lambda: not own.client.exists(held), "it is held")
 
 
 @pytest.mark.parametrize("reply", [b"+OK\r\n", b":1\r\n:", b"*0\r\n:", b"*1\r\n:"])
