@@ -107,11 +107,15 @@ class Attempt:
                 if grant is not None or not waits or clock.now() >= deadline:
                     return grant
         finally:
-            leftovers.now_or_later(self.place.close, grant is None)
+            leftovers.now_or_later(self._leave, grant is None)
+
+    def _leave(self, leaves: bool) -> None:
+        if not self.place.close(leaves):  # it may have been handed the lock
+            self._server.take_back(self.place.leave())
 
     def _rename(self) -> None:
         """The withdrawal of the old name may still be on its way: it must not meet a new request."""
-        self.place.close(True)
+        self._leave(True)
         self._number += 1
         self.place = Place(self._keys, holder_of(self._claim, self._number))
 

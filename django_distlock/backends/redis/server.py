@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+from collections import deque
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -33,6 +34,8 @@ MAX_CONNECTIONS, MAX_OPENING = 16, 4
 NOT_NOW, REFUSED_AGAIN = ("TRYAGAIN", "ASK", "CLUSTERDOWN"), 0.05
 # A call is repeated on another connection if one is lost: idle ones may be dead.
 TRIES = 3
+# Requests that are sent again because their connection was lost.
+MOST_LOST = 1000
 
 
 class Refused(ConnectionFailed):
@@ -78,6 +81,7 @@ class Server:
         self._line = FairLock()  # of callers that found nothing at hand
         self._change: Parker | None = None  # what the first of them waits for
         self._background = Background(f"{self.name}-connect")
+        self._lost: deque[Request] = deque(maxlen=MOST_LOST)
         self.silent_at = -math.inf  # when a caller got no answer last (monotonic)
         self.listener = Listener(lambda: self.target.connect(IDLE), f"{self.name}-listen", self._opened)
 
@@ -200,7 +204,7 @@ class Server:
                 if connection is not None:
                     leftovers.now_or_later(self.leave, connection, withdrawal)
                 elif again and withdrawal is not None:
-                    self._take_back(withdrawal())
+                    self.take_back(withdrawal())
                 raise
             else:
                 if request.understands(reply):
@@ -246,18 +250,23 @@ class Server:
         except ConnectionFailed:
             self._discard(connection)
             if withdrawal is not None:
-                self._take_back(withdrawal())
+                self.take_back(withdrawal())
         else:
             self.give(connection)
 
-    def _take_back(self, request: Request) -> None:
+    def take_back(self, request: Request) -> None:
         """Have it sent on another connection: what it takes back may have been executed on one that is lost."""
+        self._lost.append(request)
+        if len(self._lost) == 1:  # else a thread does so already
+            leftovers.leave(self._send_lost)
 
-        def send() -> None:
-            with contextlib.suppress(ConnectionFailed):  # it ends with its TTL
-                run(self.call(request, clock.now() + PATIENCE))
-
-        leftovers.leave(send)
+    def _send_lost(self) -> None:
+        try:
+            while self._lost:
+                run(self.call(self._lost[0], clock.now() + PATIENCE))
+                self._lost.popleft()
+        except (ConnectionFailed, IndexError):  # they end with their TTL; or another thread has sent the last one
+            self._lost.clear()
 
     # looking after
 

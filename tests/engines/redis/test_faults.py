@@ -18,6 +18,7 @@ from django_distlock.backends.redis import backend as engine
 from django_distlock.backends.redis import server
 from django_distlock.backends.redis.backend import RedisBackend
 from django_distlock.backends.redis.connection import Connection, ConnectionFailed, ErrorReply
+from django_distlock.backends.redis.listener import Ear
 from django_distlock.backends.redis.target import Target
 from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.concurrency.deadline import pause
@@ -319,6 +320,30 @@ def test_r7_a_cancellation_when_the_connection_is_lost(
 
     monkeypatch.setattr(Target, "connect", slow)
     proxy.swallow(1, cut=True)
+    with advisory_lock(f"{name} too", using="memory"):  # so that the keepalive thread runs
+        asyncio.run(main())
+        eventually(lambda: not own.client.exists(held), "it is held")
+
+
+def test_r7_a_waiter_leaves_when_its_hand_over_is_lost(
+    own: Own, backend: RedisBackend, held: bytes, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the connection on which it would say so, too."""
+
+    async def main() -> None:
+        grant, claim = own.hold(name), claim_of(name)
+        asking = asyncio.create_task(backend.atry_acquire(claim, 30))
+        await asyncio.to_thread(eventually, lambda: own.client.exists(lock_keys(name)[1]), "it does not wait")
+
+        def ends(ear: Ear, value: Any, mine: Any) -> None:
+            asking.cancel()
+            ear.end()
+
+        monkeypatch.setattr(Ear, "_hear", ends)
+        own.holder.release(grant)
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
     with advisory_lock(f"{name} too", using="memory"):  # so that the keepalive thread runs
         asyncio.run(main())
         eventually(lambda: not own.client.exists(held), "it is held")
