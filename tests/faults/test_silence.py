@@ -64,7 +64,7 @@ def works_again(using: str, name: str) -> bool:
     return True
 
 
-@pytest.mark.alone
+@pytest.mark.tier2
 @pytest.mark.parametrize("connected", [True, False], ids=["connected", "connecting"])
 @each_engine
 def test_r5_a_silent_server_costs_the_timeout_and_two_seconds(
@@ -81,7 +81,7 @@ def test_r5_a_silent_server_costs_the_timeout_and_two_seconds(
     eventually(lambda: works_again(using, name), "no lock after the server came back")
 
 
-@pytest.mark.alone
+@pytest.mark.tier2
 @each_session
 def test_r5_releases_that_hang_keep_no_task_waiting(using: str, name: str, proxied: Proxied) -> None:
     """Each of these locks was waited for, and so has a session of its own."""
@@ -148,7 +148,7 @@ def test_r5_a_cancel_is_heard_though_zookeeper_is_silent(name: str, proxied: Pro
 # R18: who holds a lock is told
 
 
-@pytest.mark.alone
+@pytest.mark.tier2
 @each_session
 def test_r18_a_silent_server_is_a_loss_within_seven_seconds(using: str, name: str, proxied: Proxied) -> None:
     """R17, R18: nobody asks anything; the heartbeat finds out and tells. Measured from the last reply."""
