@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.usefixtures("databases"), pytest.mark.tier2, pytest.ma
 
 ALIASES = [entry.using for entry in MATRIX if entry.processes]
 each_alias = pytest.mark.parametrize("using", ALIASES)
-PROCESSES, SECONDS = 8, 3.0
+PROCESSES, SECONDS = 8, 2.0
 
 
 def first_lock(link: Any, using: str, name: str) -> None:
@@ -92,7 +92,7 @@ def test_r5_a_server_that_answers_within_a_second_has_answered(
 
 # R7: PostgreSQL's lock_timeout can fire after the grant
 
-CLIENTS, RACE = 24, 6.0  # seconds
+CLIENTS, RACE = 24, 3.0  # seconds
 ENOUGH, MORE = 1000, 40.0  # timeouts; and seconds for them on a busy machine, since the clients are polite
 HELD = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = ANY(%s)"
 
