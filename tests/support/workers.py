@@ -11,10 +11,11 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from tests.support import services
 from tests.support.services.files import state_path
@@ -26,6 +27,9 @@ WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")  # gw0, gw1, ...; empty witho
 # Most of a run is waiting, not computing: two processors are enough for four. Beside the second tier's browsers, web
 # servers and kill storms they are not: replies came later than the milliseconds that the tests allow them.
 WORKERS, WORKERS_OF_BOTH_TIERS = 4, 3
+
+# The files of these folders go to one process: they share six browsers, each of which takes seconds to start.
+AS_ONE = ("tests/browserlocks/pages/",)
 
 # Linux shares the processors out by session first (sched_autogroup), and each server and each browser has one of its
 # own: four test processes in one session had all together what one browser has, and timed out in tests of milliseconds.
@@ -48,6 +52,17 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     if services.is_external():
         return 1
     return WORKERS if "not tier2" in config.option.markexpr else WORKERS_OF_BOTH_TIERS
+
+
+class Scheduling(LoadFileScheduling):  # type: ignore[misc]  # has no types
+    """A file, or a folder that is one of AS_ONE, goes to one process."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return next((folder for folder in AS_ONE if nodeid.startswith(folder)), super()._split_scope(nodeid))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True)
