@@ -230,11 +230,10 @@ def tasks(names: Names) -> None:
 def testing(names: Names) -> None:
     names["test_stops_when_the_lock_is_lost"]()
     names["test_nobody_gets_the_same_number"]()
-    for case in ("ReportTests", "Kept", "EndsWithItsBlock"):
-        result = unittest.TestResult()
-        unittest.defaultTestLoader.loadTestsFromTestCase(names[case]).run(result)
-        assert result.testsRun == 1
-        assert result.wasSuccessful(), result.errors + result.failures
+    result = unittest.TestResult()
+    unittest.defaultTestLoader.loadTestsFromTestCase(names["ReportTests"]).run(result)
+    assert result.testsRun == 1
+    assert result.wasSuccessful(), result.errors + result.failures
     assert issubclass(names["Runner"], names["DiscoverRunner"])
 
 
@@ -253,15 +252,6 @@ def sends_timeouts(names: Names) -> None:
 
 def duplicate_requests(names: Names) -> None:
     assert names["book"](post(seat="12")).status_code == 400  # without a key
-
-
-def register_function(names: Names) -> None:
-    address = "scene@docs.example"
-    try:
-        assert names["register"](address, "secret").email == address
-        assert names["register"](address, "secret") is None
-    finally:
-        User.objects.filter(email=address).delete()
 
 
 def table_locks(names: Names) -> None:
@@ -359,7 +349,6 @@ ROUTES = {"include": include, "path": path}
 SCENES = {
     "README.md": Scene(after=readme),
     "docs/quickstart.md": Scene(after=quickstart),
-    "docs/registration.md": Scene(after=register_function),
     "docs/idempotency/overview.md": Scene(after=duplicate_requests),
     "docs/operations.md": Scene(after=operations),
     "docs/backends/postgres.md": Scene("postgres"),
