@@ -65,7 +65,7 @@ ROOT_URLCONF = "testproject.urls"
 SCENES = [
     "testproject.registration.scene.Registration",
     "testproject.scenes.wallet.Wallet",
-    "testproject.scenes.deliveries.Deliveries",
+    "testproject.scenes.consumer.Consumer",
     "testproject.scenes.inventory.Inventory",
     "testproject.scenes.scheduler.Scheduler",
     *(["testproject.orders.scene.Orders"] if ORDERS else []),

@@ -21,8 +21,6 @@ from .views import WAYS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from testproject.replay.crowd import Answer
-
 FORM, API = "form", "API call"
 PLACED, BUSY = (201, 302), 409
 
@@ -69,20 +67,15 @@ def sent(port: int, way: Way, kind: str, clicks: int) -> Figures:
     made = Order.objects.filter(sheet=order["sheet"])
     payments = {reverse("order", args=[pk]): payment for pk, payment in made.values_list("pk", "payment")}
     made.delete()
-    return phase(kind, answers, payments)
-
-
-def phase(kind: str, answers: list[Answer], orders: Mapping[str, str]) -> Figures:
-    """`orders`: the address of each order that was made, and its payment. `first` answers were a view's own and
-    `replayed` ones stored; `wrong` are those that neither name the order nor say that it is being made."""
-    placed = [answer for answer in answers if answer.status in PLACED and answer.headers.get("Location") in orders]
+    # `wrong` are those that neither name the order nor say that it is being made.
+    placed = [answer for answer in answers if answer.status in PLACED and answer.headers.get("Location") in payments]
     busy = [answer for answer in answers if answer.status == BUSY]
     found = summary(answers, placed + busy)
     return found | {
         "kind": kind,
-        "orders": len(orders),
-        "duplicates": max(0, len(orders) - 1),
-        "payments": len(set(orders.values())),
-        "first": len(placed) - found["replayed"],
+        "orders": len(payments),
+        "duplicates": max(0, len(payments) - 1),
+        "payments": len(set(payments.values())),
+        "first": len(placed) - found["replayed"],  # a view's own answers, not stored ones
         "busy": len(busy),
     }

@@ -22,7 +22,6 @@ from .views import WAYS, none
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from testproject.replay.crowd import Answer
 
 # Reserved for documentation (RFC 2606): nobody's address, and easy to clear away.
 DOMAIN = "replay.example"
@@ -76,11 +75,6 @@ class Registration(Scene):
 
             yield Stage(act, facts)
 
-    def possible(self) -> bool:
-        """With ATOMIC_REQUESTS on SQLite, and transactions that begin with BEGIN IMMEDIATE as in these settings, the
-        whole request holds the one write lock that a SQLite file has: there is no race to show."""
-        return not (connection.vendor == "sqlite" and connection.settings_dict["ATOMIC_REQUESTS"])
-
     def more_problems(self, row: Figures, prevents: bool) -> Iterator[str]:
         # A sign-up that was told to come back later (503) is the only excuse for an address without an account.
         if prevents and row["accounts"] < row["addresses"] - row["busy"]:
@@ -94,30 +88,40 @@ class Registration(Scene):
         made += f"s, {row['duplicates']} too many" if row["duplicates"] else ""
         proof = ", and one was answered while a registration waited for the lock" if row["log_in_while_held"] else ""
         median = way["rows"][-1]["log_in"]
-        if not (way["prevents"] or self.possible()):
-            made += " (with ATOMIC_REQUESTS each request holds the write lock of SQLite: there is no race to lose)"
         return f"{way['title']}: {made}. Log-ins meanwhile took {median:.0f} ms (median){proof}."
+
+
+def fresh_address() -> str:
+    return f"scanner-{secrets.token_hex(8)}@{DOMAIN}"
 
 
 class Race:
     """The clients of a running server, and the account that logs in meanwhile."""
 
     def __init__(self, port: int) -> None:
-        self.port, self.run, self.bursts = port, secrets.token_hex(4), 0
-        email = f"regular-{self.run}@{DOMAIN}"
+        self.port, email = port, fresh_address()
         Account.objects.create(email=email, password=make_password(PASSWORD))
         self.log_in = open_form(port, "/login/")(email=email, password=PASSWORD)
 
     def burst(self, way: Way, *, addresses: int = 1, times: int = 1) -> Figures:
         """Send so many addresses so many times, all at once."""
-        emails = self.emails(addresses)
+        emails = [fresh_address() for _ in range(addresses)]
         sign_ups, log_ins = fire(self.sign_ups(way, emails * times), self.log_in)
         made = Account.objects.filter(email__in=emails).values("email").annotate(made=Count("pk")).order_by()
-        return phase(sign_ups, log_ins, list(made.values_list("made", flat=True)), addresses)
-
-    def emails(self, count: int) -> list[str]:
-        self.bursts += 1
-        return [f"scanner-{self.run}-{self.bursts}-{number}@{DOMAIN}" for number in range(count)]
+        accounts = list(made.values_list("made", flat=True))
+        found = summary(sign_ups, [answer for answer in sign_ups if answer.status in (201, 409, 503)])
+        return found | {
+            "addresses": addresses,
+            "accounts": sum(accounts),
+            "duplicates": sum(accounts) - len(accounts),  # accounts beyond the first of an address
+            "busy": sum(answer.status == 503 for answer in sign_ups),  # told to come back later
+            "errors": [*found["errors"], *(f"a log-in: {each.fault}" for each in log_ins if each.status != 200)],
+            "processes": len({answer.headers.get("Process") for answer in sign_ups}),  # of the server, that answered
+            "per_second": len(sign_ups) / found["seconds"],
+            "sign_up": milliseconds(sign_ups),
+            "log_in": milliseconds(log_ins),
+            "log_in_p99": milliseconds(log_ins, 0.99),
+        }
 
     def sign_ups(self, way: Way, emails: Sequence[str]) -> list[Any]:
         filled = open_form(self.port, f"/register/{way.slug}/")
@@ -125,33 +129,11 @@ class Race:
 
     def log_in_while_held(self, way: Way) -> bool:
         """Whether a log-in is answered while somebody holds the lock, and a sign-up only afterwards."""
-        emails = self.emails(1)
-        (sign_up,) = self.sign_ups(way, emails)
+        email = fresh_address()
+        (sign_up,) = self.sign_ups(way, [email])
         with ThreadPoolExecutor(1) as pool:
-            with advisory_lock(way.lock.format(key=emails[0])):
+            with advisory_lock(way.lock.format(key=email)):
                 waiting = pool.submit(sign_up.send)
                 answered = [self.log_in.send().status for _ in range(5)]
                 held = not waiting.done()
             return held and answered == [200] * 5 and waiting.result().status == 201
-
-
-def phase(sign_ups: Sequence[Answer], log_ins: Sequence[Answer], made: Sequence[int], addresses: int) -> Figures:
-    """One burst through one way; `made` is the number of accounts of each address that has any.
-
-    `duplicates` are accounts beyond the first of an address; `busy` sign-ups were told to come back later; `processes`
-    is how many server processes answered, which are named in each answer.
-    """
-    proper = [answer for answer in sign_ups if answer.status in (201, 409, 503)]
-    found = summary(sign_ups, proper)
-    return found | {
-        "addresses": addresses,
-        "accounts": sum(made),
-        "duplicates": sum(made) - len(made),
-        "busy": sum(answer.status == 503 for answer in sign_ups),
-        "errors": [*found["errors"], *(f"a log-in: {each.fault}" for each in log_ins if each.status != 200)],
-        "processes": len({answer.headers.get("Process") for answer in sign_ups}),
-        "per_second": len(sign_ups) / found["seconds"],
-        "sign_up": milliseconds(sign_ups),
-        "log_in": milliseconds(log_ins),
-        "log_in_p99": milliseconds(log_ins, 0.99),
-    }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from django.db import connections
@@ -12,7 +14,7 @@ from django.db import connections
 from . import ReplayError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from multiprocessing.connection import Connection
 
 SECONDS = 180
@@ -45,13 +47,25 @@ class Member:
             raise ReplayError(f"A process failed: {error}")
         return answer
 
-    def wait_until_stopped(self) -> None:
-        """By the SIGSTOP that it sends to itself."""
-        deadline = time.monotonic() + SECONDS
-        while os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is None:
-            if not self.process.is_alive() or time.monotonic() > deadline:
-                raise ReplayError("The process that was to fall asleep did not.")
-            time.sleep(0.005)
+    @contextmanager
+    def asleep(self) -> Iterator[None]:
+        """From the SIGSTOP that it sends to itself until the end of the with-block."""
+        state = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+        message = "The process that was to fall asleep did not."
+        wait_for(lambda: os.waitid(os.P_PID, self.pid, state) is not None, message, [self])
+        try:
+            yield
+        finally:
+            os.kill(self.pid, signal.SIGCONT)
+
+
+def wait_for(condition: Callable[[], bool], complaint: str, members: Sequence[Member] = ()) -> None:
+    """ReplayError with the complaint if it takes too long, or if one of the members ends."""
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        if time.monotonic() > deadline or not all(member.process.is_alive() for member in members):
+            raise ReplayError(complaint)
+        time.sleep(0.005)
 
 
 def work(pipe: Connection, others: Sequence[Member], function: Callable[..., Any]) -> None:
@@ -70,9 +84,6 @@ class Team(list[Member]):
         """A process that calls `function` with its end of a pipe, and these arguments."""
         self.append(Member(self, lambda pipe: function(pipe, *arguments, **options)))
         return self[-1]
-
-    def results(self) -> list[Any]:
-        return [member.result() for member in self]
 
     def __enter__(self) -> Self:
         return self

@@ -97,10 +97,6 @@ class Scene:
     def told(self, way: Figures) -> str:
         return f"{way['title']}: {'; '.join(self.story.format(**row) for row in way['rows'])}."
 
-    def possible(self) -> bool:
-        """Whether the fault can show itself on this database at all."""
-        return True
-
     def shown(self, way: Figures) -> bool:
         return any(row[key] for row in way["rows"] for key in self.fault)
 
@@ -111,12 +107,12 @@ class Scene:
     def problems(self, way: Figures) -> Iterator[str]:
         """Whatever a way does, it fails nowhere; a lock gives no alarm, and without one the fault shows itself."""
         for row in way["rows"]:
-            yield from row["errors"]
+            yield from row.get("errors", ())
             if way["prevents"]:
                 alarms = (column for column in self.columns if column.alarm and row[column.key])
                 yield from (f"{column.head.lower()}: {column.text(row)}." for column in alarms)
             yield from self.more_problems(row, way["prevents"])
-        if not way["prevents"] and self.possible() and not self.shown(way):
+        if not way["prevents"] and not self.shown(way):
             yield f"nothing went wrong in {way['rounds']} rounds; the fault was not shown."
 
     def table(self, result: Figures) -> list[list[list[str]]]:
@@ -151,11 +147,11 @@ class Scene:
         return {"title": title.format_map(rows[0][1]) if rows else title, "bars": bars}
 
 
-def replay(scene: Scene, ways: Sequence[Way], options: Mapping[str, Any], tell: Callable[[str], Any]) -> Figures:
+def replay(scene: Scene, options: Mapping[str, Any], tell: Callable[[str], Any]) -> Figures:
     """Act out each way."""
     with scene.stage(options) as stage:
         found = []
-        for way in ways:
+        for way in scene.ways:
             tell(f"{way.title} ...")
             found.append(until_shown(scene, stage, way))
         return {

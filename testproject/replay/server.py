@@ -32,10 +32,6 @@ class Server:
             raise ReplayError("gunicorn is not installed: `pip install --group demo-sqlite`, or use `make demo`.")
         self.workers, self.threads, self.ports = workers, threads, ports
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/"
-
     def __enter__(self) -> Self:
         # A process takes no more connections than it has threads: what it cannot serve at once, another one accepts.
         sizes = {"workers": self.workers, "threads": self.threads, "worker-connections": self.threads}

@@ -1,12 +1,10 @@
-"""A consumer of transfers, built on FastStream: the broker delivers at least once, the accounts see each message once.
+"""Transfers as messages: each is sent twice to consumers built on FastStream, one of which is killed.
 
-The handler knows no broker. With Kafka the subscriber of `redis_app` becomes
+A broker delivers at least once, and the accounts are to see each message once. The handler knows no broker. With Kafka
+its subscriber is the one below, and the group itself gives to another what a dead consumer has not acknowledged.
 
-    subscriber = KafkaBroker("localhost:9092").subscriber(
-        "transfers", group_id=GROUP, ack_policy=ACK_POLICY, auto_offset_reset="earliest")
-    subscriber(on_transfer(act_once))
-
-where the group itself gives what a dead consumer has not acknowledged to another one.
+    KafkaBroker("localhost:9092").subscriber(
+        "transfers", group_id=GROUP, ack_policy=AckPolicy.NACK_ON_ERROR, auto_offset_reset="earliest")
 """
 
 from __future__ import annotations
@@ -15,124 +13,155 @@ import asyncio
 import logging
 import os
 import signal
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
-from uuid import UUID
+import uuid
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from asgiref.sync import sync_to_async
 from django.db import close_old_connections, transaction
-from faststream import AckPolicy, FastStream
-from faststream.redis import RedisBroker, StreamSub
-from redis.exceptions import ResponseError
+
+from testproject.databases import redis_url, services
+from testproject.replay import ReplayError
+from testproject.replay.processes import SECONDS, Team, wait_for
+from testproject.replay.scene import Column, Figures, Option, Scene, Way, way
 
 from .models import Account, Receipt
-from .wallet import row, transfer
+from .wallet import fresh_accounts, row, transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
-GROUP = "wallet"
-# Acknowledged when the handler has returned, so after the commit, and left to be delivered again when it has failed.
-# FastStream's defaults are others: Kafka's acknowledges before the handler, Redis' has a name that says "reject".
-ACK_POLICY = AckPolicy.NACK_ON_ERROR
+GROUP, CLAIM_AFTER = "wallet", 200  # milliseconds after which an unacknowledged message is taken from its reader
+OWNER = "consumer replay"  # nobody's account: what the replay makes, it clears away
+START, AMOUNT = 1_000_000, 1
 
 
-@dataclass(frozen=True, slots=True)
-class TransferMessage:
-    """`id` is the sender's and the same however often the message is sent; what a broker numbers is the delivery."""
-
-    id: UUID
-    source: int
-    target: int
-    amount: int
-
-    @classmethod
-    def parse(cls, body: object) -> Self:
-        """ValueError if the body lacks something, or says what cannot be, and so when it is delivered again."""
-        match body:
-            case {"id": str(key), "source": int(source), "target": int(target), "amount": int(amount)} if (
-                source != target and amount > 0
-            ):
-                with suppress(ValueError):
-                    return cls(UUID(key), source, target, amount)
-        raise ValueError(f"not a transfer: {body!r:.200}")
+@way("Each delivery acts", "transfer(row, source, target, amount)", prevents=False)
+def each(message: uuid.UUID, source: int, target: int, amount: int) -> None:
+    """The rows are locked and no money is made, but a message that is delivered twice moves it twice."""
+    transfer(row, source, target, amount)
 
 
-def act_each_time(message: TransferMessage) -> bool:
-    """Move the money; whether it was there. Account.DoesNotExist for an unknown account."""
-    return transfer(row, message.source, message.target, message.amount)
-
-
-def act_once(message: TransferMessage) -> bool:
-    """Move the money unless this message was acted upon before; whether it moved now. Account.DoesNotExist likewise.
-
-    The receipt comes first: of two deliveries at once the second waits here for the end of the first one's transaction.
-    If that is a commit, there is a receipt, and if not, no money was moved either.
-    """
+@way("A receipt in the same transaction", "Receipt.objects.get_or_create(message=message.id)")
+def once(message: uuid.UUID, source: int, target: int, amount: int) -> None:
+    """The id of the message is stored in the transaction of its transfer, under a unique key. Another delivery waits
+    there, finds it and does nothing, also after a consumer that was killed between commit and acknowledgement."""
     with transaction.atomic():
-        _, first = Receipt.objects.get_or_create(message=message.id)
-        return first and act_each_time(message)
+        _, first = Receipt.objects.get_or_create(message=message)
+        if first:
+            transfer(row, source, target, amount)
 
 
-def on_transfer(act: Callable[[TransferMessage], bool]) -> Callable[[Any], Any]:
+def parsed(body: object) -> tuple[uuid.UUID, int, int, int]:
+    """The id is the sender's; what a broker numbers is the delivery. ValueError for what can never be a transfer."""
+    match body:
+        case {"id": str(key), "source": int(source), "target": int(target), "amount": int(amount)} if amount > 0:
+            return uuid.UUID(key), source, target, amount
+    raise ValueError(f"not a transfer: {body!r:.200}")
+
+
+def on_transfer(way: Way, dies: bool) -> Callable[[Any], Any]:
     """The handler of a message. It takes any body: one that FastStream itself refuses would be delivered for ever."""
 
-    def receive(message: TransferMessage) -> None:
+    def receive(body: Any) -> None:
         close_old_connections()  # as before each request: the database may have been restarted since the last message
-        act(message)
+        way.run(*parsed(body))
+        if dies:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     async def handle(body: Any) -> None:
         try:
             # One thread for all of them, which keeps its connection: the ORM has no transactions for asyncio.
-            await sync_to_async(receive)(TransferMessage.parse(body))
+            await sync_to_async(receive)(body)
         except (ValueError, Account.DoesNotExist) as error:
             logger.error("Dropped: %s", error)
 
     return handle
 
 
-def redis_app(
-    act: Callable[[TransferMessage], bool], *, url: str, stream: str, name: str, claim_after: float
-) -> FastStream:
-    """An application that reads `stream` as the member `name` of the group.
+def consume(pipe: Any, way: Way, url: str, stream: str, name: str, dies: bool = False) -> None:
+    """What a process does; `dies`: it kills itself between its first commit and the acknowledgement."""
+    from faststream import AckPolicy, FastStream
+    from faststream.redis import RedisBroker, StreamSub
 
-    `claim_after`: how many seconds after its delivery an unacknowledged message is taken from its reader. It is meant
-    to be longer than any transfer takes; if it is not, the message is merely delivered once more.
-    """
     broker = RedisBroker(url, logger=logger)
-
-    async def make_group() -> None:
-        """FastStream would let the group begin with what comes after it, and lose what was sent before."""
-        client = await broker.connect()
-        try:
-            await client.xgroup_create(stream, GROUP, id="0", mkstream=True)
-        except ResponseError as error:
-            if not str(error).startswith("BUSYGROUP"):
-                raise
-
     # A subscriber with min_idle_time reads nothing but what others have left (XAUTOCLAIM), hence two of them. One
     # message at a time, or the first to read takes all there are, and they grow old while they wait for their turn.
-    for member, idle in ((name, None), (f"{name}-claims", round(claim_after * 1000))):
+    for member, idle in ((name, None), (f"{name}-claims", CLAIM_AFTER)):
         reader = StreamSub(stream, group=GROUP, consumer=member, max_records=1, min_idle_time=idle)
-        broker.subscriber(stream=reader, ack_policy=ACK_POLICY)(on_transfer(act))
-    return FastStream(broker, logger=logger, on_startup=[make_group])
-
-
-def consume(pipe: Any, act: Callable[[TransferMessage], bool], *, dies: bool, **reader: Any) -> None:
-    """What a process of the replay does; `dies`: it kills itself between its first commit and the acknowledgement."""
-
-    def act_and_die(message: TransferMessage) -> bool:
-        act(message)
-        os.kill(os.getpid(), signal.SIGKILL)
-        return True
-
-    asyncio.run(redis_app(act_and_die if dies else act, **reader).run())
+        # Acknowledged after the commit, and delivered again if that fails. FastStream's defaults are others.
+        broker.subscriber(stream=reader, ack_policy=AckPolicy.NACK_ON_ERROR)(on_transfer(way, dies))
+    asyncio.run(FastStream(broker, logger=logger).run())
 
 
 async def publish(url: str, stream: str, bodies: list[dict[str, Any]]) -> None:
+    from faststream.redis import RedisBroker
+
     async with RedisBroker(url) as broker:
         for body in bodies:
             await broker.publish(body, stream=stream)
+
+
+class Consumer(Scene):
+    name = "consumer"
+    help = "Transfers as messages, each delivered twice to several consumers, one of which is killed. Needs Redis."
+    ways = (each, once)
+    options = (
+        Option("messages", 100, "transfers per way"),
+        Option("consumers", 3, "processes, without the one that is killed"),
+    )
+    columns = (
+        Column("Messages", "messages"),
+        Column("Transfers made", "acts"),
+        Column("Acted more than once", "twice", alarm=True),
+        Column("Never acted", "never", alarm=True),
+        Column("Money made", "drift", alarm=True),
+    )
+    fault = ("twice",)
+    story = "{messages} messages, each sent twice and one delivered once more, made {acts} transfers"
+
+    def act(self, way: Way, messages: int, consumers: int) -> list[Figures]:
+        server = services().get("redis1")
+        if server is None or find_spec("faststream") is None or find_spec("redis") is None:
+            raise ReplayError("The consumer needs FastStream and Redis: run `make venv services`.")
+        hub, *others = fresh_accounts(OWNER, messages + 1, START)
+        # One account takes part in all transfers, in half of them as the source: locks taken in the order of the
+        # message would end in deadlocks. The other account is the message's own, and tells how often it has acted.
+        pairs = [(hub, other) if number % 2 else (other, hub) for number, other in enumerate(others)]
+        bodies = [{"id": str(uuid.uuid4()), "source": a, "target": b, "amount": AMOUNT} for a, b in pairs]
+        deliver(way, bodies, consumers, redis_url(server, quote(server["password"], safe="")))
+        balances = dict(Account.objects.filter(owner=OWNER).values_list("pk", "balance"))
+        acts = [abs(START - balances[other]) // AMOUNT for other in others]
+        Account.objects.filter(owner=OWNER).delete()
+        Receipt.objects.filter(pk__in=[body["id"] for body in bodies]).delete()
+        drift, twice = sum(balances.values()) - START * len(balances), sum(times > 1 for times in acts)
+        return [{"messages": messages, "acts": sum(acts), "twice": twice, "never": acts.count(0), "drift": drift}]
+
+
+def deliver(way: Way, bodies: list[dict[str, Any]], consumers: int, url: str) -> None:
+    """Send each message twice, and return when all of them were acknowledged."""
+    import redis
+
+    stream = f"wallet-transfers-{uuid.uuid4()}"
+    with redis.Redis.from_url(url) as client, Team() as team:
+        # FastStream would let the group begin with what comes after it, and lose what was sent before.
+        client.xgroup_create(stream, GROUP, id="0", mkstream=True)
+        client.expire(stream, SECONDS)  # should this process be killed
+        asyncio.run(publish(url, stream, bodies * 2))
+        doomed = team.start(consume, way, url, stream, "doomed", dies=True).process
+        doomed.join(SECONDS)
+        if doomed.exitcode != -signal.SIGKILL:
+            raise ReplayError("The consumer that was to die between commit and acknowledgement did not.")
+        members = [team.start(consume, way, url, stream, f"member-{number}") for number in range(consumers)]
+
+        def acknowledged() -> bool:
+            (group,), sent = client.xinfo_groups(stream), client.xinfo_stream(stream)["last-generated-id"]
+            return group["last-delivered-id"] == sent and not group["pending"]
+
+        wait_for(acknowledged, f"A consumer ended, or there were messages left after {SECONDS} s.", members)
+        for member in members:
+            member.process.kill()
+        client.delete(stream)

@@ -12,8 +12,6 @@ from django.db import IntegrityError
 from django.db.models import F
 
 from django_distlock import LockLost, advisory_lock
-from django_distlock.manager.registry import registry
-from testproject.replay import ReplayError
 from testproject.replay.processes import Team
 from testproject.replay.scene import Column, Figures, Option, Scene, Way, way
 
@@ -54,10 +52,10 @@ def trigger(item: Item, fence: int | None) -> None:
     Item.objects.filter(pk=item.pk).update(stock=item.stock - 1, fence=fence)
 
 
-def sell(way: Way, pk: int, pack: Callable[[], None], using: str) -> bool:
+def sell(way: Way, pk: int, pack: Callable[[], None]) -> bool:
     """Look, pack, and write as the way does, under a lease that may end meanwhile. The write gets the bare token: with
     the lease itself this process would notice, which here the database is to do."""
-    held = nullcontext() if way is none else advisory_lock(f"item:{pk}", using=using, ttl=TTL)
+    held = nullcontext() if way is none else advisory_lock(f"item:{pk}", using="leasetable", ttl=TTL)
     with held as lease:
         item = Item.objects.get(pk=pk)
         if item.stock < 1:
@@ -74,7 +72,6 @@ class Inventory(Scene):
     options = (
         Option("stock", 40, "units there are"),
         Option("workers", 8, "processes that sell"),
-        Option("using", "leasetable", "lock alias of the leases"),
     )
     columns = (
         Column("Stock", "stock"),
@@ -88,38 +85,26 @@ class Inventory(Scene):
     plots = (("sold", "Units sold of {stock}"), ("per_second", "Sales per second, the sleep of one worker included"))
     story = "{sold} of {stock} sold, {oversold} too many, {left} left; late writes refused: {late}"
 
-    def act(self, way: Way, stock: int, workers: int, using: str) -> list[Figures]:
-        require_fences(using)
-        return [sold_by_all(way, stock, workers, using)]
+    def act(self, way: Way, stock: int, workers: int) -> list[Figures]:
+        return [sold_by_all(way, stock, workers)]
 
     def more_problems(self, row: Figures, prevents: bool) -> Iterator[str]:
         if prevents and row["pauses"] and not row["late"]:
             yield "the worker that slept was not refused."
 
 
-def require_fences(using: str) -> None:
-    backend = registry.entry(using).backend
-    if not (backend.supports_ttl and backend.supports_fencing):
-        raise ReplayError(f"The locks of {using!r} have no TTL or no fencing tokens: name another alias with --using.")
-
-
-def sold_by_all(way: Way, stock: int, workers: int, using: str) -> Figures:
+def sold_by_all(way: Way, stock: int, workers: int) -> Figures:
     """All sell at once until there is nothing left. If the way pauses, the first one goes ahead until it sleeps in the
     middle of its sale, and wakes when the others are done."""
     item = Item.objects.create(name=f"replayed {way.slug}", stock=stock)
     began = time.monotonic()
     with Team() as team:
-        first = team.start(sell_all, way, item.pk, using, way.pauses)
-        if way.pauses:
-            first.wait_until_stopped()
-        try:
-            others = [team.start(sell_all, way, item.pk, using, False) for _ in range(1, workers)]
+        first = team.start(sell_all, way, item.pk, way.pauses)
+        with first.asleep() if way.pauses else nullcontext():
+            others = [team.start(sell_all, way, item.pk, False) for _ in range(1, workers)]
             outcomes = [other.result() for other in others]
-        finally:
-            if way.pauses:
-                os.kill(first.pid, signal.SIGCONT)
         outcomes.append(first.result())
-    seconds, sold = time.monotonic() - began, sum(sold for sold, *_ in outcomes)
+    seconds, sold = time.monotonic() - began, sum(sold for sold, _ in outcomes)
     item.refresh_from_db()
     item.delete()
     return {
@@ -127,29 +112,26 @@ def sold_by_all(way: Way, stock: int, workers: int, using: str) -> Figures:
         "sold": sold,
         "oversold": max(0, sold - stock),
         "left": item.stock,
-        "late": sum(late for _, late, _ in outcomes),
+        "late": sum(late for _, late in outcomes),
         "pauses": way.pauses,
         "per_second": round(sold / seconds, 1),
-        "errors": sorted({error for *_, error in outcomes if error}),
     }
 
 
-def sell_all(pipe: Connection, way: Way, pk: int, using: str, sleepy: bool) -> tuple[int, int, str]:
-    """What one process does: sell until there is nothing left. How much it has sold, how many of its writes were
-    refused as late, and the error that ended it. A sleepy worker stops itself once."""
+def sell_all(pipe: Connection, way: Way, pk: int, sleepy: bool) -> tuple[int, int]:
+    """What one process does: sell until there is nothing left. How much it has sold, and how many of its writes were
+    refused as late. A sleepy worker stops itself once."""
 
     def pack() -> None:
-        nonlocal sleepy
         time.sleep(PACKING)
-        if sleepy:
-            sleepy = False
+        if sleepy and not (sold or late):  # once
             os.kill(os.getpid(), signal.SIGSTOP)
 
     sold = late = 0
     while True:
         try:
-            if not sell(way, pk, pack, using):
-                return sold, late, ""
+            if not sell(way, pk, pack):
+                return sold, late
             sold += 1
         except LockLost as error:
             # Others are told after the sale that the lease is over: the unit has left the house.
@@ -157,7 +139,5 @@ def sell_all(pipe: Connection, way: Way, pk: int, using: str, sleepy: bool) -> t
             late, sold = late + refused, sold + (not refused)
         except IntegrityError as error:
             if "stale fencing token" not in str(error):
-                return sold, late, f"IntegrityError: {error}"
+                raise
             late += 1
-        except Exception as error:
-            return sold, late, f"{type(error).__name__}: {error}"

@@ -25,11 +25,8 @@ class Account(models.Model):
 
 
 class Receipt(models.Model):
-    """A message that was acted upon, stored in the transaction of what it did: its key lets each message act once.
-
-    A UUID and not a text, because MariaDB takes "a" and "A" for one text. A receipt may go when the broker cannot
-    deliver its message any more.
-    """
+    """A message that was acted upon, stored in the transaction of what it did: its key lets each message act once. It
+    may go when the broker cannot deliver its message any more."""
 
     message = models.UUIDField(primary_key=True)
     created = models.DateTimeField(auto_now_add=True)
@@ -51,11 +48,8 @@ class Item(FencedModel):
 
 
 class Schedule(FencedModel):
-    """A job that is due every so often: `last` is the slot that was run last.
-
-    Where one conditional `UPDATE ... SET last = 8 WHERE last = 7` and the job fit into one transaction, that is the
-    right tool. Here the job takes a while between the look at `last` and the write.
-    """
+    """A job that is due every so often: `last` is the slot that was run last. The job takes a while between the look at
+    it and the write; one that fits into a transaction needs no more than `UPDATE ... SET last = 8 WHERE last = 7`."""
 
     enforce_fence = True
 

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 from django.db import transaction
 
 from django_distlock import Leader, LockLost
-from testproject.replay import ReplayError
-from testproject.replay.processes import SECONDS, Member, Team
+from testproject.replay.processes import SECONDS, Member, Team, wait_for
 from testproject.replay.scene import Column, Figures, Option, Scene, Way, way
 
-from .inventory import require_fences
 from .models import Job, Schedule
 
 if TYPE_CHECKING:
@@ -26,58 +24,52 @@ if TYPE_CHECKING:
 SLOT = 0.1  # seconds between two jobs
 WORK = 0.01  # seconds that a job takes
 SLOTS = 4  # that go by between two incidents
+IDLE = f"Nothing was run for {SECONDS} s."
 ALLOWED = 1.0  # seconds after the end of its lease within which another copy must lead
 
 
 @way("No leader", prevents=False)
-def none(copy: Copy, pipe: Connection, **office: Any) -> None:
+def none(term: Any) -> Any:
     """Every copy looks what is due, runs it and writes down that it was run."""
-    copy.run_while(lambda seconds: not pipe.poll(seconds))
+    return Schedule.objects
 
 
 @way("Leader alone", 'Leader("scheduler", on_elected=run_what_is_due)', prevents=False, pauses=True)
-def leader(copy: Copy, pipe: Connection, **office: Any) -> None:
+def leader(term: Any) -> Any:
     """Only the leader runs what is due. It is killed, and another copy goes on. That one falls asleep in the middle of
     a job, the third one leads meanwhile, and then it wakes up, ends the job, and sets the schedule back."""
-    with Leader(**office, on_elected=lambda term: copy.run_while(term.wait, term)):
-        pipe.recv()
+    return Schedule.objects
 
 
 @way("Leader and fence", "Schedule.objects.fenced(term.fence).filter(pk=pk).update(last=slot)", pauses=True)
-def fenced(copy: Copy, pipe: Connection, **office: Any) -> None:
+def fenced(term: Any) -> Any:
     """The same kill and the same sleep. The schedule has been written with a later token, and the database refuses the
     one who slept."""
-    with Leader(**office, on_elected=lambda term: copy.run_while(term.wait, term, term.fence)):
-        pipe.recv()
+    return Schedule.objects.fenced(term.fence)
 
 
 class Copy:
     """A copy of the scheduler, in its own process. SIGUSR1 puts it to sleep in the middle of its next job."""
 
-    def __init__(self, pk: int, began: float) -> None:
-        self.pk, self.began = pk, began
+    def __init__(self, way: Way, pk: int, began: float) -> None:
+        self.way, self.pk, self.began = way, pk, began
         self.sleepy, self.late, self.errors = False, 0, []
         signal.signal(signal.SIGUSR1, lambda *args: setattr(self, "sleepy", True))
 
-    def run_while(self, wait: Callable[[float], bool], term: Any = None, fence: int | None = None) -> None:
+    def run_while(self, wait: Callable[[float], bool], term: Any = None) -> None:
         """Run what is due, again and again, for as long as `wait(seconds)` says so."""
         try:
             while wait(SLOT / 5):
                 slot = Schedule.objects.get(pk=self.pk).last + 1
                 if slot <= (time.monotonic() - self.began) / SLOT:
                     self.work(term)
-                    self.write(slot, fence)
+                    with transaction.atomic():  # with a fence: LockLost if another leader has written since
+                        self.way.run(term).filter(pk=self.pk).update(last=slot)
+                        Job.objects.create(schedule_id=self.pk, slot=slot, process=os.getpid())
         except LockLost:
             self.late += 1
         except Exception as error:
             self.errors.append(f"{type(error).__name__}: {error}")
-
-    def write(self, slot: int, fence: int | None) -> None:
-        """With a fence: LockLost if another leader has written since, and then nothing of it is done."""
-        with transaction.atomic():
-            schedules = Schedule.objects if fence is None else Schedule.objects.fenced(fence)
-            schedules.filter(pk=self.pk).update(last=slot)
-            Job.objects.create(schedule_id=self.pk, slot=slot, process=os.getpid())
 
     def work(self, term: Any) -> None:
         time.sleep(WORK)
@@ -93,8 +85,12 @@ class Copy:
 
 def stand(pipe: Connection, way: Way, pk: int, began: float, office: dict[str, Any]) -> tuple[int, list[str]]:
     """What one process does until it is told to stop; how many writes were refused as late, and the errors."""
-    copy = Copy(pk, began)
-    way.run(copy, pipe, **office)
+    copy = Copy(way, pk, began)
+    if way is none:
+        copy.run_while(lambda seconds: not pipe.poll(seconds))
+    else:
+        with Leader(**office, on_elected=lambda term: copy.run_while(term.wait, term)):
+            pipe.recv()
     return copy.late, copy.errors
 
 
@@ -103,7 +99,6 @@ class Scheduler(Scene):
     help = "Several copies of a scheduler: the leader is killed, the next one sleeps beyond the end of its lease."
     ways = (none, leader, fenced)
     options = (
-        Option("using", "leasetable", "lock alias of the leases"),
         Option("copies", 3, "processes, of which one is killed and one sleeps"),
         Option("ttl", 1.0, "of the leader's lease, in seconds"),
     )
@@ -120,9 +115,8 @@ class Scheduler(Scene):
 
     story = "{slots} slots, {twice} of them run twice; late writes refused: {late}"
 
-    def act(self, way: Way, using: str, copies: int, ttl: float) -> list[Figures]:
-        require_fences(using)
-        return [play(way, using, copies, ttl)]
+    def act(self, way: Way, copies: int, ttl: float) -> list[Figures]:
+        return [play(way, copies, ttl)]
 
     def more_problems(self, row: Figures, prevents: bool) -> Iterator[str]:
         if row["missed"] and not prevents:
@@ -133,9 +127,9 @@ class Scheduler(Scene):
             yield "the leader that slept was not refused."
 
 
-def play(way: Way, using: str, copies: int, ttl: float) -> Figures:
+def play(way: Way, copies: int, ttl: float) -> Figures:
     schedule = Schedule.objects.create(name=f"replayed {way.slug}")
-    office = {"name": f"scheduler:{way.slug}:{schedule.pk}:{os.getpid()}", "using": using, "ttl": ttl}
+    office = {"name": f"scheduler:{way.slug}:{schedule.pk}:{os.getpid()}", "using": "leasetable", "ttl": ttl}
     takeover = None
     with Team() as team:
         began = time.monotonic()
@@ -170,7 +164,7 @@ def kill_the_leader(team: Team, schedule: Schedule) -> float:
     killed, when = leader_of(team, schedule), time.monotonic()
     killed.process.kill()
     killed.process.join()
-    wait_for(lambda: leader_of(team, schedule) is not killed)
+    wait_for(lambda: leader_of(team, schedule) is not killed, IDLE)
     return round(time.monotonic() - when, 3)
 
 
@@ -178,12 +172,9 @@ def put_the_leader_to_sleep(team: Team, schedule: Schedule) -> None:
     """Until another one has led for a while."""
     sleeper = leader_of(team, schedule)
     os.kill(sleeper.pid, signal.SIGUSR1)
-    sleeper.wait_until_stopped()
-    try:
-        wait_for(lambda: leader_of(team, schedule) is not sleeper)
+    with sleeper.asleep():
+        wait_for(lambda: leader_of(team, schedule) is not sleeper, IDLE)
         pass_slots(schedule)
-    finally:
-        os.kill(sleeper.pid, signal.SIGCONT)
 
 
 def leader_of(team: Team, schedule: Schedule) -> Member:
@@ -195,12 +186,4 @@ def leader_of(team: Team, schedule: Schedule) -> Member:
 def pass_slots(schedule: Schedule) -> None:
     """Wait until some more were run."""
     wanted = schedule.jobs.count() + SLOTS
-    wait_for(lambda: schedule.jobs.count() >= wanted)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        if time.monotonic() > deadline:
-            raise ReplayError(f"Nothing was run for {SECONDS} s.")
-        time.sleep(SLOT / 10)
+    wait_for(lambda: schedule.jobs.count() >= wanted, IDLE)

@@ -28,6 +28,7 @@ PROCESSES, TIMEOUT = 4, 30.0
 LOOK_UP = 0.001  # seconds between the look at a balance and the write: the limit of the day is looked up elsewhere
 OWNER = "replay"  # nobody's account: what the replay makes, it clears away
 START, FIRST, SECOND = 1000, 600, 700
+ACCOUNTS = 10  # that the transfers are between
 
 
 @way("No lock", prevents=False)
@@ -104,7 +105,6 @@ class Wallet(Scene):
     options = (
         Option("pairs", 200, "pairs of withdrawals per way"),
         Option("transfers", 2000, "transfers per way"),
-        Option("accounts", 10, "accounts that the transfers are between"),
     )
     columns = (
         Column("Pairs", "pairs"),
@@ -119,9 +119,9 @@ class Wallet(Scene):
 
     story = "{both} of {pairs} pairs were both paid; money made by {transfers} transfers: {drift}"
 
-    def act(self, way: Way, pairs: int, transfers: int, accounts: int) -> list[Figures]:
+    def act(self, way: Way, pairs: int, transfers: int) -> list[Figures]:
         withdrawn = withdraw_pairs(way, pairs)
-        moved = random_transfers(way, transfers, accounts)
+        moved = random_transfers(way, transfers)
         Account.objects.filter(owner=OWNER).delete()
         return [withdrawn | moved | {"errors": withdrawn["errors"] + moved["errors"]}]
 
@@ -135,13 +135,13 @@ def withdraw_pairs(way: Way, count: int) -> Figures:
     return {"pairs": count, "both": done - (count - neither), "neither": neither, "errors": errors}
 
 
-def random_transfers(way: Way, count: int, accounts: int) -> Figures:
+def random_transfers(way: Way, count: int) -> Figures:
     """`drift` is the money that they made, or lost if below zero."""
-    pks = fresh_accounts(OWNER, accounts, START)
+    pks = fresh_accounts(OWNER, ACCOUNTS, START)
     began = time.monotonic()
     _, errors = done_by_all(way, [(*random.sample(pks, 2), random.randint(1, 500)) for _ in range(count)])
     rate = count / (time.monotonic() - began)
-    drift = Account.objects.filter(pk__in=pks).aggregate(total=Sum("balance"))["total"] - START * accounts
+    drift = Account.objects.filter(pk__in=pks).aggregate(total=Sum("balance"))["total"] - START * ACCOUNTS
     return {"transfers": count, "drift": drift, "per_second": round(rate, 1), "errors": errors}
 
 
@@ -151,7 +151,7 @@ def done_by_all(way: Way, moves: Sequence[Move]) -> tuple[int, list[str]]:
     with Team() as team:
         for number in range(PROCESSES):
             team.start(move, barrier, way, moves[number::PROCESSES])
-        results = team.results()
+        results = [member.result() for member in team]
     return sum(done for done, _ in results), sorted({error for _, errors in results for error in errors})
 
 

@@ -186,7 +186,7 @@ def test_pages_show_the_latest_replay(client: Client) -> None:
     answer = client.get("/workers/")
     assert answer["Cross-Origin-Embedder-Policy"] == "require-corp"
     assert answer["Cross-Origin-Opener-Policy"] == "same-origin"
-    known = {"engine_name": "SQLite", "engine_version": "3.40", "workers": 4, "using": "leasetable", "copies": 3}
+    known = {"engine_name": "SQLite", "engine_version": "3.40", "workers": 4, "copies": 3}
     known |= {"problems": ["none: <broken>"], "ttl": 1.0}
     sale = {"oversold": 2, "stock": 20, "sold": 22, "left": -2, "late": 0, "per_second": 3.2}
     slots = {"slots": 13, "jobs": 17, "twice": 4, "missed": 0, "late": 0, "takeover": 0.84}

@@ -70,7 +70,7 @@ def test_an_order_that_is_sent_twenty_times_is_one(tmp_path: Path) -> None:
 
 def test_the_last_items_are_sold_once(tmp_path: Path) -> None:
     """One of the workers sleeps for longer than its lease lives."""
-    ways = replayed("inventory", "sqlite", tmp_path, "--stock=20", "--workers=4", "--using=default")
+    ways = replayed("inventory", "sqlite", tmp_path, "--stock=20", "--workers=4")
     assert ways["none"][0]["left"] < 0
     assert ways["lease"][0]["oversold"] > 0
     for slug in ("fenced", "trigger"):

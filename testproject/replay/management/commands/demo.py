@@ -80,11 +80,12 @@ class Command(BaseCommand):
 
     def serve(self, ports: tuple[int, ...], password: str) -> None:
         with Server(ports=ports) as server:
-            self.stdout.write(f"\nDemo:     {server.url}")
+            url = f"http://127.0.0.1:{server.port}"
+            self.stdout.write(f"\nDemo:     {url}/")
             for name, hint in BY_HAND.items():
                 with suppress(NoReverseMatch):
-                    self.stdout.write(f"{name.title() + ':':<10}{server.url.rstrip('/')}{reverse(name)}   {hint}")
-            self.stdout.write(f"Admin:    {server.url}admin/   user {USER}, password {password}")
+                    self.stdout.write(f"{name.title() + ':':<10}{url}{reverse(name)}   {hint}")
+            self.stdout.write(f"Admin:    {url}/admin/   user {USER}, password {password}")
             self.stdout.write("Control-C stops the server.")
             self.stdout.flush()
             try:

@@ -23,23 +23,19 @@ class Command(BaseCommand):
         known = parser.add_subparsers(dest="scene", metavar="SCENE", required=True)
         for scene in scenes().values():
             one = known.add_parser(scene.name, help=scene.help, description=scene.help)
-            one.add_argument("--ways", default=",".join(way.slug for way in scene.ways), help="default: %(default)s")
             one.add_argument("--json", action="store_true", help="print the figures as JSON and nothing else")
             for name, default, text in scene.options:
                 help = f"{text}; default: %(default)s"
                 one.add_argument(f"--{name}", type=type(default), default=default, help=help)
 
     def handle(self, *args: Any, **given: Any) -> None:
-        quiet, scene, wanted = given["json"], scenes()[given["scene"]], given["ways"].split(",")
-        ways = [way for way in scene.ways if way.slug in wanted]
-        if len(ways) < len(wanted):
-            raise CommandError(f"unknown way; choose from {', '.join(way.slug for way in scene.ways)}")
+        quiet, scene = given["json"], scenes()[given["scene"]]
         if Replay._meta.db_table not in connection.introspection.table_names():
             cure = command_line("migrate --run-syncdb")
             raise CommandError(f"The {connection.display_name} database has no tables yet: run `{cure}`.")
         try:  # nothing but the figures goes to the standard output of --json
             options = {option.name: given[option.name] for option in scene.options}
-            result = replay(scene, ways, options, tell=(self.stderr if quiet else self.stdout).write)
+            result = replay(scene, options, tell=(self.stderr if quiet else self.stdout).write)
         except (ReplayError, DistlockError, ImproperlyConfigured) as error:
             raise CommandError(str(error)) from error
         Replay.objects.create(scene=scene.name, result=result)
