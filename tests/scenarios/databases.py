@@ -63,7 +63,7 @@ def execute(engine: str, statement: str) -> None:
 def manage(*arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """Run the demo's manage.py."""
     return subprocess.run(
-        ["nice", sys.executable, ROOT / "testproject" / "manage.py", *arguments],
+        [sys.executable, ROOT / "testproject" / "manage.py", *arguments],
         env=demo_environment(environment),
         capture_output=True,
         text=True,

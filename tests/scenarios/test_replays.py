@@ -99,9 +99,11 @@ def test_a_scheduler_runs_each_slot_once(tmp_path: Path) -> None:
 def test_the_demo_replays_and_serves_until_interrupted(tmp_path: Path) -> None:
     """On an empty SQLite file, started from another directory."""
     process = subprocess.Popen(
-        ["nice", sys.executable, ROOT / "testproject" / "manage.py", "demo", "--identical=40", "--distinct=16"],
+        [sys.executable, ROOT / "testproject" / "manage.py", "demo", "--identical=40", "--distinct=16"],
         cwd=tmp_path,
-        env=demo_environment({"DB": "sqlite", "DISTLOCK_DEMO_DB": str(tmp_path / "demo.sqlite3")}),
+        env=demo_environment(
+            {"DB": "sqlite", "DISTLOCK_DEMO_DB": str(tmp_path / "demo.sqlite3"), "DISTLOCK_DEMO_PAYMENT_SECONDS": "0.3"}
+        ),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
