@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
-from asgiref.sync import async_to_sync, sync_to_async
+from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
 from django.db import Error, IntegrityError, close_old_connections, connections, transaction
 
 from django_distlock import Lease, LockNotHeld
@@ -277,6 +277,23 @@ def async_inside(world: World, *, asgi: bool) -> int:
     return 1
 
 
+def async_in_a_request(world: World) -> int:
+    """A transaction of async code, on the thread where asgiref runs the ORM calls of an ASGI request."""
+
+    async def request() -> None:
+        async with ThreadSensitiveContext():
+            block = transaction.atomic(world.alias)
+            await sync_to_async(block.__enter__)()
+            await locked_write(world)
+            await sync_to_async(world.still_inside)()
+            await sync_to_async(block.__exit__)(None, None, None)
+            await sync_to_async(check_connections_are_clean)()
+            await sync_to_async(connections.close_all)()
+
+    in_thread(lambda: asyncio.run(request()))
+    return 1
+
+
 def entered_again(world: World, by: str) -> int:
     """From async code of the same context, also by another thread that cannot use the connection of the first."""
 
@@ -349,6 +366,7 @@ WAYS: dict[str, Way] = {
     "around_and_another_thread": partial(around, release=release_in_a_thread),
     "async_inside": partial(async_inside, asgi=False),
     "async_inside_a_view": partial(async_inside, asgi=True),
+    "async_in_a_request": async_in_a_request,
     **{f"entered_again_by_{by}": partial(entered_again, by=by) for by in ("caller", "thread", "task")},
     "on_the_event_loop": partial(on_the_event_loop, asynchronous=False),
     "async_on_the_event_loop": partial(on_the_event_loop, asynchronous=True),
