@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
     from tests.support.browsers import Profile
 
-# docs/operations.md names it.
 VERSION = "4.14.1"
 SCRIPT = Path(sys.prefix) / "axe" / "node_modules" / "axe-core" / "axe.min.js"
 # The admin's links fade from colour to colour when light and dark change: contrast is judged afterwards.

@@ -257,16 +257,16 @@ class Server:
     def take_back(self, request: Request) -> None:
         """Have it sent on another connection: what it takes back may have been executed on one that is lost."""
         self._lost.append(request)
-        if len(self._lost) == 1:  # else a thread does so already
-            leftovers.leave(self._send_lost)
+        leftovers.leave(self._send_lost)
 
     def _send_lost(self) -> None:
         try:
-            while self._lost:
-                run(self.call(self._lost[0], clock.now() + PATIENCE))
-                self._lost.popleft()
-        except (ConnectionFailed, IndexError):  # they end with their TTL; or another thread has sent the last one
-            self._lost.clear()
+            while True:
+                run(self.call(self._lost.popleft(), clock.now() + PATIENCE))
+        except IndexError:
+            pass
+        except ConnectionFailed:
+            self._lost.clear()  # they end with their TTL
 
     # looking after
 
