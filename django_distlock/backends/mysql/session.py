@@ -100,16 +100,17 @@ class MySQLSession(Session):
     # statements
 
     def ask(self, statement: bytes, reply: Reply | None = None) -> bool | None:
-        began = clock.now()
-        try:
-            return super().ask(statement, reply)
-        except ServerError as error:
-            late = clock.now() >= began + STATEMENT_LIMIT
-            if late or error.code not in INTERRUPTIONS or not statement.startswith(FREE):
-                raise
-            # KILL QUERY may have come before or after the effect; it is not to cost the session's other locks
-            super().ask(statement)
-            return True
+        until, again = clock.now() + STATEMENT_LIMIT, False
+        while True:
+            try:
+                answer = super().ask(statement, reply)
+            except ServerError as error:
+                if clock.now() >= until or error.code not in INTERRUPTIONS or not statement.startswith(FREE):
+                    raise
+                # KILL QUERY may have come before or after the effect; it is not to cost the session's other locks
+                again, reply = True, None
+            else:
+                return True if again else answer
 
     def _ask(self, statement: bytes) -> bool | None:
         try:
