@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from django_distlock import advisory_lock
+from django_distlock.backends.sessions import reply
+from django_distlock.backends.sessions.watched import SessionDead
 from django_distlock.concurrency.executor import Threads
 from django_distlock.manager.registry import registry
 from tests.conftest import connect, eventually
@@ -39,6 +43,60 @@ def test_a_free_lock_costs_a_task_no_thread(using: str, name: str, monkeypatch: 
     monkeypatch.delattr(Threads, "short")
     asyncio.run(main())
     assert not holders(using, name)
+
+
+def test_without_a_file_to_watch_a_thread_asks_for_a_task(
+    using: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The locks that the process holds go on."""
+    session = shared_session(using)
+    other = advisory_lock(name + "-other", using=using).acquire()
+
+    def full(descriptor: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def main() -> None:
+        async with advisory_lock(name, using=using) as lease:
+            assert session_of(lease) is session
+
+    monkeypatch.setattr(reply.os, "dup", full)
+    asyncio.run(main())
+    monkeypatch.undo()
+    other.release()
+
+
+def test_a_session_that_ends_as_a_task_asks_leaves_no_file_open(
+    using: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another session is opened for it."""
+    session = shared_session(using)
+    made: list[int] = []
+    closed: list[int] = []
+    dup, close = os.dup, os.close
+
+    def duplicated(descriptor: int) -> int:
+        made.append(dup(descriptor))
+        return made[-1]
+
+    def closes(descriptor: int) -> None:
+        closed.append(descriptor)
+        close(descriptor)
+
+    def dies(statement: object) -> None:
+        session.kill("ended")
+        raise SessionDead("ended")
+
+    async def main() -> None:
+        monkeypatch.setattr(reply.os, "dup", duplicated)
+        monkeypatch.setattr(reply.os, "close", closes)
+        monkeypatch.setattr(session, "_send", dies)
+        lease = await advisory_lock(name, using=using).aacquire()
+        monkeypatch.undo()
+        assert session_of(lease) is not session
+        await lease.arelease()
+
+    asyncio.run(main())
+    assert made[0] in closed
 
 
 def acquired_while_blocked(using: str, name: str, held: Held, meanwhile: Callable[[], object]) -> Any:

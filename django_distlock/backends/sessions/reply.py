@@ -12,14 +12,14 @@ from django_distlock.concurrency.parking import Parker
 
 
 class Reply:
-    """One reply. A task waits for it; for the reply to a heartbeat nobody does."""
+    """One reply. A task waits for it; for the reply to a heartbeat nobody does. OSError: no ``descriptor`` to watch."""
 
     __slots__ = ("_answer", "_error", "_parker", "_watched", "read", "sent_at")
 
-    def __init__(self, descriptor: int = -1) -> None:
+    def __init__(self, descriptor: int | None = None) -> None:
         self._parker = Parker()
         # the event loop watches a duplicate: another file may get the number that the session closes
-        self._watched = os.dup(descriptor) if descriptor >= 0 else -1
+        self._watched = -1 if descriptor is None else os.dup(descriptor)
         self._answer: bool | None = None
         self._error: Exception | None = None
         self.sent_at = clock.now()

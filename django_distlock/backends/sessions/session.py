@@ -147,12 +147,17 @@ class Session(WatchedSession, ABC):
             if self.unread is not None or self.dead is not None:
                 return None
             try:
-                return self._sent(statement, Reply(self.connection.descriptor))
-            except SessionDead:
+                reply = Reply(self.connection.descriptor)
+            except OSError:  # of all files that the process may have open
                 return None
-            except BaseException:
-                self.kill("a statement was cut off")
-                raise
+            try:
+                return self._sent(statement, reply)
+            except BaseException as error:
+                reply.forget()
+                self.kill("a statement could not be sent")
+                if not isinstance(error, SessionDead):
+                    raise
+                return None
 
     def query(self, sql: bytes) -> Any:
         """:meth:`ask` for the rows of any statement."""
