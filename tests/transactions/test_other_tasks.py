@@ -24,7 +24,7 @@ def test_r1_open_block_keeps_its_lock_when_the_transaction_of_another_task_ends(
     """The lock was not taken inside that transaction: it ends in one call of ``sync_to_async``, and the ORM calls of
     the block come after it. It may end during the wait for the lock, too."""
     world: World = make_world(*KINDS[kind])
-    begun, go_on = threading.Event(), threading.Event()
+    begun, go_on, released = threading.Event(), threading.Event(), asyncio.Event()
 
     def other() -> None:
         with transaction.atomic(world.alias):
@@ -42,6 +42,7 @@ def test_r1_open_block_keeps_its_lock_when_the_transaction_of_another_task_ends(
             go_on.set()
             await beside
             await asyncio.to_thread(world.rival.release, number)
+        released.set()  # the rival answers one thread at a time
         await asking
         assert not await asyncio.to_thread(world.is_out)
         await sync_to_async(check_connections_are_clean)()
@@ -52,6 +53,7 @@ def test_r1_open_block_keeps_its_lock_when_the_transaction_of_another_task_ends(
             go_on.set()
             await beside
             assert lease.held
+            await released.wait()
             assert await asyncio.to_thread(world.is_out)
 
     async def run() -> None:
