@@ -97,6 +97,8 @@ async def acquire(request: LockRequest, lease_of: Callable[[Hold], H]) -> H | No
             if hold is new:
                 if await _claim(request, entry, hold, lease):
                     return lease
+                if hold.passed_on:
+                    continue
                 break
             lease = lease_of(hold)  # of the hold that its context has already; the one above is dropped
             if await _enter_again(hold, lease):
@@ -137,10 +139,12 @@ def _refuse_unsupported(request: LockRequest, backend: Backend) -> None:
 
 
 async def _claim(request: LockRequest, entry: Entry, hold: Hold, lease: Any) -> bool:
-    """Wait in the line of this process, and ask the engine. False: busy."""
+    """Wait in the line of this process, and ask the engine. False: busy, or its context has another hold by now."""
     deadline = Deadline(request.timeout, request.start)
     if hold.parker is not None:
-        if not await hold.parker.park(deadline.left()) or not deadline.left():
+        if opened := open_transactions():
+            lock_table.wait_inside(hold, opened)
+        if not await hold.parker.park(deadline.left()) or not deadline.left() or hold.passed_on:
             lock_table.end(hold)
             return False
         hold.state = State.CLAIMING

@@ -26,7 +26,7 @@ from django_distlock.exceptions import DeadlockDetected, DistlockError
 from django_distlock.records import drift
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from django_distlock.backends.base import Backend
     from django_distlock.keys import LockKey
@@ -69,6 +69,10 @@ class Hold:
     # when the engine's grant arrived; 0 before that. The times of the grant count from the request.
     held_at: float = 0.0
     parker: Parker | None = None
+    # the transactions that its context is in while it waits
+    inside: Sequence[object] = ()
+    # has its wait ended because its context was given a hold that these transactions keep?
+    passed_on: bool = False
     claim: Claim | None = None
     grant: Grant | None = None
     # References to the Leases that are not released. That of a dropped Lease stays, so that the lock stays held.
@@ -253,7 +257,28 @@ class LockTable:
         with self._mutex:
             if hold.state is RELEASING and hold.transactions:
                 hold.state = DEFERRED
+                self._pass_on(hold.key.digest)
             return hold.state is DEFERRED
+
+    def wait_inside(self, hold: Hold, opened: Sequence[object]) -> None:
+        """Note that ``hold`` waits inside of these open transactions.
+
+        A lock that is only kept until they end would wait for the wait itself: the waiter's context gets it.
+        """
+        with self._mutex:
+            hold.inside = opened
+            self._pass_on(hold.key.digest)
+
+    def _pass_on(self, digest: bytes) -> None:
+        line = self._lines.get(digest, [])
+        for kept in line:
+            connections = {watch.connection for watch in list(kept.transactions) if kept.state is DEFERRED}
+            for hold in line if connections else ():
+                if hold.waits and connections.issubset(hold.inside):
+                    hold.passed_on = True  # first: it may look as soon as it is woken
+                    if hold.parker is not None and hold.parker.wake():
+                        kept.owner = hold.owner
+                        return
 
     def start_release(self, hold: Hold, states: tuple[State, ...] = IN_USE) -> bool:
         """Begin to release a hold whose last transaction has ended, or whose task is gone; Leases that are open end
