@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock import advisory_lock
+from django_distlock import LockLost, advisory_lock
 from django_distlock.backends.sessions import reply
 from django_distlock.backends.sessions.watched import SessionDead
 from django_distlock.concurrency.executor import Threads
@@ -131,6 +131,38 @@ def test_a_reply_is_read_though_its_event_loop_is_blocked(using: str, reader: st
     assert holders(using, name) == [session_of(lease).server_id] == [session.server_id]
     lease.release()
     other.release()
+
+
+def test_r22_the_child_of_a_fork_watches_no_reply_of_its_parent(using: str, name: str, proxied: Proxied) -> None:
+    """The parent's task gets its lock."""
+    proxy = proxied(using)
+    session = shared_session(using)
+    held = proxy.hold("reply")
+    statuses: list[int] = []
+
+    def meanwhile() -> None:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if session.unread._watched < 0 else 1)
+        statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        held.pass_on()
+
+    with acquired_while_blocked(using, name, held, meanwhile) as lease:
+        assert statuses == [0]
+        assert holders(using, name) == [session_of(lease).server_id] == [session.server_id]
+
+
+def test_r17_a_connection_that_is_cut_before_the_reply(using: str, name: str, proxied: Proxied) -> None:
+    """The other lock of the session is told as lost, and the task gets its lock on a new one."""
+    proxy = proxied(using)
+    session = shared_session(using)
+    other = advisory_lock(name + "-other", using=using).acquire()
+    with acquired_while_blocked(using, name, proxy.hold("reply"), proxy.cut) as lease:
+        eventually(lambda: other.lost, "not told as lost")
+        assert session_of(lease) is not session
+    with pytest.raises(LockLost):
+        other.release()
+    assert not holders(using, name)
 
 
 @pytest.mark.parametrize("release", [False, True], ids=["acquire", "release"])
