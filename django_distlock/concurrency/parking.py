@@ -17,6 +17,9 @@ from .flow import in_task
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+# Seconds after which a waiter looks whether a turn before it is gone without its release, which wakes nobody.
+LOOK_AGAIN = 1.0
+
 
 class Parker:
     """One waiter, asleep until :meth:`wake` or until its time is over. Used once."""
@@ -162,11 +165,15 @@ class Turn:
     async def acquire(self, timeout: float) -> bool:
         """Wait for at most ``timeout`` seconds. True if it holds the lock now; else it stays in the queue until
         :meth:`release`."""
-        self.parker = Parker()
-        if not self.arrive():
-            await self.parker.park(timeout)
-        self.parker = None
-        return self.arrive(first=True)  # the wait may have ended at the moment of its turn
+        until, first = clock.now() + timeout, False
+        while True:
+            self.parker = Parker()
+            left = until - clock.now()
+            if self.arrive(first=first) or left <= 0:
+                self.parker = None
+                return self.arrive(first=True)
+            await self.parker.park(min(left, LOOK_AGAIN))
+            first = True  # the wait may have ended at the moment of its turn
 
     def release(self) -> None:
         """Give the lock back, or leave its queue; nothing if neither is to be done, so it may be repeated."""

@@ -84,8 +84,8 @@ def on_event_loop() -> bool:
 def refuse_event_loop(instead: str) -> None:
     """Raise SynchronousOnlyOperation in a thread whose event loop runs, as Django's ORM does.
 
-    A sync call there would stop every other task until the server answers, and the task that holds the lock for ever.
-    DJANGO_ALLOW_ASYNC_UNSAFE permits it, for notebooks.
+    A sync call there would stop every other task until the server answers. If one of them held the lock, it could not
+    release it. DJANGO_ALLOW_ASYNC_UNSAFE permits it, for notebooks.
     """
     if on_event_loop() and not os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE"):
         raise SynchronousOnlyOperation(f"This would block the event loop. Use `{instead}`, a thread or sync_to_async.")

@@ -113,16 +113,20 @@ def test_r7_a_task_that_is_cancelled_and_gets_the_turn_in_one_step_passes_it_on(
     asyncio.run(main())
 
 
-def test_r7_a_turn_that_is_gone_without_its_release_leaves_the_lock_free(crowd: Crowd) -> None:
-    """Those that wait come first."""
+@pytest.mark.parametrize("late", [False, True])
+def test_r7_a_turn_that_is_gone_without_its_release_leaves_the_lock_free(
+    crowd: Crowd, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits gets it, and comes before who is late."""
+    monkeypatch.setattr(parking, "LOOK_AGAIN", PATIENCE if late else 0.01)
     lost = crowd.lock.turn()
     assert lost.arrive()
     future = crowd.arrive("thread")
     del lost
-    late = crowd.lock.turn()
-    assert not late.arrive()
-    assert future.result(PATIENCE)
-    late.release()
+    turn = crowd.lock.turn()
+    assert not (late and turn.arrive())
+    assert future.result(PATIENCE / 2)  # and not only when its time is over
+    turn.release()
     assert free(crowd.lock)
 
 
