@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from concurrent import futures
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from unittest import mock
 
@@ -12,6 +11,7 @@ from django.db import connections
 from django.test.runner import DiscoverRunner
 from django.test.utils import TestContextDecorator, override_settings
 
+from django_distlock.concurrency import clock, flow
 from django_distlock.concurrency.background import Background
 from django_distlock.conf import configured
 from django_distlock.exceptions import DistlockError, LockNotHeld
@@ -167,7 +167,9 @@ def race(fn: Callable[[], T] | Sequence[Callable[[], T]], times: int = 2, *, tim
             connections.close_all()
 
     results = [Background(f"race-{number}").start(run, call) for number, call in enumerate(calls)]
-    futures.wait(results, timeout)
+    until = clock.now() + timeout
+    for result in results:
+        flow.run(result.wait(until - clock.now()))
     late = [f"race-{number}" for number, result in enumerate(results) if not result.done()]
     if late:
         raise TimeoutError(f"After {timeout:g} s {len(late)} of {len(calls)} calls have not ended: {', '.join(late)}.")

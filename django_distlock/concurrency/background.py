@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from . import clock
-from .parking import Parker
+from .outcome import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +39,7 @@ class Background:
     def __init__(self, thread_name: str, limit: int | None = None) -> None:
         self.thread_name = thread_name
         self._limit = limit
-        self._abandoned: set[Future[Any]] = set()
+        self._abandoned: set[Outcome[Any]] = set()
 
     async def call(
         self, until: float, function: Callable[..., T], *args: Any, dispose: Callable[[T], object] | None = None
@@ -52,40 +51,38 @@ class Background:
         """
         return await self.result(self.start(function, *args, dispose=dispose), until, dispose)
 
-    def start(self, function: Callable[..., T], *args: Any, dispose: Callable[[T], object] | None = None) -> Future[T]:
+    def start(self, function: Callable[..., T], *args: Any, dispose: Callable[[T], object] | None = None) -> Outcome[T]:
         """Begin a call, whose :meth:`result` the caller takes later. NotStarted."""
         if len(self._abandoned) >= (MAX_ABANDONED if self._limit is None else self._limit):
             raise NotStarted(f"No new attempt is made: {len(self._abandoned)} are still under way.")
-        future: Future[T] = Future()
+        outcome: Outcome[T] = Outcome()
         try:
-            threading.Thread(target=_run, args=(future, function, args), name=self.thread_name, daemon=True).start()
+            threading.Thread(target=_run, args=(outcome, function, args), name=self.thread_name, daemon=True).start()
         except RuntimeError as error:  # a limit of the system, or the end of the interpreter
             raise NotStarted(f"No new attempt is made: {error}.") from error
         except BaseException:  # of a signal: the thread may be running
-            future.add_done_callback(lambda ended: self._ended(ended, dispose))
+            outcome.add_done_callback(lambda ended: self._ended(ended, dispose))
             raise
-        return future
+        return outcome
 
-    async def result(self, future: Future[T], until: float, dispose: Callable[[T], object] | None = None) -> T:
+    async def result(self, outcome: Outcome[T], until: float, dispose: Callable[[T], object] | None = None) -> T:
         """Wait for the result of a call that :meth:`start` began, as :meth:`call` does."""
-        parker = Parker()
-        future.add_done_callback(lambda _: parker.wake())
         try:
-            if not await parker.park(until - clock.now()):
+            if not await outcome.wait(until - clock.now()):
                 raise CallTimeout("There was no answer in time.")
-            return future.result()
+            return outcome.result()
         except BaseException:
-            self._abandoned.add(future)
-            future.add_done_callback(lambda ended: self._ended(ended, dispose))
+            self._abandoned.add(outcome)
+            outcome.add_done_callback(lambda ended: self._ended(ended, dispose))
             raise
         finally:
-            del future  # it refers to the error, whose traceback refers to this frame
+            del outcome  # it refers to the error, whose traceback refers to this frame
 
-    def _ended(self, future: Future[T], dispose: Callable[[T], object] | None) -> None:
-        self._abandoned.discard(future)
-        if dispose is not None and future.exception() is None:
+    def _ended(self, outcome: Outcome[T], dispose: Callable[[T], object] | None) -> None:
+        self._abandoned.discard(outcome)
+        if dispose is not None and outcome.exception() is None:
             with contextlib.suppress(Exception):
-                dispose(future.result())
+                dispose(outcome.result())
 
 
 class SharedCall(Generic[T]):
@@ -100,21 +97,21 @@ class SharedCall(Generic[T]):
         self._background = Background(thread_name)
         self._function = function
         self._mutex = threading.Lock()
-        self._future: Future[T] | None = None
+        self._outcome: Outcome[T] | None = None
 
     async def result(self, until: float) -> T:
         """The result, or the exception of the call. CallTimeout at the monotonic time ``until``; NotStarted."""
         with self._mutex:
-            future = self._future
-            if future is None or future.done():
-                future = self._future = self._background.start(self._function)
-        return await self._background.result(future, until)
+            outcome = self._outcome
+            if outcome is None or outcome.done():
+                outcome = self._outcome = self._background.start(self._function)
+        return await self._background.result(outcome, until)
 
 
-def _run(future: Future[T], function: Callable[..., T], args: tuple[Any, ...]) -> None:
+def _run(outcome: Outcome[T], function: Callable[..., T], args: tuple[Any, ...]) -> None:
     try:
-        future.set_result(function(*args))
+        outcome.set_result(function(*args))
     except BaseException as error:
-        future.set_exception(error)
+        outcome.set_exception(error)
     finally:
-        del future, function, args  # the traceback of an error refers to this frame, and the future to the error
+        del outcome, function, args  # the traceback of an error refers to this frame, and the outcome to the error

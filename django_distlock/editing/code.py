@@ -16,7 +16,8 @@ from django.db.transaction import TransactionManagementError
 
 from django_distlock import BackendUnavailable, LockLost
 from django_distlock.concurrency import clock
-from django_distlock.concurrency.flow import finished, uninterrupted
+from django_distlock.concurrency.flow import finished, run, uninterrupted
+from django_distlock.concurrency.outcome import Outcome
 from django_distlock.concurrency.text import one_line
 from django_distlock.leases import rows
 from django_distlock.leases.records import Lost, Resource, Row
@@ -76,7 +77,7 @@ class edit_lock:
         self._lease: Row | None = None  # None as well where the mode lets the block go on without the lock
         self._until = 0.0  # by clock.now(): the lease is held at least until then
         self._lost: Lost | None = None
-        self._stop = threading.Event()
+        self._stop: Outcome[None] = Outcome()
         self._process = os.getpid()
 
     @property
@@ -172,7 +173,7 @@ class edit_lock:
         alias = self._resource.database
         try:
             self._tenant.enter()
-            while not self._stop.wait(self._ttl / RENEWALS_PER_TTL):
+            while not run(self._stop.wait(self._ttl / RENEWALS_PER_TTL)):
                 began = clock.now()
                 try:
                     found = rows.renew(self._resource, lease.lease, self._ttl, principal=self._owner.principal)
@@ -194,7 +195,7 @@ class edit_lock:
 
         BackendUnavailable if a save keeps the row for a whole TTL, so that the write cannot be counted.
         """
-        self._stop.set()
+        self._stop.set_result(None)
         if self._process != os.getpid():  # after a fork it is the parent's
             return
         lease, principal, label = self._lease, self._owner.principal, self._owner.label

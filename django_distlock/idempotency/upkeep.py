@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import logging
 import math
+import queue
 import random
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from django.core.cache import caches
@@ -42,7 +44,8 @@ class Renewal:
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._mutex = threading.Lock()
+        self._sooner: queue.SimpleQueue[None] = queue.SimpleQueue()  # wakes the thread for an earlier round
         self._attempts: dict[str, KeyedRequest] = {}  # by owner
         self._thread: threading.Thread | None = None
         self._due = math.inf  # the time of the next round
@@ -50,11 +53,11 @@ class Renewal:
 
     def add(self, attempt: KeyedRequest) -> None:
         due = clock.now() + attempt.claim.claim_ttl / 3
-        with self._changed:
+        with self._mutex:
             self._attempts[attempt.claim.owner] = attempt
             if due < self._due:
                 self._due = due
-                self._changed.notify()
+                self._sooner.put(None)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="idempotency-renewal", daemon=True)
                 try:
@@ -76,9 +79,10 @@ class Renewal:
 
     def _wait(self) -> list[KeyedRequest]:
         """Wait until a round is due. Returns its claims; without any the thread ends."""
-        with self._changed:
-            while (left := self._due - clock.now()) > 0:
-                self._changed.wait(left)
+        while (left := self._due - clock.now()) > 0:
+            with suppress(queue.Empty):
+                self._sooner.get(timeout=min(left, threading.TIMEOUT_MAX))
+        with self._mutex:
             attempts = list(self._attempts.values())
             self._due = clock.now() + min((attempt.claim.claim_ttl for attempt in attempts), default=math.inf) / 3
             if not attempts:

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import math
 import threading
-from concurrent import futures
 from typing import TYPE_CHECKING, Any, Literal, Self
 from weakref import WeakSet
 
@@ -18,6 +17,7 @@ from django_distlock.concurrency.background import Background
 from django_distlock.concurrency.deadline import Deadline, backoff, pause
 from django_distlock.concurrency.flow import finished, run, uninterrupted
 from django_distlock.concurrency.fork import Order, at_fork
+from django_distlock.concurrency.outcome import Outcome
 from django_distlock.concurrency.text import one_line
 from django_distlock.exceptions import DistlockError, LockLost, UnsupportedOperation
 from django_distlock.manager import owner
@@ -53,7 +53,7 @@ class Term:
         left = None if lease.valid_until is None else lease.valid_until - clock.now()
         #: If the lease cannot be renewed, the term ends this many seconds before the lease does.
         self.margin = MARGIN * (left or 0.0) if margin is None else margin
-        self._over = threading.Event()
+        self._over: Outcome[None] = Outcome()
         #: Why the term ended: "resigned", "stopped", "lost", "not renewed" or "failed"; None while it lasts.
         self.reason: str | None = None
 
@@ -79,7 +79,7 @@ class Term:
 
         Once this was False it stays False: a renewal that comes late does not bring the term back.
         """
-        if self._over.is_set():
+        if self._over.done():
             return False
         if self._lease.held_for(self.margin):
             return True
@@ -94,13 +94,13 @@ class Term:
     def wait(self, timeout: float | None) -> bool:
         """Sleep for ``timeout`` seconds (None: without end) or until the term is over. True while it lasts:
         ``while term.wait(1): ...``"""
-        self._over.wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
+        run(self._over.wait(timeout))
         return self.leading
 
     def _end(self, reason: str) -> None:
         if self.reason is None:
             self.reason = reason
-        self._over.set()
+        self._over.set_result(None)
 
 
 class Leader:
@@ -159,7 +159,7 @@ class Leader:
         self._state: Literal["new", "standing", "over"] = "new"
         self._stopping = False
         # the candidacy that start() began, and that of ``async with``
-        self._started: futures.Future[None] | None = None
+        self._started: Outcome[None] | None = None
         self._block: asyncio.Task[None] | None = None
         # the threads of the candidacy and of its callbacks
         self._threads: set[int] = set()
@@ -173,7 +173,7 @@ class Leader:
         self._mutex, self._threads = threading.RLock(), set()
         self._started = self._block = self._task = None
         if term is not None:
-            term._over = threading.Event()  # another thread may have had its mutex
+            term._over = Outcome()  # another thread may just be waiting for it
             term._end("lost")
 
     def _refuse_margin(self, ttl: float) -> None:
@@ -241,7 +241,7 @@ class Leader:
             self._cancel()
         if candidacy is None or threading.get_ident() in self._threads:
             return
-        futures.wait([candidacy], timeout)
+        run(candidacy.wait(timeout))
         if candidacy.done():
             self._started = None
             candidacy.result()
@@ -251,7 +251,7 @@ class Leader:
         with self:
             candidacy = self._started
             if candidacy is not None:
-                futures.wait([candidacy])
+                run(candidacy.wait())
 
     def __enter__(self) -> Self:
         self.start()

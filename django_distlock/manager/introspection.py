@@ -30,9 +30,9 @@ from .site_key import site_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from concurrent.futures import Future
 
     from django_distlock.backends.base import Backend
+    from django_distlock.concurrency.outcome import Outcome
 
 logger = logging.getLogger("django_distlock.operations")
 
@@ -100,7 +100,7 @@ def break_lock(info: LockInfo, *, reason: str = "") -> bool:
     return broken
 
 
-def _begun(alias: str) -> Future[BackendReport] | None:
+def _begun(alias: str) -> Outcome[BackendReport] | None:
     """The query of one alias, in a thread; None if too many are still under way."""
     _queries.setdefault(alias, Background(f"distlock-list-{alias}", MOST_ABANDONED))
     with suppress(NotStarted):
@@ -108,7 +108,7 @@ def _begun(alias: str) -> Future[BackendReport] | None:
     return None
 
 
-def _taken(alias: str, report: Future[BackendReport] | None, until: float) -> BackendReport:
+def _taken(alias: str, report: Outcome[BackendReport] | None, until: float) -> BackendReport:
     """The report, or one of a timeout at the monotonic time ``until``."""
     if report is not None:
         with suppress(CallTimeout):

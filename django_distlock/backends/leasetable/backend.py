@@ -12,7 +12,6 @@ import os
 import random
 import socket
 import time
-from concurrent.futures import wait as wait_for
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
@@ -23,6 +22,7 @@ from django_distlock.backends.text import short
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.background import Background, NotStarted
 from django_distlock.concurrency.deadline import PATIENCE
+from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.origin import describe_caller
 from django_distlock.concurrency.text import one_line
 from django_distlock.exceptions import BackendUnavailable
@@ -35,10 +35,10 @@ from .statements import SIGN_OF_LIFE, Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from concurrent.futures import Future
 
     from django.core.checks import CheckMessage
 
+    from django_distlock.concurrency.outcome import Outcome
     from django_distlock.keys import LockKey
 
 logger = logging.getLogger("django_distlock.backends")
@@ -127,7 +127,7 @@ class LeaseTableBackend(Backend):
         # by token: the TTL of a statement that may be executed late, and until when
         self._resent: dict[str, tuple[float, float]] = {}
         # what runs in the background, by its name
-        self._jobs: dict[str, Future[object]] = {}
+        self._jobs: dict[str, Outcome[object]] = {}
         self._closing = False
 
     # acquiring
@@ -324,7 +324,7 @@ class LeaseTableBackend(Backend):
                 job = self._jobs[name] = Background(f"distlock-{self.alias}-{name}").start(work)
                 job.add_done_callback(self._log_failure)
 
-    def _log_failure(self, job: Future[object]) -> None:
+    def _log_failure(self, job: Outcome[object]) -> None:
         error = job.exception()
         if error is not None:
             logger.warning("The lease table of alias %r could not be tidied up: %s", self.alias, one_line(error))
@@ -332,7 +332,9 @@ class LeaseTableBackend(Backend):
     def close(self) -> None:
         self._undoing.clear()  # leases end by themselves
         self._closing = True
-        wait_for(self._jobs.values(), PATIENCE)
+        until = clock.now() + PATIENCE
+        for job in self._jobs.values():
+            run(job.wait(until - clock.now()))
         self._closing = False
         self.store.close()
         super().close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from concurrent.futures import Future, InvalidStateError
 from typing import TYPE_CHECKING
 
 from django_distlock.backends.redis.connection import ConnectionFailed
@@ -14,6 +13,7 @@ from django_distlock.backends.redis.target import clustered
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.deadline import SILENCE
 from django_distlock.concurrency.flow import in_task, run
+from django_distlock.concurrency.outcome import Outcome
 from django_distlock.concurrency.parking import FairLock
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Node(Server):
         super()._start()
         self.down = False
         self.error = ConnectionFailed("There was no attempt to connect.")
-        self._attempt: Future[None] | None = None
+        self._attempt: Outcome[None] | None = None
         self._connecting = False  # in a thread, since then (monotonic)
         self.connecting_since = 0.0
         self._retry_at = 0.0
@@ -66,12 +66,12 @@ class Node(Server):
                 return connection
         return self.take()
 
-    def open(self) -> Future[None]:
+    def open(self) -> Outcome[None]:
         """The attempt to open a connection that is under way in the background, one at a time. It is done, too, when
         one is given back. Then :meth:`take` has it, unless another caller was faster."""
         attempt = self._attempt
         if attempt is None or attempt.done():
-            self._attempt = attempt = Future()
+            self._attempt = attempt = Outcome()
         if not self._connecting:
             self._connecting, self.connecting_since = True, clock.now()
             try:
@@ -89,9 +89,12 @@ class Node(Server):
 
     def _end_attempt(self, error: ConnectionFailed | None = None) -> None:
         attempt = self._attempt
-        if attempt is not None and not attempt.done():
-            with contextlib.suppress(InvalidStateError):  # another thread has just ended it
-                attempt.set_result(None) if error is None else attempt.set_exception(error)
+        if attempt is None:
+            return
+        if error is None:
+            attempt.set_result(None)
+        else:
+            attempt.set_exception(error)
 
     def retry(self) -> None:
         """:meth:`open` if it is time to try a node again that is down."""

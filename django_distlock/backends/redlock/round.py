@@ -16,10 +16,10 @@ from .node import ClusterNode
 from .quorum import Answer, Verdict, majority
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-    from concurrent.futures import Future
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 
     from django_distlock.backends.redis.scripts import Request
+    from django_distlock.concurrency.outcome import Outcome
 
     from .node import Nodes
 
@@ -79,7 +79,7 @@ class Round:
         GRACE if the others are enough."""
         limit = min(clock.now() + SILENCE, end)
         up = [number for number in self._requests if not self._nodes[number].down]
-        missing: dict[int, Future[None]] = {}
+        missing: dict[int, Outcome[None]] = {}
         for number in self._requests:
             node = self._nodes[number]
             connection = node.again(self._behind.get(number))
@@ -113,7 +113,7 @@ class Round:
         for number in missing:
             self._fail(number, TimeoutError("There was no connection in time."))
 
-    def _take_opened(self, missing: dict[int, Future[None]]) -> None:
+    def _take_opened(self, missing: dict[int, Outcome[None]]) -> None:
         for number, attempt in list(missing.items()):
             if not attempt.done():
                 continue
@@ -213,12 +213,13 @@ class Round:
         return unavailable
 
 
-async def _one_done(attempts: Iterable[Future[None]], until: float) -> bool:
-    """Wait until one of ``attempts`` has ended. False at the monotonic time ``until``."""
+async def _one_done(attempts: Collection[Outcome[None]], until: float) -> bool:
+    """Wait until one of ``attempts`` has ended, or until the monotonic time ``until``. Has one?"""
     parker = Parker()
     for attempt in attempts:
         attempt.add_done_callback(lambda _: parker.wake())
-    return await parker.park(until - clock.now())
+    await parker.park(until - clock.now())
+    return any(attempt.done() for attempt in attempts)
 
 
 def _root(error: Exception) -> BaseException:
