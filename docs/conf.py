@@ -54,10 +54,20 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-signature", shorten_signature)
 
 
+# What Sphinx cannot know: advisory_lock is a class with another name, and a Lock returns a Lease.
+RETURNS = {
+    "advisory_lock": "Lock",
+    "acquire": "Lease",
+    "aacquire": "Lease",
+    "try_acquire": "Lease | None",
+    "atry_acquire": "Lease | None",
+}
+
+
 def shorten_signature(
     app: Sphinx, what: str, name: str, obj: object, options: object, signature: str | None, returns: str | None
 ) -> tuple[str | None, str | None]:
     """Say ``Timeout`` for a time that may be left out, where Sphinx spells the alias out."""
     for spelt in ("float | None | ~typing.Literal[Unset.UNSET]", "float | None | Literal[Unset.UNSET]"):
         signature = signature and signature.replace(spelt, "Timeout")
-    return signature, returns
+    return signature, RETURNS.get(name.rpartition(".")[2], returns)
