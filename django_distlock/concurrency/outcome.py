@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Outcome(Generic[T]):
-    """A result or an error that is to come, with the methods of :class:`concurrent.futures.Future`.
+    """A result or an error that is to come, with methods of :class:`concurrent.futures.Future`.
 
     That one has a mutex, which the exception of a signal (KeyboardInterrupt, a task's soft time limit) can leave locked
     for ever: between ``Condition.__enter__()`` and the block. This one has none. Its lists are used by one call in C at
