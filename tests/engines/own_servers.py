@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import pytest
 
 from tests.conftest import eventually
+from tests.faults.proxy import Proxy
 from tests.support import services
 from tests.support.services.databases import MariaDB, Pgbouncer, Postgres
 from tests.support.services.engine import program_path
@@ -116,6 +117,7 @@ class EnsembleServer(ZooKeeper):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.pid: int | None = None
+        self.ways: list[Proxy] = []
 
     def join(self, number: int, peers: Mapping[str, str]) -> None:
         """Become server ``number`` of those."""
@@ -144,17 +146,19 @@ class EnsembleServer(ZooKeeper):
 
 @contextmanager
 def ensemble(size: int = 3) -> Iterator[list[EnsembleServer]]:
-    """That many ZooKeeper servers which have elected a leader; gone at the end."""
+    """That many ZooKeeper servers which have elected a leader; gone at the end. The first one, which never leads,
+    reaches the others through its ``ways``."""
     with ExitStack() as stack:
         servers = [
             stack.enter_context(_made(EnsembleServer, "zookeeper", f"ensemble{number}")) for number in range(size)
         ]
-        peers = {
-            f"server.{number}": f"127.0.0.1:{free_port()}:{free_port()}" for number, _ in enumerate(servers, start=1)
-        }
-        for number, server in enumerate(servers, start=1):
+        ports = [(free_port(), free_port()) for _ in servers]
+        ways = servers[0].ways = [stack.enter_context(Proxy("127.0.0.1", port)) for port, _ in ports[1:]]
+        for number, server in enumerate(servers):
+            doors = [port for port, _ in ports] if number else [ports[0][0], *(way.port for way in ways)]
+            peers = [f"127.0.0.1:{door}:{election}" for door, (_, election) in zip(doors, ports, strict=True)]
             stack.callback(server.kill)
-            server.join(number, peers)
+            server.join(number + 1, {f"server.{peer}": address for peer, address in enumerate(peers, start=1)})
             server.start()
         eventually(lambda: all(server.mode() for server in servers), "no leader", servers[0].ready_within, pause=0.1)
         yield servers

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.conf import settings
 
+from django_distlock import LockLost, advisory_lock
+from django_distlock.manager.registry import registry
 from tests.conftest import eventually
-from tests.engines.own_servers import ensemble, needs_programs
+from tests.engines.actors import share_and_write
+from tests.engines.own_servers import EnsembleServer, ensemble, needs_programs
 from tests.engines.redis.cluster import Cluster, move, of_each_node
 from tests.engines.redis.server import Own, fail_over
+from tests.engines.zookeeper.server import use
 from tests.faults.proxy import Proxy
 from tests.faults.under_load import PATIENCE, under_load
+from tests.support.processes import Child
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,18 +29,50 @@ LONGEST = 15.0
 pytestmark = [pytest.mark.tier2, pytest.mark.timeout(300), pytest.mark.usefixtures("databases")]
 
 
+def _leader(servers: list[EnsembleServer]) -> EnsembleServer:
+    return next(server for server in servers if server.mode() == "leader")
+
+
 @needs_programs
 def test_the_leader_of_zookeeper_is_killed(name: str, tmp_path: Path) -> None:
     with ensemble() as servers:
         hosts = ",".join(f"127.0.0.1:{server.server['port']}" for server in servers)
         with under_load(name, "zookeeper", tmp_path, PATIENCE, hosts=hosts, session_timeout=6) as goes_on:
             for _ in range(2):
-                leader = next(server for server in servers if server.mode() == "leader")
+                leader = _leader(servers)
                 leader.kill()
                 goes_on()
                 leader.start()
                 eventually(leader.mode, "it does not come back", PATIENCE, pause=0.1)
                 goes_on()
+
+
+@needs_programs
+def test_r18_a_follower_that_its_leader_does_not_hear(name: str, settings: Any) -> None:
+    """It answers what is read for 5 s more (syncLimit), and its clients' sessions end before."""
+    with ensemble() as servers:
+        lonely, leader = (f"127.0.0.1:{server.server['port']}" for server in (servers[0], _leader(servers)))
+        use(settings, hosts=lonely, session_timeout=3)
+        lease = advisory_lock(name, using="zookeeper").acquire()
+        now = held = time.monotonic()
+        with Child(enter, name, leader) as rival:
+            assert rival.hear() == "asking"
+            for way in servers[0].ways:
+                way.blackhole()
+            while lease.held:
+                held, now = now, time.monotonic()
+                time.sleep(0.005)
+            assert held < rival.hear(), "two holders at once"
+            rival.say()
+        with contextlib.suppress(LockLost):
+            lease.release()
+        registry.close()
+
+
+def enter(link: Any, name: str, hosts: str) -> None:
+    """Wait for the lock at these servers."""
+    use(settings, hosts=hosts, session_timeout=3)
+    share_and_write(link, "zookeeper", name)
 
 
 def test_a_primary_of_redis_hands_over_to_its_replica(name: str, tmp_path: Path) -> None:

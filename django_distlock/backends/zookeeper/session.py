@@ -1,7 +1,9 @@
 """One ZooKeeper session: requests with a deadline, watches, deletions that are repeated until answered, and a clock.
 
-The server ends a session from which it has heard nothing for the session timeout, and kazoo does not notice as long as
-the network is silent. So the session keeps time itself: from the sending of the last request that was answered.
+The leader ends a session from which it has heard nothing for the session timeout, and kazoo does not notice as long as
+the network is silent. So the session keeps time itself: from the sending of the last sign of life that was answered.
+That is a ``sync``, which a follower passes on to the leader. Reads prove nothing: a follower that the leader does not
+hear answers them for as long as its ``syncLimit``, which may be longer than the session.
 
 Four private names of kazoo are used, for the reasons given there; for the rest its handler, listeners and retry
 objects.
@@ -298,14 +300,17 @@ class ZooKeeperSession:
                     contender.watch()
             if asked_at is None and now >= self.heard_at + self.timeout * ASK:
                 self._asked_at = now
-                self.send(lambda kazoo: kazoo.exists_async(self.path))
+                self.send(lambda kazoo: kazoo.sync_async(self.path), lambda answer: self._heard(now))
         return now + self.timeout * ASK / 2
+
+    def _heard(self, asked_at: float) -> None:
+        self.heard_at, self._asked_at = max(self.heard_at, asked_at), None
 
     # requests
 
     def send(self, request: Request, answered: Callable[[Any], object] = bool) -> Any:
         """Send the request without waiting. Returns kazoo's result; ``answered`` gets it too, once it is an answer."""
-        sent, connection = clock.now(), self._connections
+        connection = self._connections
         try:
             result = request(self.kazoo)
         except BaseException:  # an interrupt, perhaps between kazoo's queue and its wake-up
@@ -314,7 +319,6 @@ class ZooKeeperSession:
 
         def hear(result: Any) -> None:
             if not isinstance(result.exception, NOT_ANSWERED):
-                self.heard_at, self._asked_at = max(self.heard_at, sent), None
                 answered(result)
             elif isinstance(result.exception, ConnectionLoss):
                 # before kazoo says so, which it does when it has refused all requests: those who ask again at once
