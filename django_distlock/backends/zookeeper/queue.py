@@ -48,8 +48,9 @@ class Contender:
         self._prefix = f"{self.parent}/{self._token}-{mode_of(claim)}-"
         self._exclusive = not (claim.shared or claim.limit)
         self._data, self._acl = data, acl
-        # whether there may be a node whose creation was not answered
+        # whether there may be a node whose creation was not answered, and kazoo's result of that
         self._creating = False
+        self._creation: Any = None
 
     async def acquire(self, until: float, answer_by: float) -> bool:
         """Wait for the turn until the monotonic time ``until``. Returns False if it did not come.
@@ -163,7 +164,8 @@ class Contender:
 
     def _send_creation(self, kazoo: Any) -> Any:
         self._creating = True
-        return self.session.create(self._prefix, self._data, self._acl)
+        self._creation = self.session.create(self._prefix, self._data, self._acl)
+        return self._creation
 
     def _created(self, path: str, stat: Any) -> None:
         self.czxid, self.path = stat.czxid, path
@@ -201,7 +203,9 @@ class Contender:
             self.session.held.pop(self.path, None)
             self.session.doom(self.path)
         elif self._creating:
-            self.session.doom(self._prefix, whole=False)
+            made = self._creation
+            known = made is not None and made.successful()  # what was refused was the look at the queue
+            self.session.doom(self.session.kazoo.unchroot(made.value[0]) if known else self._prefix, whole=known)
         self.path, self._creating = None, False  # last, because an interrupted call is repeated
 
     # while it is held

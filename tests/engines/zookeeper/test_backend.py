@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from kazoo.exceptions import NoAuthError
-from kazoo.security import make_acl
+from kazoo.security import make_acl, make_digest_acl
 
 from django_distlock import BackendUnavailable, advisory_lock, semaphore
 from django_distlock.backends.holders import holder_json
@@ -120,6 +120,19 @@ def test_without_the_right_to_write(name: str, settings: Any, server: Any) -> No
         pass
     registry.close()
     server.delete(path, recursive=True)
+
+
+def test_r7_without_the_right_to_read_no_node_is_left(name: str, settings: Any, server: Any) -> None:
+    """It is created all the same, and nobody gets past it."""
+    path, rights = own_path(settings), make_acl("world", "anyone", create=True, delete=True)
+    with clerk(auth_data=[("digest", "root:root")]) as root:
+        use(settings, acl=[rights, make_digest_acl("root", "root", all=True)])
+        with pytest.raises(BackendUnavailable, match="NoAuth"):
+            advisory_lock(name, using=USING).acquire(timeout=5)
+        assert root.exists(path_of(name)).cversion > 0, "it was not created"
+        eventually(lambda: nodes(root, name) == [], "a node stays behind")
+        registry.close()
+        root.delete(path, recursive=True)
 
 
 def test_a_chroot_that_does_not_exist_is_said(name: str, settings: Any) -> None:
