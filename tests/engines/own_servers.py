@@ -64,6 +64,12 @@ class SessionPooler(Pgbouncer):
     ours: ClassVar = {"pool_mode": "session"}
 
 
+class CarelessPooler(Pgbouncer):
+    """pgbouncer in session mode that hands on a session as its client has left it."""
+
+    ours: ClassVar = {"pool_mode": "session", "server_reset_query": "", "server_idle_timeout": 60}
+
+
 class TurningPooler(Pgbouncer):
     """pgbouncer in transaction mode that gives away its longest idle session first."""
 

@@ -1,10 +1,14 @@
-"""Does the server keep a second session out? `distlock doctor` asks; the first session of a process goes by names."""
+"""Does the server keep a second session out, and let it in when the first one ends? `distlock doctor` asks; the first
+session of a process goes by names."""
 
 from __future__ import annotations
 
 import secrets
+import time
 from typing import TYPE_CHECKING, TypeVar
 
+from django_distlock.concurrency import clock
+from django_distlock.concurrency.deadline import SILENCE
 from django_distlock.keys import LockKey
 from django_distlock.records import Claim, Finding
 
@@ -29,6 +33,13 @@ def findings(alias: str, connect: Callable[[bool], S], shared: bool) -> Iterator
                     "Take another backend there, such as leasetable.LeaseTableBackend or redis.RedisBackend. A "
                     "session_database must lead to the same database of the same server.",
                 )
+            elif not _frees(alias, first, second):
+                yield Finding(
+                    "error",
+                    "A session that ended has left its lock held: so would a process that dies.",
+                    "A pooler must reset each session that a client has left: server_reset_query = DISCARD ALL, the "
+                    "default of pgbouncer.",
+                )
         finally:
             second.close()
     finally:
@@ -43,3 +54,15 @@ def _modes(shared: bool) -> list[tuple[bool, bool]]:
 def _excludes(alias: str, first: Session, second: Session, held: bool, asked: bool) -> bool:
     key = LockKey(alias, "distlock-probe", secrets.token_bytes(32))
     return bool(first.ask(first.try_lock(Claim(key, held)))) and not second.ask(second.try_lock(Claim(key, asked)))
+
+
+def _frees(alias: str, first: Session, second: Session) -> bool:
+    """Does the end of ``first`` free its lock within a second?"""
+    claim, until = Claim(LockKey(alias, "distlock-probe", secrets.token_bytes(32))), clock.now() + SILENCE
+    first.ask(first.try_lock(claim))
+    first.close()
+    while not second.ask(second.try_lock(claim)):
+        if clock.now() >= until:
+            return False
+        time.sleep(0.02)
+    return True

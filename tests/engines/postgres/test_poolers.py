@@ -15,7 +15,7 @@ from django_distlock.manager.registry import registry
 from django_distlock.operations.doctor import diagnose
 from tests.conftest import eventually
 from tests.engines.actors import waiting
-from tests.engines.own_servers import SessionPooler, TurningPooler, needs_programs, running
+from tests.engines.own_servers import CarelessPooler, SessionPooler, TurningPooler, needs_programs, running
 from tests.faults.conftest import database_alias
 from tests.faults.server import ask, end_session, holders, key_of, session_of
 
@@ -62,6 +62,16 @@ def test_session_mode(alias: Any, name: str) -> None:
         with pytest.raises(LockLost):
             lease.release()
         assert open_to_others(name)
+
+
+@needs_programs
+@pytest.mark.parametrize(("kind", "left"), [(SessionPooler, False), (CarelessPooler, True)])
+def test_r7_the_doctor_finds_a_pooler_that_keeps_the_lock_of_a_client_that_left(
+    alias: Any, kind: type[Pgbouncer], left: bool
+) -> None:
+    with behind(alias, kind):
+        found = [finding.text for finding in diagnose("postgres") if finding.level == "error"]
+        assert any("left its lock held" in text for text in found) is left, found
 
 
 def at_once(bounced: str, sql: str) -> set[Any]:
