@@ -188,21 +188,17 @@ class Server:
                 reply = await self._asked(connection, request, least + SILENCE)
             except ConnectionFailed as error:
                 tries += 1
-                if connection is None:
-                    if not again:
-                        raise
-                elif error.silent:
-                    self.leave(connection, withdrawal)
-                else:
-                    self._discard(connection)
-                    self._close_idle()  # they lead to the same dead server
+                if connection is not None:
+                    self._give_up(connection, error, withdrawal)
+                elif not again:
+                    raise
                 # what it may have done ends with its TTL
                 if tries == TRIES or (error.silent and (withdrawal is not None or clock.now() >= until)):
                     raise
                 again = True
-            except BaseException:  # cancelled, interrupted or closed
+            except BaseException as error:  # cancelled, interrupted or closed
                 if connection is not None:
-                    leftovers.now_or_later(self.leave, connection, withdrawal)
+                    self._give_up(connection, error, withdrawal)
                 elif again and withdrawal is not None:
                     self.take_back(withdrawal())
                 raise
@@ -216,6 +212,16 @@ class Server:
                     raise NotUnderstood(reply)
                 tries = 0
                 await self._refused(connection, reply, min(least, asked_at + PATIENCE))
+
+    def _give_up(self, connection: Connection, error: BaseException, withdrawal: Callable[[], Request] | None) -> None:
+        """Part with a connection on which there was no answer."""
+        if not isinstance(error, ConnectionFailed):
+            leftovers.now_or_later(self.leave, connection, withdrawal)
+        elif error.silent:
+            self.leave(connection, withdrawal)
+        else:
+            self._discard(connection)
+            self._close_idle()  # they lead to the same dead server
 
     async def _refused(self, connection: Connection, reply: ErrorReply, until: float) -> None:
         """Wait a moment if another server is about to have the keys, but not beyond the monotonic time ``until``; else
