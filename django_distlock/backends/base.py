@@ -165,6 +165,10 @@ class Backend(ABC):
         """Let the lock live for ``ttl`` seconds from now; None if ``grant`` no longer held it."""
         raise self.unsupported("extend: its locks have no TTL")
 
+    def renew(self, grant: Grant, ttl: float) -> Grant | None:
+        """:meth:`extend` for the keepalive thread. The renewals of the alias that are due as well wait for it."""
+        return self.extend(grant, ttl)
+
     def break_lock(self, info: LockInfo) -> bool:
         """End the hold that ``info`` shows; False if it has ended before."""
         raise self.unsupported("break a lock")

@@ -215,14 +215,18 @@ class Keepalive:
 
 
 async def renew(hold: Hold, ttl: float, *, lasting: bool = False) -> bool:
-    """Have the engine set the rest of the lease to ``ttl`` seconds; ``lasting``: also at each renewal that follows.
+    """Have the engine set the rest of the lease to ``ttl`` seconds. ``lasting``: also at each renewal that follows, as
+    its holder asks; else this is such a renewal.
 
     False if the lock was lost or released meanwhile.
     """
     grant: Any = hold.grant
     backend = hold.backend
     lock_table.shorten(hold, ttl)
-    renewed = await backend.aextend(grant, ttl) if in_task() else backend.extend(grant, ttl)
+    if lasting:
+        renewed = await backend.aextend(grant, ttl) if in_task() else backend.extend(grant, ttl)
+    else:
+        renewed = backend.renew(grant, ttl)
     if renewed is None:
         lose_dead(hold, grant, "stolen")
         return False

@@ -83,19 +83,25 @@ class RedisBackend(RemoteBackend):
         holds, _ = await self._asked(HOLDS, grant, PATIENCE)
         return bool(holds)
 
-    async def aextend(self, grant: Grant, ttl: float) -> Grant | None:
+    async def aextend(self, grant: Grant, ttl: float, renews: bool = False) -> Grant | None:
         asked = clock.now()
-        extended, _ = await self._asked(EXTEND, grant, SILENCE, milliseconds(ttl), int(asked * 1e6))
+        extended, _ = await self._asked(EXTEND, grant, SILENCE, milliseconds(ttl), int(asked * 1e6), renews=renews)
         return grant._replace(valid_until=asked + ttl - drift(ttl)) if extended else None
 
     def extend(self, grant: Grant, ttl: float) -> Grant | None:
         return run(self.aextend(grant, ttl))
 
-    async def _asked(self, script: Script, grant: Grant, patience: float, *args: Any) -> tuple[Any, bool]:
+    def renew(self, grant: Grant, ttl: float) -> Grant | None:
+        return run(self.aextend(grant, ttl, renews=True))
+
+    async def _asked(
+        self, script: Script, grant: Grant, patience: float, *args: Any, renews: bool = False
+    ) -> tuple[Any, bool]:
         claim = grant.claim
         keys = keys_of(claim.key.text_bytes)
         request = Request(script, keys, holder_of(claim, grant.session), *args)
-        return await self._told(self.servers.call(keys, lambda server: request, clock.now() + patience))
+        until = clock.now() + patience
+        return await self._told(self.servers.call(keys, lambda server: request, until, renews=renews))
 
     async def _told(self, asking: Awaitable[T]) -> T:
         """Its result, or its error in the words of a caller."""

@@ -14,7 +14,6 @@ from django_distlock.concurrency import clock
 from django_distlock.concurrency.deadline import SILENCE
 
 from .connection import ConnectionFailed
-from .scripts import EXTEND
 from .server import Moved, Refused, Server
 
 if TYPE_CHECKING:
@@ -59,16 +58,19 @@ class Servers:
         request: Callable[[Server], Request],
         until: float,
         withdrawal: Callable[[], Request] | None = None,
+        *,
+        renews: bool = False,
     ) -> tuple[Any, bool]:
-        """:meth:`Server.call` at the one that has the keys, for which ``request`` is made."""
+        """:meth:`Server.call` at the one that has the keys, for which ``request`` is made. ``renews``: it is one of the
+        renewals of the keepalive thread."""
         asked, least = 0, max(until, clock.now() + SILENCE)  # of all servers together, each of which may be slow
         while True:
             server = self._of(keys)
-            asked, wanted = asked + 1, request(server)
-            if wanted.script is EXTEND and clock.now() < server.silent_at + LULL:
+            asked += 1
+            if renews and clock.now() < server.silent_at + LULL:
                 raise ConnectionFailed("Redis has just not answered in time.", silent=True)
             try:
-                answer = await server.call(wanted, until, withdrawal, least)
+                answer = await server.call(request(server), until, withdrawal, least)
                 server.silent_at = -math.inf
                 return answer
             except Moved as moved:

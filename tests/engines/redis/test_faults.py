@@ -128,6 +128,20 @@ def test_r19_validity_counts_from_before_the_request(
     assert backend.release(grant)
 
 
+def test_r5_who_extends_a_lease_is_not_refused_because_the_server_was_silent(
+    own: Own, proxy: Proxy, alias: Any, name: str
+) -> None:
+    """Only the renewals of a process, which wait for each other, leave it alone for a moment."""
+    alias(USING, url=f"redis://127.0.0.1:{proxy.port}/0")
+    lease = advisory_lock(name, using=USING, ttl=60).acquire(timeout=20)
+    proxy.blackhole()
+    with pytest.raises(BackendUnavailable):
+        lease.extend(60)
+    proxy.heal()
+    lease.extend(60)
+    lease.release()
+
+
 def test_r5_a_slow_server_is_not_busy_and_not_asked_twice(
     own: Own, proxy: Proxy, backend: RedisBackend, name: str, monkeypatch: Any
 ) -> None:
