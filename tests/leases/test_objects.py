@@ -18,7 +18,6 @@ from django_distlock.storage.dialect import contended
 from tests.browserlocks.store.tabs import Tab
 from tests.editing.store.desks import TTL, Desk, expire, make_article, new_id
 from tests.support.places import READ_COMMITTED, Place, after_statement, at_the_side, isolate, statements_of
-from tests.support.zones import autumn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -143,21 +142,6 @@ def test_e9_a_save_in_progress_keeps_nobody_waiting(resource: Resource) -> None:
     assert (of_fresh.saving, of_fresh.holder) == (True, None)
 
 
-@on_servers
-@pytest.mark.tier2
-def test_a_release_during_a_short_save_is_carried_out(resource: Resource) -> None:
-    """It asks again for a second."""
-    ada, place = Desk("ada"), Place(resource.database, READ_COMMITTED)
-    ada.claim(resource)
-    with transaction.atomic(using=resource.database):
-        rows.lock([resource])
-        thread = threading.Thread(target=at_the_side, args=(place, lambda: ada.release(resource)))
-        thread.start()
-        thread.join(0.1)
-    thread.join(30)
-    assert not row_of(resource).held
-
-
 @pytest.mark.parametrize("alias", ["default"], indirect=True)
 def test_beside_a_long_writer_of_sqlite_nothing_is_tried_for_minutes(
     resource: Resource, monkeypatch: pytest.MonkeyPatch
@@ -218,31 +202,3 @@ def test_e4_rows_are_locked_in_one_order(alias: str) -> None:
     for thread in threads:
         thread.join(60)
     assert not errors
-
-
-def test_sweeping_spares_what_a_form_may_come_back_to(resource: Resource) -> None:
-    """A form from before a write must be refused, also if the lease of the row has run out long ago."""
-    Desk("ada").claim(resource)
-    assert upkeep.sweep(resource.database, 0, of_objects=True) == 0
-    expire(resource)
-    assert rows.count_write(resource, "a command")
-    assert upkeep.sweep(resource.database, 3600, of_objects=True) == 0
-    assert row_of(resource).changed_by == "a command"
-    assert upkeep.sweep(resource.database, 0, of_objects=True) == 1
-    assert rows.read([resource]) == {}
-
-
-@pytest.mark.parametrize("alias", ["mariadb"], indirect=True)
-def test_daylight_saving(resource: Resource) -> None:
-    """One hour of the year occurs twice: a lock neither ends with it, nor is it kept for an hour."""
-    ada, bob = Desk("ada"), Desk("bob")
-    with autumn("mariadb") as clocks:
-        clocks.after()
-        ada.claim(resource)
-        clocks.over()
-        assert bob.claim(resource).holder.label == "Ada"
-        ada.release(resource)
-        clocks.before()
-        ada.claim(resource)
-        clocks.after()
-        assert row_of(resource).expires_in <= TTL

@@ -78,15 +78,3 @@ def statements_of(alias: str, work: Callable[[], object]) -> list[str]:
     with CaptureQueriesContext(connections[alias]) as queries:
         work()
     return [query["sql"].split(None, 1)[0] for query in queries]
-
-
-def end_session(alias: str) -> None:
-    """The server ends the session of this thread."""
-    connection = connections[alias]
-    other = connection.copy()
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid()" if alias == "postgres" else "SELECT CONNECTION_ID()")
-        (number,) = cursor.fetchone()
-    with other.cursor() as cursor:
-        cursor.execute("SELECT pg_terminate_backend(%s)" if alias == "postgres" else "KILL %s", [number])
-    other.close()
