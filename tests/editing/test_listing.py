@@ -10,7 +10,7 @@ from django.db import connections
 from django.test import TestCase
 from django.test.utils import CaptureQueriesContext
 
-from django_distlock.editing import EditConflict, edit_lock, editors, listing
+from django_distlock.editing import EditConflict, edit_lock, editors
 from django_distlock.editing.resources import resource_of
 from django_distlock.editing.testing import being_edited, edit_fields, is_being_edited
 from django_distlock.leases import upkeep
@@ -54,14 +54,6 @@ def test_editors_of_a_list_page_cost_one_query(articles: list[Article]) -> None:
     Desk("ada").claim(resource_of(euro))
     assert labels(Currency.objects.all()) == {"EUR": "Ada"}
     euro.delete()
-
-
-def test_the_limit_of_the_admin_is_none_of_editors(articles: list[Article], monkeypatch: pytest.MonkeyPatch) -> None:
-    for number, article in enumerate(articles):
-        Desk(str(number)).claim(resource_of(article))
-    monkeypatch.setattr(listing.held_of, "__defaults__", (1,))
-    assert list(listing.held_of(Article, "default")) == [articles[0].pk]
-    assert len(editors(Article.objects.all())) == 3
 
 
 def test_objects_of_one_key_in_two_databases(articles: list[Article], settings: Any) -> None:

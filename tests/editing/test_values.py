@@ -20,6 +20,7 @@ from django_distlock.editing.drf import EditLockViewSetMixin
 from django_distlock.editing.records import Owner
 from django_distlock.editing.resources import matched, model_of, objects_of, pk_of, resource_of
 from django_distlock.editing.versions import Inline, version_field_of, version_of
+from django_distlock.idempotency import IdempotentAdmin
 from django_distlock.idempotency.drf import IdempotentMixin
 from django_distlock.leases import rows
 from django_distlock.leases.records import Resource
@@ -168,6 +169,7 @@ def test_a_mixin_behind_the_class_whose_methods_it_extends_is_refused() -> None:
         (EditLockMixin, UpdateView),
         (EditLockViewSetMixin, ModelViewSet),
         (IdempotentMixin, ModelViewSet),
+        (IdempotentAdmin, ModelAdmin),
     ):
         child = type("Child", (base,), {})
         for wrong in (base, child):

@@ -227,22 +227,6 @@ def test_a_database_that_gives_up_is_busy(cart: Tab, monkeypatch: pytest.MonkeyP
     assert not connections["default"].in_atomic_block
 
 
-def test_on_sqlite_an_outer_transaction_that_has_read_is_not_tried_again(
-    cart: Tab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It cannot write any more once somebody else has: a worker would wait for nothing."""
-    tried: list[Any] = []
-
-    def fail(*args: Any) -> None:
-        tried.append(args)
-        raise OperationalError("database is locked")
-
-    monkeypatch.setattr(rows, "lock_current", fail)
-    with transaction.atomic():
-        response = cart.post("plain")
-    assert (reason(response), len(tried)) == ("busy", 1)
-
-
 def test_a_cancelled_request_is_rolled_back(cart: Tab) -> None:
     """The client has gone: the task of its request is cancelled while the view waits. JSON: a form might have an
     idempotency key, and is worked on to its end."""

@@ -92,15 +92,6 @@ def test_a_batch_is_renewed(ada: Person) -> None:
     assert ada.renew().json() == {"leases": []}
 
 
-def test_two_leases_of_one_name(ada: Person, mine: Tab) -> None:
-    """A page that holds the second one still believes in the first."""
-    mine.release()
-    now = ada.tab().take()
-    for batch in ([mine, now], [now, mine]):
-        lost = {answer["id"]: "lost" in answer for answer in ada.renew(*batch).json()["leases"]}
-        assert lost == {mine.lease: True, now.lease: False}
-
-
 def test_a_release_frees_the_lock(ada: Person, mine: Tab, bo: Person) -> None:
     for lease in (mine.lease, mine.lease, "short", "x" * 65, "' OR 1=1 --"):
         assert ada.release(lease).status_code == 204
@@ -187,13 +178,6 @@ def test_atomic_requests(ada: Person, bo: Person, settings: Any, monkeypatch: py
     bo.tab().wait()
     mine.release()
     assert set(seen) == {False}
-
-
-def test_methods(ada: Person) -> None:
-    for method, path in (("put", LEASES), ("get", RENEW), ("delete", CSRF), ("patch", LEASES)):
-        response = getattr(ada.client, method)(path)
-        assert refusal(response) == (405, {"reason": "method"})
-        assert response["Allow"]
 
 
 async def arefuse(request: Any, name: str) -> bool:

@@ -8,12 +8,10 @@ import pytest
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission
-from django.db.models import Value
 from django.forms import modelform_factory
 
 from django_distlock.editing.signals import edit_taken_over
 from testproject.articles.models import Article, Source
-from tests.editing import site
 from tests.editing.people import CHOICE, GRANT, Person, body, controls, hidden, is_held, names, refused
 from tests.editing.store.desks import hearing
 
@@ -94,21 +92,6 @@ def test_e7_overwriting_needs_a_permission(ada: Person, bo: Person, boss: Person
         assert [told["before"].label for told in heard] == ([] if status == 409 else ["Ada"])
     assert body() == "By boss."
     assert "Took over the editing from Ada" in " ".join(map(str, LogEntry.objects.all()))
-
-
-def test_who_may_take_over_is_asked_about_the_object_of_the_admin(
-    ada: Person, boss: Person, article: Article, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With what its queryset adds, at a beat and at a save."""
-    path, queryset = f"/family/articles/article/{article.pk}/change/", site.Parents.get_queryset
-    mine = {"get_queryset": lambda self, request: queryset(self, request).annotate(mine=Value(True))}
-    for name, method in {**mine, "may_take_over": lambda self, request, obj: obj.mine}.items():
-        monkeypatch.setattr(site.Parents, name, method)
-    ada.hold(path)
-    assert boss.ask("claim", boss.open(path)[GRANT])["can_take_over"]
-    answer = boss.save(path, body="By boss.")
-    refused(answer, "Ada is editing this now.")
-    assert boss.save(path, hidden(answer), body="By boss.", **{CHOICE: "overwrite"}).status_code == 302
 
 
 def test_a_deletion(ada: Person, bo: Person, article: Article, path: str) -> None:

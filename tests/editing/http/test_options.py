@@ -195,22 +195,6 @@ def test_a_site_without_a_log_in_refuses_an_anonymous_visitor(article: Article, 
     assert Person(None).client.get(f"/by-name/{article.pk}/").status_code == 403
 
 
-def test_e3_what_is_gone(ada: Person, article: Article) -> None:
-    """An object that does not exist, a permission that was taken away, an object that was deleted."""
-    path, nowhere = f"/by-call/{article.pk}/", f"/by-call/{article.pk + 1}/"
-    assert ada.client.get(nowhere).status_code == ada.save(nowhere, {}).status_code == 404
-    fields = ada.open(path)
-    permissions = list(ada.user.user_permissions.all())
-    ada.user.user_permissions.clear()
-    claim = {"verb": "claim", "grant": fields[GRANT], "lease": "a" * 32}
-    assert ada.beat(path, claim).status_code == 403
-    assert ada.save(path, fields).status_code == 403
-    assert not is_held(article)
-    ada.user.user_permissions.set(permissions)
-    article.delete()
-    refused(ada.save(path, fields, body="By Ada."), "By Ada.")
-
-
 def test_may_edit_of_a_view_refuses_the_page_and_the_save(stranger: Person, ada: Person, article: Article) -> None:
     class Decided(site.Edit):
         def may_edit(self, request: Any, obj: Any) -> bool:

@@ -12,7 +12,6 @@ from django.contrib.auth.models import User
 from django.contrib.messages import get_messages
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import OperationalError, connection
-from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
 from django_distlock.editing import saving
@@ -22,7 +21,7 @@ from django_distlock.leases import upkeep
 from django_distlock.models import WebLease
 from testproject.articles.models import Article, Source
 from tests.editing import site
-from tests.editing.people import GRANT, LEASE, Person, body, controls, hidden, is_held, names, refused, row
+from tests.editing.people import GRANT, Person, body, controls, hidden, is_held, names, refused, row
 
 CHANGE, HISTORY = "articles/article/{}/change/", "articles/article/{}/history/1/"
 EVERY_PAGE = [
@@ -84,18 +83,6 @@ def test_e6_e7_what_is_not_in_the_form_is_left_alone_and_a_refused_form_comes_ba
         assert body() == "By both."
     article.delete()
     assert ada.save(path, {}).status_code == ada.save(f"/{kind}/{10**30}/", {}).status_code == 404
-
-
-def test_e12_my_own_save_hands_the_lease_over(ada: Person, bo: Person, article: Article) -> None:
-    path = f"/again/{article.pk}/"
-    fields = ada.hold(path)
-    WebLease.rows.update(expires_at=1)  # nobody wanted it meanwhile
-    assert ada.save(path, fields, body="By Ada.").status_code == 302
-    WebLease.rows.update(expires_at=F("expires_at") + 60_000_000)  # the reserve is five seconds
-    again = ada.open(path)
-    refused(bo.save(path, body="By Bo."))
-    answer = ada.ask("adopt", again[GRANT], previous=fields["distlock_edit_lease"])
-    assert (answer["state"], answer["changed"]) == ("held", None)
 
 
 @pytest.mark.parametrize(("kind", "method"), [("delete", "post"), ("at-once", "post"), ("at-once", "delete")])
@@ -296,15 +283,6 @@ def test_the_lease_of_a_page_after_its_save(
     if left == "gone":
         assert ada.renew(fields)["reason"] == "released", "a late beat does not prolong it"
     refused(bo.save(form, theirs))  # it counts, also if it answers without a redirect
-
-
-def test_e18_from_whom_it_was_taken_is_told_so_after_the_save(ada: Person, boss: Person, article: Article) -> None:
-    path = f"/edit/{article.pk}/"
-    mine, theirs = ada.hold(path), {**boss.open(path), LEASE: "b" * 32}
-    assert boss.ask("takeover", theirs[GRANT], lease=theirs[LEASE])["state"] == "held"
-    assert boss.save(path, theirs, body="By the boss.").status_code == 302
-    assert not upkeep.held("default", of_objects=True)
-    assert ada.renew(mine)["reason"] == "taken_over"
 
 
 # the database gives up because of other transactions: once more, then a page; never an error, no message twice
