@@ -102,15 +102,6 @@ def test_beside_edit_locks(editor: Editor) -> None:
     assert [each.title for each in made()] == ["Once changed"]
 
 
-def test_a_mistake_uses_nothing_up(editor: Editor) -> None:
-    fields = editor.filled_in()
-    page = editor.press({**fields, "title": ""})
-    assert (page.status_code, states("default")) == (200, [])
-    assert [editor.press(fields).status_code for _ in range(2)] == [302, 302]
-    assert made().count() == 1
-    assert editor.press({**fields, "title": "Once more"}).status_code == 422
-
-
 def test_a_popup_adds_once_and_answers_twice(editor: Editor) -> None:
     """Its success is a page, which would leave the key free."""
     address = f"{ADD}?_popup=1"
@@ -153,8 +144,3 @@ def test_an_error_leaves_nothing_behind(editor: Editor, monkeypatch: pytest.Monk
         assert editor.press(fields).status_code == 500
     assert (made().count(), states("default")) == (0, [])
     assert editor.press(fields).status_code == 302
-
-
-def test_the_order_of_the_bases() -> None:
-    with pytest.raises(TypeError, match="IdempotentAdmin"):
-        type("Wrong", (admin.ModelAdmin, IdempotentAdmin), {})

@@ -168,30 +168,6 @@ def test_secrets_and_files_are_not_kept_and_the_rest_is_text(person: Person, sit
     assert unescape(hidden_fields(html)["note"]) == "<script>alert(1)</script>\"'"
 
 
-@COOKIE
-def test_the_button_leads_to_no_other_site(person: Person, site: Stage) -> None:
-    """Two slashes would be another host."""
-    person.log_in()
-    evil = {"PATH_INFO": "//evil.example/form/"}
-    fields = hidden_fields(person.client.get("/", **evil).content.decode().split("<form")[1])
-    person.log_in()
-    html = person.client.post("/", fields, **evil).content.decode()
-    assert "Not saved yet" in html
-    assert 'action="//' not in html
-
-
-@COOKIE
-def test_the_failure_page_lets_nothing_pass(person: Person, site: Stage) -> None:
-    """What the page sends is checked like any other form: without its token it is refused again."""
-    fields = person.stale()
-    again = hidden_fields(person.send(fields).content.decode())
-    assert again["_idempotency_key"]
-    assert person.send(again | {"csrfmiddlewaretoken": fields["csrfmiddlewaretoken"]}).status_code == 403
-    del again["csrfmiddlewaretoken"]
-    assert is_djangos(person.send(again))
-    assert site.effects == 0
-
-
 def own_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
     return keep_form(request, reason) or HttpResponse(reason, status=403)
 

@@ -12,7 +12,6 @@ from django.contrib.auth.models import User
 from django.contrib.messages import get_messages
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.http import HttpResponse
-from django.test import RequestFactory
 from django.urls import re_path
 
 from django_distlock.idempotency.http.responses import is_secret
@@ -207,19 +206,6 @@ def test_a_person_waits_on_a_page_that_sends_the_form_again(site: Stage, browser
     assert site.effects == 1
 
 
-@pytest.mark.parametrize("alias", ["postgres"])
-def test_where_the_first_request_fails_the_page_saves_the_form(site: Stage, browser: Browser) -> None:
-    fields = browser.open("atomic_form")
-    browser.client.raise_request_exception = False
-    twin = Browser(browser)
-    site.answer = lambda request: 1 / 0
-    with Running(site, lambda: browser.send(fields, "atomic_form")):
-        page = twin.send(fields, "atomic_form")
-    site.answer = redirect
-    assert twin.send(hidden_fields(page.text), "atomic_form").status_code == 302
-    assert site.effects == 1
-
-
 def test_of_a_request_that_died_nobody_says_that_it_was_not_saved(site: Stage, browser: Browser) -> None:
     fields = browser.open() | {"name": "a <&>"}
     die(site, lambda: browser.send(fields))
@@ -255,18 +241,6 @@ def test_changed_data_while_the_first_is_saved(site: Stage, browser: Browser, sh
 
 
 # -- addresses
-
-
-@pytest.mark.parametrize("name", ["заказ", "a\nb"])
-def test_the_waiting_page_of_any_address(site: Stage, browser: Browser, name: str) -> None:
-    address = RequestFactory().get(f"/named/{name}/").get_full_path()
-    fields = hidden_fields(browser.shown(address).split("<form")[1])
-    twin = Browser(browser)
-    with Running(site, lambda: browser.client.post(address, fields)):
-        page = twin.client.post(address, fields)
-    assert page.status_code == 409
-    assert action_of(page.text) == address
-    assert twin.client.post(address, hidden_fields(page.text))["Location"] == "/made/1/"
 
 
 def action_of(text: str) -> str:

@@ -19,10 +19,8 @@ from tests.idempotency.world import (
     change,
     created,
     every_database,
-    expire,
     fails,
     nothing_is_renewed,
-    on_servers,
     sql,
     states,
 )
@@ -178,24 +176,6 @@ def test_class_based_views_and_required_keys(site: Stage, sender: Sender, settin
         assert (response.status_code, response.json()["code"]) == (400, "missing_key"), shape
         assert 'rel="help"' in response["Link"]
     assert site.effects == 3
-
-
-@BOTH
-def test_after_its_lifetime_a_key_is_new(site: Stage, sender: Sender, shape: str) -> None:
-    sender.post(shape)
-    expire(site.alias)
-    assert sender.post(shape, {"other": "data"}).status_code == 201
-    assert site.effects == 2
-    assert sender.post(shape, {"other": "data"})["Idempotency-Replayed"] == "true"
-
-
-@on_servers
-def test_a_method_with_a_long_name(site: Stage, sender: Sender, key: str) -> None:
-    """The column is short, and PostgreSQL refuses what does not fit."""
-    for _ in range(2):
-        response = sender.client.generic("BASELINE-CONTROL", "/plain/", headers={"Idempotency-Key": key})
-        assert response.status_code == 201
-    assert site.effects == 1
 
 
 class Failing:

@@ -46,7 +46,7 @@ def test_duplicates_at_one_barrier_act_once(site: Stage, key: str, shape: str) -
     assert all(answer.json() == {"run": 1} for answer in answers if answer.status_code == 201)
     assert (site.effects, len(site.runs)) == (1, 1)
     expire(site.alias)
-    answers = at_once(lambda: Sender(key).post(shape))
+    answers = at_once(lambda: Sender(key).post(shape, {"other": "data"}))
     assert 201 in {answer.status_code for answer in answers} <= {201, 409}
     assert site.effects == 2, "an old key is new, and used once"
 

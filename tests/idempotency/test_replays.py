@@ -20,7 +20,6 @@ from tests.idempotency.world import (
     by_task,
     change,
     fails,
-    on_servers,
     sql,
     states,
 )
@@ -132,17 +131,6 @@ def test_a_user_who_cannot_be_looked_up(site: Stage, sender: Sender, settings: A
     settings.MIDDLEWARE = [*MIDDLEWARE[:-1], f"{__name__}.looks_up", MIDDLEWARE[-1]]
     assert is_away(sender.post())
     assert not site.runs
-
-
-@on_servers
-def test_a_session_that_the_server_has_ended(site: Stage, sender: Sender) -> None:
-    """A connection that is kept for later requests (CONN_MAX_AGE), and is dead by the next one."""
-    rows.kill(site.alias, rows.server_id(site.alias))
-    response = sender.post("atomic")
-    connections[site.alias].close()
-    assert is_away(response)
-    assert not site.runs
-    assert sender.post("atomic").status_code == 201
 
 
 @pytest.mark.parametrize(("alias", "in_transaction"), [("default", False), ("postgres", False), ("postgres", True)])
