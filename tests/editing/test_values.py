@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 from django.contrib.admin import ModelAdmin
-from django.core.exceptions import ImproperlyConfigured
 from django.db import models
 from django.views.generic import UpdateView
 from rest_framework.viewsets import ModelViewSet
 
 from django_distlock.editing import EditLockAdmin, EditLockMixin
-from django_distlock.editing.checks import check_editing
-from django_distlock.editing.conf import EditingConfig, config
+from django_distlock.editing.conf import EditingConfig
 from django_distlock.editing.drf import EditLockViewSetMixin
 from django_distlock.editing.records import Owner
 from django_distlock.editing.resources import matched, model_of, objects_of, pk_of, resource_of
@@ -132,29 +130,6 @@ def test_e6_a_version_is_that_of_the_named_fields() -> None:
 
 
 # settings and checks
-
-
-def ids() -> list[str | None]:
-    return [message.id for message in check_editing(None)]
-
-
-@pytest.mark.parametrize(
-    ("setting", "text"),
-    [
-        (["MODE"], "must be a dict"),
-        ({"TIMEOUT": 5}, "unknown key 'TIMEOUT'"),
-        ({"TTL": 0}, "TTL must be above zero"),
-        ({"TTL": 20, "BEAT": 20}, "BEAT"),
-        ({"MODE": "strict"}, "MODE must be one of"),
-        ({"WHEN": None}, "WHEN must be one of"),
-        ({"LABEL": 5}, "LABEL must be a callable"),
-    ],
-)
-def test_wrong_settings_are_errors_of_the_check(settings: Any, setting: Any, text: str) -> None:
-    settings.DISTLOCK_EDITING = setting
-    with pytest.raises(ImproperlyConfigured, match=text):
-        config()
-    assert ids() == ["distlock.E070"]
 
 
 def test_a_hidden_tab_keeps_its_lock() -> None:

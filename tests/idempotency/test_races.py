@@ -148,16 +148,6 @@ class Watched:
 
 
 @pytest.mark.tier2
-def test_a_view_that_takes_longer_than_the_lease_keeps_its_claim(site: Stage, sender: Sender) -> None:
-    with Running(site, lambda: sender.post("brief")):
-        watched = Watched(site.alias)
-        watched.is_renewed(4)  # by then the first lease is over
-        assert not watched.ran_out
-        assert Sender(sender.key).post("brief").json()["code"] == "in_flight"
-    assert (len(site.runs), states(site.alias)) == (1, ["completed"])
-
-
-@pytest.mark.tier2
 @pytest.mark.parametrize("alias", ["postgres"])
 def test_a_reply_that_never_comes_costs_one_round_and_no_claim(site: Stage, key: str, alias: str, proxy: Proxy) -> None:
     """The server is well, and one connection is dead: each message of a renewal in turn has no answer."""

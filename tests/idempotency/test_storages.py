@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.core.cache import caches
 from django.core.cache.backends.dummy import DummyCache
-from django.core.cache.backends.locmem import LocMemCache
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
@@ -229,21 +228,6 @@ def test_an_answer_that_comes_while_another_request_notes_that_there_is_none(key
             Midway("default", nth, answer).hold(found, 60)
         assert sent[0].result()
         assert read(storage, claim).answer == ANSWER
-
-
-class WholeSeconds(LocMemCache):
-    """As Memcached: fractions of a second are cut off, and less than one is in the past."""
-
-    def get_backend_timeout(self, timeout: Any = 300) -> Any:
-        return super().get_backend_timeout(timeout if timeout is None else int(timeout) or -1)
-
-
-def test_a_cache_that_counts_whole_seconds(key: str, settings: Any) -> None:
-    settings.CACHES = {"default": {"BACKEND": f"{__name__}.WholeSeconds", "LOCATION": "whole"}}
-    storage, claim = CacheStorage("default"), claim_of(key, claim_ttl=0.5)
-    assert storage.claim(claim) is None
-    assert not read(storage, claim).expired
-    assert storage.renew(claim)
 
 
 class SilentCache(DummyCache):

@@ -12,7 +12,6 @@ from django.http import HttpResponse
 from django.test import AsyncClient
 from django.utils.decorators import async_only_middleware
 
-from django_distlock.idempotency.storage.database import DatabaseStorage
 from tests.conftest import PATIENCE, eventually
 from tests.idempotency.world import CROWD, Sender, Stage, client_leaves, states
 
@@ -104,19 +103,3 @@ def test_a_client_that_goes_leaves_the_answer_behind(site: Stage, key: str, send
     site.during = lambda request: None
     assert sender.post(shape, headers={"X-Event": key})["Idempotency-Replayed"] == "true"
     assert site.effects == 1
-
-
-def test_a_client_that_goes_during_the_claim(site: Stage, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Naive code leaves a claim whose view does not run."""
-    claiming, go_on = threading.Event(), threading.Event()
-    plain = DatabaseStorage.claim
-
-    def slow(self: DatabaseStorage, claim: Any, **how: Any) -> Any:
-        found = plain(self, claim, **how)
-        claiming.set()
-        assert go_on.wait(PATIENCE)
-        return found
-
-    monkeypatch.setattr(DatabaseStorage, "claim", slow)
-    asyncio.run(leave(post("async", key, **JSON), claiming, go_on.set))
-    assert (states(site.alias), len(site.runs)) == (["completed"], 1)

@@ -142,5 +142,4 @@ urlpatterns = [
     *(path(f"{shape}/", view) for shape, view in SHAPES.items()),
     path("items/<int:pk>/", act),
     path("named/<str:name>/", show),
-    path("<path:name>/form/", show),
 ]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 from django.db import connections
 from django.test import Client
@@ -20,9 +21,10 @@ from django.urls import clear_url_caches, reverse
 from django_distlock import BackendUnavailable
 from django_distlock.browser import checks as browser_checks
 from django_distlock.browser.checks import check_browser
+from django_distlock.browser.conf import config as browser_config
 from django_distlock.editing import checks as edit_checks
 from django_distlock.editing.checks import check_editing
-from django_distlock.editing.listing import edit_leases
+from django_distlock.editing.conf import config as edit_config
 from django_distlock.editing.resources import resource_of
 from django_distlock.editing.signals import edit_broken
 from django_distlock.leases import rows, upkeep
@@ -184,8 +186,11 @@ def test_breaking_on_the_page(operator: Client, tab: Tab, article: Article, monk
         with monkeypatch.context() as patch:
             patch.setattr(upkeep, "break_lease", fails)
             assert "in progress" in answer(kind)
-        assert f"The lock of {who} was broken." in answer(kind)
-        assert "it was not broken" in answer(kind)
+        with hearing(edit_broken) as heard:
+            assert f"The lock of {who} was broken." in answer(kind)
+            assert "it was not broken" in answer(kind)
+        told = [(each["reason"], each["before"].label) for each in heard]
+        assert told == ([("operator: gone home", "Bob")] if kind == "edits" else [])
     assert not tab.release()
     assert upkeep.held("default", of_objects=True) == []
     (entry,) = LogEntry.objects.all()
@@ -205,14 +210,6 @@ def test_breaking_asks_only_where_the_lease_is(
     assert "The lock of Ada was broken." in answers["browser"]
     assert "does not answer (BackendUnavailable); nothing was broken" in answers["edits"]
     assert "in progress;" not in answers["edits"], "nobody knows that"
-
-
-def test_a_broken_edit_lock_is_sent_as_a_signal(article: Article) -> None:
-    (held,) = edit_leases.all_held()
-    with hearing(edit_broken) as heard:
-        assert edit_leases.end(held, "gone home")
-        assert not edit_leases.end(held, "gone home")
-    assert [(told["reason"], told["before"].label) for told in heard] == [("gone home", "Bob")]
 
 
 # pruning
@@ -261,13 +258,43 @@ def test_checks_of_the_settings(settings: Any, monkeypatch: pytest.MonkeyPatch) 
     with monkeypatch.context() as patch:
         patch.setattr(connections["default"], "vendor", "oracle")
         assert ids() == []
-    for browser, editing, found in (
-        ({"TTL": 5}, None, ["distlock.W082"]),
-        ({"TLL": 5}, None, ["distlock.E080"]),
-        ({"DATABASE": "nowhere"}, {"TTL": 50}, ["distlock.E080"]),
-    ):
-        settings.DISTLOCK_BROWSER, settings.DISTLOCK_EDITING = browser, editing
-        assert ids() == found
+    settings.DISTLOCK_BROWSER = {"TTL": 5}
+    assert ids() == ["distlock.W082"]
+    settings.DISTLOCK_BROWSER, settings.DISTLOCK_EDITING = {"DATABASE": "nowhere"}, {"TTL": 50}
+    assert ids() == ["distlock.E080"]
+
+
+async def arefuse(request: Any, name: str) -> bool:
+    return False
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "text"),
+    [
+        ("EDITING", ["MODE"], "must be a dict"),
+        ("EDITING", {"TIMEOUT": 5}, "unknown key 'TIMEOUT'"),
+        ("EDITING", {"TTL": 0}, "TTL must be above zero"),
+        ("EDITING", {"TTL": 20, "BEAT": 20}, "BEAT"),
+        ("EDITING", {"MODE": "strict"}, "MODE must be one of"),
+        ("EDITING", {"LABEL": 5}, "LABEL must be a callable"),
+        ("BROWSER", [5], "must be a dict"),
+        ("BROWSER", {"TLL": 5}, "unknown key 'TLL'"),
+        ("BROWSER", {"MAX_HOLD": 0}, "MAX_HOLD must be above zero"),
+        ("BROWSER", {"MAX_BODY": 10}, "MAX_BODY must be at least 1024"),
+        ("BROWSER", {"DATABASE": 5}, "DATABASE must be an alias"),
+        ("BROWSER", {"PERMISSION": f"{__name__}.arefuse"}, "PERMISSION must be a plain function"),
+        ("BROWSER", {"PERMISSION": "no.such.module"}, "PERMISSION: No module named 'no'"),
+    ],
+)
+def test_wrong_settings_are_errors_of_the_check(settings: Any, kind: str, given: Any, text: str) -> None:
+    setattr(settings, f"DISTLOCK_{kind}", given)
+    config, found = {
+        "EDITING": (edit_config, "distlock.E070"),
+        "BROWSER": (browser_config, "distlock.E080"),
+    }[kind]
+    with pytest.raises(ImproperlyConfigured, match=text):
+        config()
+    assert ids() == [found]
 
 
 def test_checks_of_the_database(databases: None, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:

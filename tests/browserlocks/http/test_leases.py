@@ -7,12 +7,10 @@ import logging
 from typing import Any
 
 import pytest
-from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.template import Context, Template, TemplateSyntaxError
 
 from django_distlock.browser import endpoints
-from django_distlock.browser.conf import config
 from django_distlock.browser.endpoints import interval_of
 from django_distlock.leases import queue
 from django_distlock.leases.records import Waiting
@@ -178,26 +176,3 @@ def test_atomic_requests(ada: Person, bo: Person, settings: Any, monkeypatch: py
     bo.tab().wait()
     mine.release()
     assert set(seen) == {False}
-
-
-async def arefuse(request: Any, name: str) -> bool:
-    return False
-
-
-def test_the_setting(settings: Any) -> None:
-    settings.DISTLOCK_BROWSER = {"PERMISSION": "tests.browserlocks.site.done", "MAX_HOLD": 4}
-    assert (config().max_hold, config().ttl) == (4, 30)
-    for given, message in (
-        ([5], "must be a dict"),
-        ({"TLL": 5}, "unknown key 'TLL'"),
-        ({"MAX_HOLD": 0}, "MAX_HOLD must be above zero"),
-        ({"MAX_BODY": None}, "MAX_BODY must be an int"),
-        ({"MAX_BODY": 10}, "MAX_BODY must be at least 1024"),
-        ({"DATABASE": 5}, "DATABASE must be an alias"),
-        ({"LABEL": 5}, "LABEL must be a callable"),
-        ({"PERMISSION": f"{__name__}.arefuse"}, "PERMISSION must be a plain function"),
-        ({"PERMISSION": "no.such.module"}, "PERMISSION: No module named 'no'"),
-    ):
-        settings.DISTLOCK_BROWSER = given
-        with pytest.raises(ImproperlyConfigured, match=message):
-            config()

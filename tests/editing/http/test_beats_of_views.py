@@ -76,23 +76,6 @@ def test_a_beat_is_never_taken_for_a_form(ada: Person, article: Article, kind: s
     assert Article.objects.get().body == "On Saturday."
 
 
-def test_a_post_of_its_own_runs_under_the_lock(ada: Person, bo: Person, article: Article) -> None:
-    """Also if it saves before, or without, the post() of the mixin."""
-    path = f"/posting/{article.pk}/"
-    theirs = bo.open(path)
-    ada.hold(path)
-    refused(bo.save(path, theirs))
-    assert Article.objects.get().body == "On Saturday."
-
-
-@pytest.mark.parametrize("kind", ["delete", "at-once"])
-def test_the_header_is_no_way_around_the_lock(ada: Person, bo: Person, article: Article, kind: str) -> None:
-    ada.hold(f"/edit/{article.pk}/")
-    answer = bo.client.delete(f"/{kind}/{article.pk}/", headers={"Distlock-Edit": "1"})
-    assert answer.status_code == 405
-    assert Article.objects.exists()
-
-
 def test_a_view_that_locks_rows(ada: Person, article: Article, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(connections.settings["postgres"], "ATOMIC_REQUESTS", True)
     path = f"/locking/{article.pk}/"

@@ -61,12 +61,6 @@ def test_another_version_is_412(ada: Person, path: str) -> None:
         assert ada.client.delete(path, headers={"If-Match": given}).status_code == status
 
 
-def test_an_object_by_a_get_object_of_the_views_own(ada: Person, bo: Person, article: Article) -> None:
-    ada.hold(f"/edit/{article.pk}/")
-    assert bo.client.put(f"/own-api/{article.pk}/", sent(), content_type=JSON).status_code == 423
-    assert body() == "On Saturday."
-
-
 def test_held_is_423_and_strangers_learn_nothing(ada: Person, bo: Person, article: Article, path: str) -> None:
     """Neither that an object exists nor who edits it."""
     ada.hold(f"/edit/{article.pk}/")
@@ -77,6 +71,8 @@ def test_held_is_423_and_strangers_learn_nothing(ada: Person, bo: Person, articl
         known, unknown = (getattr(Client(), verb)(each, {}, content_type=JSON) for each in (path, "/api/0/"))
         assert (known.status_code, known.content) == (unknown.status_code, unknown.content)
         assert known.status_code in (401, 403)
+    answer = bo.client.put(f"/own-api/{article.pk}/", sent(), content_type=JSON)
+    assert answer.status_code == 423, "its get_object() is the view's own"
     assert body() == "On Saturday."
     assert ada.patch(path).status_code == 200
     action = bo.client.post(f"{path}publish/")  # an action that uses edit_lock()

@@ -157,7 +157,7 @@ def test_an_option_of_the_whole_site_is_an_error_of_the_check_in_one_admin(monke
 
 @pytest.mark.parametrize("kind", ["by-name", "by-name-open", "by-name-off", "by-call", "async"])
 def test_strangers_and_those_with_the_permission(
-    ada: Person, stranger: Person, bo: Person, article: Article, kind: str
+    ada: Person, stranger: Person, bo: Person, article: Article, settings: Any, kind: str
 ) -> None:
     held = ada.hold(f"/by-name/{article.pk}/")
     before = list(WebLease.rows.values())
@@ -171,6 +171,8 @@ def test_strangers_and_those_with_the_permission(
         reply = getattr(stranger.client, method)(path, **data)
         assert (method, reply.status_code) == (method, 403)
         assert b"Ada" not in reply.content
+    settings.LOGIN_URL = None  # a site without a log-in
+    assert nobody.client.get(path).status_code == 403
     assert body() == "On Saturday."
     assert list(WebLease.rows.values()) == before
     ada.give_back(held)
@@ -188,11 +190,6 @@ def test_e18_a_user_of_another_model_writes_nothing_in_the_name_of_a_user(ada: P
     request.user = ada.user
     audit.log(request, resource_of(article), "Took over.")
     assert LogEntry.objects.get().user == ada.user
-
-
-def test_a_site_without_a_log_in_refuses_an_anonymous_visitor(article: Article, settings: Any) -> None:
-    settings.LOGIN_URL = None
-    assert Person(None).client.get(f"/by-name/{article.pk}/").status_code == 403
 
 
 def test_may_edit_of_a_view_refuses_the_page_and_the_save(stranger: Person, ada: Person, article: Article) -> None:

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from django.db import connections
 from django.db.models import F, Value
 from django.db.models.functions import Concat
 
@@ -17,7 +16,6 @@ from django_distlock.editing.saving import run_save
 from django_distlock.leases import rows
 from django_distlock.models import BrowserTicket, WebLease
 from testproject.articles.models import Article
-from tests.conftest import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,28 +58,6 @@ def text_of(article: Article) -> str:
 def expire(resource: Resource) -> None:
     """The lease of an object runs out."""
     WebLease.rows.using(resource.database).filter(digest=resource.digest).update(expires_at=1)
-
-
-WAITING = {
-    "postgres": "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()",
-    "mariadb": "SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
-}
-
-
-def until_somebody_waits(alias: str) -> None:
-    """Until the server says that a transaction waits for a row."""
-    other = connections[alias].copy()
-
-    def waits() -> bool:
-        with other.cursor() as cursor:
-            cursor.execute(WAITING[alias])
-            return cursor.fetchone() is not None
-
-    try:
-        # InnoDB makes this table anew if it was not read for a tenth of a second
-        eventually(waits, "nobody waits for a row", pause=0.2)
-    finally:
-        other.close()
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,10 +16,9 @@ from django_distlock.editing.saving import saving
 from django_distlock.editing.signals import edit_refused
 from django_distlock.editing.versions import Inline
 from django_distlock.leases import rows
-from django_distlock.models import WebLease
 from testproject.articles.models import Source
 from tests.data.app.models import Restaurant
-from tests.editing.store.desks import Desk, hearing, make_article, text_of, until_somebody_waits, write_behind
+from tests.editing.store.desks import Desk, hearing, make_article, text_of
 from tests.support.places import READ_COMMITTED, REPEATABLE_READ, Place, at_the_side, statements_of
 
 if TYPE_CHECKING:
@@ -72,16 +70,6 @@ def grant_of(desk: Desk, obj: Any, **options: Any) -> EditGrant:
 
 
 # what other writers do
-
-
-@every_server
-def test_e4_the_write_rule_makes_the_other_writer_wait(alias: str, article: Article, ada: Desk) -> None:
-    """A command that knows no edit locks waits for the end of the save, and nothing is lost."""
-    place = Place(alias, READ_COMMITTED)
-    thread = threading.Thread(target=at_the_side, args=(place, lambda: write_behind(article, "theirs")))
-    ada.save("mine", lambda save: (thread.start(), until_somebody_waits(alias)))
-    thread.join(30)
-    assert text_of(article) == "0;mine;theirs"
 
 
 @on_sqlite
@@ -137,11 +125,13 @@ def is_locked(obj: Any) -> bool:
 
 
 @every_server
-def test_e4_rows_of_inlines_and_of_the_parent_are_locked_too(alias: str, article: Article) -> None:
-    """Multi-table inheritance: the lock of a restaurant is that of its place."""
+def test_e4_the_object_its_inline_rows_and_its_parent_are_locked(alias: str, article: Article) -> None:
+    """A command that knows no edit locks waits for the save. Multi-table inheritance: the lock of a restaurant is that
+    of its place."""
     ada, bob = Desk("ada"), Desk("bob")
     source = Source.objects.using(alias).create(article=article, name="a")
     with saving(grant_of(ada, article, fields=["body"], inlines=[SOURCES]), ada.owner):
+        assert is_locked(article)
         assert is_locked(source)
     restaurant = Restaurant.objects.using(alias).create(name="Ratskeller", seats=5)
     try:
@@ -231,29 +221,6 @@ def test_e9_once_more_if_the_database_gave_up_then_a_page(alias: str, article: A
         left[:] = [DatabaseError("a constraint")]
         with pytest.raises(DatabaseError, match="constraint"):
             ada.save("never")
-
-
-@pytest.mark.parametrize(
-    "place", [Place("postgres", REPEATABLE_READ), Place("mariadb", REPEATABLE_READ)], ids=str, indirect=True
-)
-def test_e9_a_beat_while_the_save_waits_for_its_lock(place: Place, article: Article, ada: Desk) -> None:
-    """The row of the lease changes after the snapshot of the save: 40001 or 1020, which the save survives."""
-    resource, begun = resource_of(article), threading.Event()
-    ada.claim(resource)
-
-    def hold() -> None:
-        with transaction.atomic(using=place.alias):
-            rows.lock([resource])
-            begun.set()
-            until_somebody_waits(place.alias)
-            WebLease.rows.using(place.alias).update(active_at=1)
-
-    thread = threading.Thread(target=at_the_side, args=(place, hold))
-    thread.start()
-    assert begun.wait(30)
-    ada.save("mine")
-    thread.join(30)
-    assert text_of(article) == "0;mine"
 
 
 def test_e4_a_form_costs_two_statements_and_its_save_three_more(alias: str, article: Article, ada: Desk) -> None:
