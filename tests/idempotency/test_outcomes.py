@@ -46,15 +46,6 @@ def test_a_second_request_gets_the_first_answer(site: Stage, sender: Sender, sha
     assert (site.effects, states(site.alias)) == (1, ["completed"])
 
 
-@FACES
-def test_without_a_key_or_with_a_safe_method_nothing_is_remembered(site: Stage, sender: Sender, shape: str) -> None:
-    for _ in range(2):
-        assert Sender().post(shape).status_code == 201
-    for method in ("get", "get", "head", "options"):
-        getattr(sender.client, method)(f"/{shape}/", headers={"Idempotency-Key": sender.key or ""})
-    assert (site.effects, states(site.alias)) == (6, [])
-
-
 def test_what_belongs_to_the_fingerprint_and_what_to_the_key(site: Stage, sender: Sender) -> None:
     """Address and query to the one, route and method to the other."""
     assert [sender.post(path).status_code for path in ("items/1", "items/2", "items/1/?q=1&a=")] == [201, 422, 422]
