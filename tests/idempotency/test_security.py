@@ -30,14 +30,6 @@ FACES = pytest.mark.parametrize("shape", ["plain", "atomic", "async_decorated"])
 BAD = ["", " ", "a b", '"a b"', "é", "a,b", '"a","b"', '"a', 'a"b', "\x00", "x" * 256, '"' + "x" * 256 + '"']
 
 
-@pytest.mark.parametrize("shape", ["plain", "atomic", "async"])
-def test_another_ones_key_is_another_key(site: Stage, key: str, shape: str) -> None:
-    """Naive code, keyed by the header alone, gives B the answer to A."""
-    answers = [Sender(key, who=who).post(shape) for who in ("a", "b")]
-    assert [answer.json()["run"] for answer in answers] == [1, 2]
-    assert not any(answer.has_header("Idempotency-Replayed") for answer in answers)
-
-
 @pytest.mark.parametrize("shape", ["plain", "atomic"])
 def test_bad_and_good_keys(site: Stage, shape: str) -> None:
     for value in BAD:

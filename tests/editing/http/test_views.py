@@ -260,7 +260,6 @@ BROWSER = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
         ("/empty/{}/", BROWSER, "stays"),  # at 204
         ("/download/{}/", BROWSER, "stays"),
         ("/edit/{}/", SCRIPT, "stays"),  # fetch() follows the redirect
-        ("/function/{}/", SCRIPT, "stays"),
         ("/admin/articles/article/{}/change/", SCRIPT, "stays"),
         ("/again/{}/", BROWSER, "again"),
         ("/quiet/{}/", {}, "again"),
