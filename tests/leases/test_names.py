@@ -20,7 +20,6 @@ from tests.support.places import (
     Place,
     after_statement,
     at_the_side,
-    statements_of,
 )
 
 if TYPE_CHECKING:
@@ -300,26 +299,3 @@ def test_an_old_snapshot_does_not_pass_a_stale_lease(place: Place, free: Two) ->
         assert ada.row().held
         at_the_side(place, lambda: (ada.release(), bob.take()))
         assert ada.lock() is None
-
-
-# statements and connections
-
-
-def test_what_it_costs(alias: str, name: str) -> None:
-    ada, bob, other = Tab(alias, name), Tab(alias, name, "bob"), Tab(alias, f"{name} too")
-    one = 2 if alias == "mariadb" else 1  # without RETURNING
-
-    def cost(work: Any) -> int:
-        return len(statements_of(alias, work))
-
-    assert cost(ada.take) <= 3 + one  # a name that was never locked: the row is made
-    assert (cost(ada.renew), cost(bob.wait)) == (one, 3)
-    bob.leave()
-    assert cost(ada.release) <= one + 2
-    assert (cost(ada.take), cost(lambda: bob.wait(queue=False))) == (one, 2)
-    other.take()
-    assert cost(lambda: queue.heads(alias, [ada.name, other.name, "none"])) == 1
-    assert cost(lambda: other.release(name=other.name)) <= one + 1
-    assert queue.heads(alias, [other.name])[other.name] == Head("", None, other.lease, "released")
-    with transaction.atomic(using=alias):
-        assert cost(ada.lock) == 1
