@@ -11,9 +11,8 @@ import pytest
 from django.core import serializers
 from django.db import DatabaseError, IntegrityError, models, transaction
 from django.db.models import F
-from django.db.models.signals import pre_save
 
-from django_distlock import LockLost, LockNotHeld, UnsupportedOperation, advisory_lock, row_lock
+from django_distlock import LockLost, UnsupportedOperation, row_lock
 from tests.data.app.models import CashRegister, Register, RegisterProxy
 from tests.data.world import EARLY, LATE, everywhere, register, rows, sent, stored, till, tills
 
@@ -80,35 +79,8 @@ def test_a_fence_in_the_table_of_the_parent(using: str) -> None:
         with transaction.atomic(using):
             with transaction.atomic(using):
                 refused(row.save, fence=EARLY, update_fields=fields)
+                assert transaction.get_rollback(using)
             assert tills(using).filter(drawer=9).count() == 0
-
-
-def test_a_transaction_is_rolled_back_after_a_refused_save(using: str) -> None:
-    """As after any error of save(): around a savepoint it goes on."""
-    row, child = register(using), till(using)
-    with transaction.atomic(using=using):
-        for stale in (row, child):
-            write_later(stale)
-            with transaction.atomic(using=using):
-                refused(stale.save)
-        other = register(using, owner="bob")
-    assert (stored(row), stored(other)) == ((100, LATE), (0, 0))
-    write_later(row)
-    with transaction.atomic(using=using):
-        refused(row.save)
-        assert transaction.get_rollback(using=using)
-
-
-def test_a_handler_that_saves_the_instance_once_more(using: str) -> None:
-    def again(instance: Register, **kwargs: Any) -> None:
-        pre_save.disconnect(again, sender=Register)
-        rows(using).get(pk=instance.pk).save()
-        instance.save(update_fields=["owner"])
-
-    row = register(using, fence=LATE)
-    pre_save.connect(again, sender=Register)
-    refused(row.save, fence=EARLY)
-    assert (stored(row), row.fence) == ((0, LATE), LATE)
 
 
 # -- A plain save() has the fence that was read with the row, or the token of the fenced queryset that read it.
@@ -272,16 +244,3 @@ def test_a_later_token_of_the_same_holder(using: str) -> None:
     rows(using).fenced(LATE).bulk_update([other], ["balance"])
     other.save()
     assert stored(row) == (0, LATE)
-
-
-def test_the_lease_is_asked(using: str) -> None:
-    pk = register(using).pk
-    with advisory_lock("register", using="leasetable") as lease:
-        row = rows(using).fenced(lease).get(pk=pk)
-        row.save()
-        sent_on = pickled(row)
-    with sent(using) as texts, pytest.raises(LockNotHeld):
-        row.save()
-    assert not texts
-    sent_on.save()  # in another process the number is all that there is
-    assert stored(row) == (0, lease.fence)

@@ -114,16 +114,6 @@ def test_r7_after_busy_the_transaction_is_rolled_back_and_nothing_of_ours_is_lef
     assert balances(using) == [1, 2]
 
 
-@on_servers
-def test_a_savepoint_around_it_keeps_the_transaction(rival: Rival, using: str) -> None:
-    pks = accounts(using, 1, 2)
-    with rival.hold(using, pks[:1]), transaction.atomic(using=using):
-        rows_of(using, pks[1:]).update(balance=50)
-        with pytest.raises(LockTimeout), transaction.atomic(using=using):
-            row_lock(rows_of(using, pks), timeout=0.1).__enter__()
-    assert balances(using) == [1, 50]
-
-
 @everywhere
 def test_a_row_that_was_written_after_the_snapshot(rival: Rival, using: str) -> None:
     """The server refuses the lock (40001, 1020, SQLITE_BUSY_SNAPSHOT), and the block may write nothing more."""

@@ -13,8 +13,7 @@ from django.db.transaction import TransactionManagementError
 from django_distlock import DeadlockDetected, LockNotAcquired, LockTimeout
 from django_distlock.data.rows.lock import row_lock
 from tests.data.rival import Rival
-from tests.data.world import DATABASES, accounts, balances, everywhere, on_servers, rows_of, run
-from tests.faults.server import statement_limit
+from tests.data.world import DATABASES, accounts, balances, everywhere, on_servers, rows_of
 from tests.support.timing import within
 
 
@@ -61,19 +60,6 @@ def test_r5_one_deadline_for_all_rows(rival: Rival, second: Rival, using: str) -
             row_lock(rows_of(using, pks), timeout=1).__enter__()
         within(time.monotonic() - start, 1.5, least=1)
         leaving.join()
-
-
-@pytest.mark.tier2
-@pytest.mark.parametrize("timeout", [20, None])
-def test_a_limit_of_the_callers_own_on_statements_does_not_end_the_wait(rival: Rival, timeout: float | None) -> None:
-    pks = accounts("mariadb", 1)
-    run("mariadb", "SET SESSION {} = {}".format(*statement_limit(0.1)))
-    rival.do("hold", "mariadb", pks, {})
-    leaving = threading.Timer(0.5, rival.do, ["release"])
-    leaving.start()
-    with row_lock(rows_of("mariadb", pks), timeout=timeout):
-        pass
-    leaving.join()
 
 
 def test_the_limit_is_in_the_statement_however_that_begins(rival: Rival) -> None:

@@ -93,20 +93,6 @@ def test_refused_inside_a_transaction_before_anything_is_sent() -> None:
     assert owners() == []
 
 
-def test_what_django_refuses_keeps_the_lock() -> None:
-    with lock():
-        add("kept")
-        # Django's own words for what would end the transaction of the block
-        with pytest.raises(RuntimeError, match="durable"), transaction.atomic(using=DB, durable=True):
-            pytest.fail("begun")
-        ends: list[Callable[[], None]] = [connections[DB].commit, connections[DB].rollback]
-        for end in (*ends, lambda: connections[DB].set_autocommit(True)):
-            with pytest.raises(transaction.TransactionManagementError):
-                end()
-        assert locked()
-    assert owners() == ["kept"]
-
-
 def fail() -> None:
     raise ZeroDivisionError
 
