@@ -10,8 +10,7 @@ import pytest
 
 from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.backends import base
-from django_distlock.concurrency import leftovers
-from django_distlock.concurrency.background import CallTimeout, NotStarted
+from django_distlock.concurrency.background import CallTimeout
 from django_distlock.concurrency.executor import Threads
 from django_distlock.keys import derive_key
 from django_distlock.records import Claim, Grant
@@ -37,19 +36,6 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
         yield patch
-
-
-def test_r7_without_a_thread_the_statement_is_not_run_later(threads: Threads, no_threads: pytest.MonkeyPatch) -> None:
-    ran: list[str] = []
-
-    async def main() -> Any:
-        with pytest.raises(NotStarted, match="start new thread"):
-            await threads.short(ran.append, "first")
-        no_threads.undo()
-        await threads.short(ran.append, "second")
-
-    asyncio.run(main())
-    assert ran == ["second"]
 
 
 class Call:
@@ -145,33 +131,6 @@ def test_r5_a_call_behind_one_that_hangs_is_given_up_and_never_begun(threads: Th
     eventually(lambda: ran == ["release"], f"{ran}")
 
 
-def test_r7_without_a_thread_to_undo_it_a_cancelled_call_is_undone_later(
-    threads: Threads, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    call, left = Call(), []
-    monkeypatch.setattr(leftovers, "leave", left.append)
-
-    def none_to_be_had(*args: Any) -> Any:
-        raise NotStarted("No thread can be started.")
-
-    async def main() -> None:
-        task = asyncio.create_task(call.task(threads, "long"))
-        await asyncio.sleep(0)
-        call.may_end.set()
-        eventually(lambda: not any("test-wait" in each.name for each in threading.enumerate()), "it runs")
-        monkeypatch.setattr(threads, "_start", none_to_be_had)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(main())
-    monkeypatch.undo()
-    assert not call.undone
-    for job in left:
-        job()
-    assert call.undone == ["granted"]
-
-
 class Engine(base.Backend):
     """Busy at first, granted to those who wait; it knows what it was asked."""
 
@@ -243,3 +202,4 @@ def test_r6_a_task_without_a_thread_or_an_answer_is_told_that_the_engine_is_unav
 
     asyncio.run(main())
     engine.close()
+    assert engine.journal == ["release 7"], "what was refused has been run later"

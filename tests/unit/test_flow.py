@@ -14,7 +14,7 @@ import pytest
 
 from django_distlock.concurrency import clock
 from django_distlock.concurrency.background import Background, CallTimeout, SharedCall
-from django_distlock.concurrency.flow import clean_up, finished, run
+from django_distlock.concurrency.flow import clean_up, run
 from tests.conftest import PATIENCE, eventually
 from tests.contract.actors import turns
 
@@ -79,27 +79,6 @@ def test_r7_a_clean_up_runs_to_its_end_and_a_cancellation_is_raised_behind_it(
     assert ("still gone" in caplog.text) is fails
 
 
-def test_r7_what_must_be_finished_is_finished_before_the_cancellation_is_raised() -> None:
-    async def main() -> None:
-        ended, may_end = [], asyncio.Event()
-
-        async def work() -> None:
-            await may_end.wait()
-            ended.append(True)
-
-        task = asyncio.create_task(finished(work()))
-        await turns(3)
-        task.cancel()
-        await turns(3)
-        assert not task.done()
-        may_end.set()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert ended
-
-    asyncio.run(main())
-
-
 def test_r7_a_clean_up_begins_although_the_event_loop_ends() -> None:
     """asyncio.run() cancels all that is left, and so the task of a clean-up that has not begun."""
     work = CleanUp(None)
@@ -159,18 +138,6 @@ def test_r7_it_is_abandoned_at_the_deadline(drive: Callable[..., Any], backgroun
     for function, dispose in ((door.wait, door.disposed.append), (door.fail, None), (door.wait, door.fail)):
         with pytest.raises(CallTimeout):
             drive(background.call(AT_ONCE, function, dispose=dispose))
-    door.open_late()
-
-
-def test_r7_a_task_that_is_cancelled_abandons_it(background: Background, door: Door) -> None:
-    async def main() -> None:
-        task = asyncio.create_task(background.call(FAR, door.wait, dispose=door.disposed.append))
-        await asyncio.sleep(0)  # it begins
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(main())
     door.open_late()
 
 

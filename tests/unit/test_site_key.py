@@ -120,16 +120,6 @@ def test_a_missing_table_names_both_cures(own_row: Put, name: str, monkeypatch: 
         execute("default", f"ALTER TABLE {TABLE}_away RENAME TO {TABLE}")
 
 
-def test_the_key_is_not_shown(own_row: Put, name: str) -> None:
-    canary = "canary-0123456789-canary-0123456789-canary"
-    own_row(canary)
-    with advisory_lock(name, using="redis") as lease:
-        entry = registry.entry("redis")
-        assert key_in_row() == canary
-        shown = [site_key, entry, entry.backend, lease, entry.key(name)]
-        assert canary not in " ".join(f"{thing!r} {thing}" for thing in shown)
-
-
 def test_the_setting_wins_over_the_row(own_row: Put, settings: Any) -> None:
     """What is stored in the database goes with it: its name is no part of the key of stored records, else a renamed one
     would forget them."""
@@ -137,26 +127,6 @@ def test_the_setting_wins_over_the_row(own_row: Put, settings: Any) -> None:
     assert site_key.portable == "r" * 43
     settings.DISTLOCK_SITE_KEY = "s@" * 20
     assert site_key.load() == site_key.portable == "s@" * 20
-
-
-@pytest.mark.tier2
-def test_r4_nobody_overtakes_tasks_that_wait_for_the_key(name: str) -> None:
-    """It is read in a thread; tasks that begin just when it is there come after those that have waited for it."""
-    for number in range(3):
-        site_key.forget()
-        served: list[int] = []
-
-        lock = advisory_lock(f"{name}{number}", using="leasetable", timeout=60)
-
-        async def task(which: int, lock: Any = lock, served: list[int] = served) -> None:
-            async with lock:
-                served.append(which)
-
-        async def main(task: Any = task) -> None:
-            await asyncio.gather(*map(task, range(600)))
-
-        asyncio.run(main())
-        assert served == list(range(600))
 
 
 @pytest.mark.parametrize("busy", ["the thread of the ORM", "the executor of the loop"])

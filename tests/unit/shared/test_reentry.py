@@ -187,23 +187,6 @@ def test_r2_the_frames_of_other_threads_are_not_read(lock: Any, monkeypatch: pyt
         assert async_to_sync(areenters)(lock)
 
 
-def test_r2_many_tasks_with_sync_code_at_once(using: str, name: str) -> None:
-    """Each is found although all of them wait for workers at the same time."""
-    lock = advisory_lock(name, using=using, timeout=PATIENCE)
-    served: list[bool] = []
-
-    async def task(number: int) -> None:
-        for each in (advisory_lock(f"{name}-{number}", using=using), lock):
-            async with each:
-                served.append(await sync_to_async(reenters, thread_sensitive=number % 2 == 0)(each))
-
-    async def main() -> None:
-        await asyncio.gather(*[task(number) for number in range(20)])
-
-    asyncio.run(main())
-    assert served == [True] * 40
-
-
 def test_r2_an_asgiref_that_no_longer_says_whose_thread_it_is_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else two tasks would count as their thread, and enter each other's locks in silence."""
     monkeypatch.setattr(SyncToAsync, "thread_handler", lambda self, loop, *args: None)

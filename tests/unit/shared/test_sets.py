@@ -19,7 +19,6 @@ from django_distlock import (
     semaphore,
 )
 from django_distlock.manager.keepalive import keepalive
-from django_distlock.manager.lock_table import State, lock_table
 from tests.conftest import PATIENCE, eventually
 from tests.contract.actors import Actor, Face
 from tests.contract.conftest import both_faces
@@ -253,33 +252,6 @@ def test_r8_waiting_for_what_is_being_given_back_closes_no_circle(
         second.release(again.result(PATIENCE))
     second.release(other_held)
     first.release(waiting.result(PATIENCE))
-
-
-def test_r8_a_hold_that_has_just_ended_closes_no_circle(
-    me: Actor, other: Actor, lock: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another thread gives the lease back (R16), and its owner asks anew in the moment between the end of the hold and
-    the next look at the line, which only the next tick takes if an exception of a signal comes in between."""
-    ended, look, end = threading.Event(), threading.Event(), lock_table.end
-
-    def slowly(hold: Any) -> None:
-        hold.state = State.ENDED
-        ended.set()
-        assert look.wait(PATIENCE)
-        end(hold)
-
-    held = me.acquire(lock)
-    with monkeypatch.context() as patch:
-        patch.setattr(lock_table, "end", slowly)
-        patch.setattr(lock_table, "settle", lambda: None)  # a tick
-        given = other.start(held, "release")
-        assert ended.wait(PATIENCE)
-        again = me.start(lock, "acquire", timeout=PATIENCE)  # not DeadlockDetected
-        somebody_waits(lock.name)
-        look.set()
-        given.result(PATIENCE)
-        lease = again.result(PATIENCE)
-    me.release(lease)
 
 
 def test_r4_thousands_of_waiters_of_a_closed_event_loop_do_not_break_a_release(

@@ -7,8 +7,6 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.core.exceptions import ImproperlyConfigured
-from django.utils.connection import ConnectionDoesNotExist
 
 from django_distlock import (
     BackendUnavailable,
@@ -123,15 +121,6 @@ def test_r7_what_the_engine_does_not_know_is_undone(
         lock.acquire(timeout=9)
     eventually(lambda: undone and not lock_table.all(), "it stays in the line, or is not undone")
     eventually(lambda: ("still gone" in caplog.text) is fails, "the failure is not told")
-
-
-@pytest.mark.parametrize("error", [ImproperlyConfigured("mine"), ConnectionDoesNotExist("mine")])
-def test_r6_after_a_mistake_of_the_settings_the_lock_is_free_at_once(lock: Any, refuse: Any, error: Exception) -> None:
-    """Nothing is left to another thread, which may be late: the next one would be told that the lock is held."""
-    refuse(error)
-    with pytest.raises(type(error)):
-        lock.acquire(timeout=0)
-    assert not lock_table.all()
 
 
 def test_r5_a_slow_server_is_not_asked_for_every_slot(
