@@ -140,17 +140,6 @@ def test_what_it_is_asked_is_what_the_function_would_say(function: Any) -> None:
     assert pickle.loads(pickle.dumps(function)) is copy.deepcopy(function) is function  # noqa: S301 - made here
 
 
-def test_wrappers_below_that_keep_something_and_nothing() -> None:
-    """Without functools.wraps the fields are asked of the wrapper, and refused if it cannot have them."""
-
-    def marked(pk: int) -> None: ...
-
-    marked.permission = "accounts.pay"  # type: ignore[attr-defined]
-    assert LOCK(LOCK(marked)).permission == "accounts.pay"  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match=r"lambda>' has no argument 'pk'; it has none\.$"):
-        LOCK(lambda *args: settle(*args))
-
-
 def test_a_recipe_that_is_copied_or_pickled_says_the_same_and_has_no_open_block(name: str) -> None:
     lock = Lock(name, using="memory", timeout=0, ttl=5, on_busy="raise")
     with lock:

@@ -9,12 +9,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from asgiref.sync import async_to_sync
-from django.http import HttpRequest, HttpResponse
-from django.test import AsyncClient, Client
-from django.urls import path
 from django.utils.decorators import method_decorator
-from django.views import View
 
 from django_distlock import Lease, LeaseSet, LockNotHeld, advisory_lock, lock_all, row_lock, semaphore
 from tests.data.app.models import Account
@@ -127,37 +122,3 @@ def test_blocks_have_as_and_ignore_it_and_a_set_has_its_own() -> None:
         assert other(lambda lease: lease.name)() == NAME
     with pytest.raises(ValueError, match="give it to lock_all"):
         lock_all([LOCK])
-
-
-def view(request: HttpRequest, lease: Lease) -> HttpResponse:
-    return HttpResponse(lease.name)
-
-
-async def aview(request: HttpRequest, *, lease: Lease) -> HttpResponse:
-    return HttpResponse(lease.name)
-
-
-class Shown(View):
-    get = staticmethod(view)
-
-
-class Locked(View):
-    get = method_decorator(LOCK)(lambda self, request, lease: view(request, lease))
-
-
-VIEWS: dict[str, Any] = {
-    "function": LOCK(view),
-    "async": LOCK(aview),
-    "dispatch": method_decorator(LOCK, name="dispatch")(Shown).as_view(),
-    "get": Locked.as_view(),
-}
-urlpatterns = [path(f"{shape}/", each) for shape, each in VIEWS.items()]
-
-
-@pytest.mark.urls(__name__)
-@pytest.mark.parametrize("shape", VIEWS)
-def test_views_get_it(shape: str) -> None:
-    get: Any = async_to_sync(AsyncClient().get) if shape == "async" else Client().get
-    response = get(f"/{shape}/")
-    assert (response.status_code, response.content.decode()) == (200, NAME)
-    assert is_free(NAME)
