@@ -200,19 +200,6 @@ def test_r8_shared_and_then_exclusive_in_one_transaction(lease_world: World, nam
         pass
 
 
-def test_r11_lock_taken_after_the_connection_was_closed_in_its_block(world: World) -> None:
-    """There is no transaction any more, although Django leaves its block only later."""
-    with transaction.atomic(world.alias):
-        with world.lock():
-            pass
-        world.connection.close()
-        with world.lock() as lease:
-            assert world.is_out()
-            assert lease.held
-        assert not world.is_out()
-    check_connections_are_clean()
-
-
 # what it costs
 
 

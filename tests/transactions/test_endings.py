@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import threading
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import pytest
 from django.db import connections, transaction
@@ -109,32 +108,6 @@ def test_r11_the_last_of_several_transactions_counts(world: World, released: boo
     check_connections_are_clean()
 
 
-def test_r11_nested_transactions_of_two_databases_lose_nothing(world: World) -> None:
-    """Also on PostgreSQL: a lock that belonged to the inner one would end with it, before the outer one commits."""
-    with transaction.atomic(world.other):
-        with transaction.atomic(world.alias), world.lock():
-            world.write()
-        assert world.is_out()
-    assert not world.is_out()
-    assert world.heard == ["acquired", "released"]
-    check_connections_are_clean()
-
-
-def test_r11_other_code_may_put_another_connection_in_the_place_of_that_in_a_transaction(postgres: World) -> None:
-    """The other one is in autocommit: a lock of a transaction would be free again at once."""
-    with transaction.atomic("postgres"):
-        inside = postgres.connection
-        connections["postgres"] = inside.copy()
-        try:
-            with postgres.lock():
-                assert postgres.is_out()
-        finally:
-            postgres.connection.close()
-            connections["postgres"] = inside
-        assert postgres.is_out()
-    assert not postgres.is_out()
-
-
 @pytest.mark.parametrize("first", [True, False], ids=["before_ours", "after_ours"])
 def test_r11_other_code_may_replace_methods_of_the_connection_too(world: World, first: bool) -> None:
     """As tracing does, before the first lock is kept for the connection or later. The methods are wrapped once."""
@@ -161,20 +134,3 @@ def test_r11_other_code_may_replace_methods_of_the_connection_too(world: World, 
 
     in_thread(work)
     assert len(calls) == 1 + first
-
-
-def test_r11_the_end_of_a_patch_does_no_harm(world: World) -> None:
-    """``mock.patch`` deletes at its end what stands in its place, and that may be our watch on the commit. Django then
-    switches autocommit on again, which is watched, too."""
-
-    def work() -> None:
-        with mock.patch.object(world.connection, "commit", wraps=world.connection.commit):
-            with world.transaction(), world.lock():
-                world.write()
-            world.again()
-        world.heard.clear()
-        with world.transaction(2), world.lock():
-            world.write()
-        world.connection.close()
-
-    in_thread(work)
