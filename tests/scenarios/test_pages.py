@@ -23,7 +23,6 @@ from testproject.registration.models import Door
 from testproject.registration.views import WAYS
 from testproject.replay.crowd import hidden_fields
 from testproject.replay.models import Replay
-from testproject.scenes import wallet
 from testproject.scenes.models import Account
 from testproject.tabs.models import LedgerEntry, Piece, pieces
 
@@ -93,16 +92,6 @@ def test_the_lock_of_a_sign_up(client: Client, settings: Any, way: Any) -> None:
     assert [answer.status_code for answer in answers] == [503, 503]
     assert int(answers[0]["Retry-After"]) >= 1
     assert not Registered.objects.exists()
-
-
-@pytest.mark.parametrize("way", wallet.Wallet.ways, ids=lambda way: way.slug)
-def test_money_is_paid_while_there_is_enough(way: Way) -> None:
-    ann, bob = (Account.objects.create(owner=owner, balance=1000).pk for owner in ("ann", "bob"))
-    assert [wallet.withdraw(way, ann, 600) for _ in range(2)] == [True, False]
-    assert [wallet.transfer(way, bob, ann, 600) for _ in range(2)] == [True, False]
-    with pytest.raises(Account.DoesNotExist, match="no account 1000000000"):
-        wallet.transfer(way, ann, 10**9, 1)
-    assert list(Account.objects.values_list("balance", flat=True)) == [1000, 400]
 
 
 @pytest.mark.parametrize("way", ORDERS, ids=lambda way: way.slug)
@@ -177,24 +166,3 @@ def test_a_piece_moves_in_the_hand_that_has_it() -> None:
     state = bo.get(reverse("board-state")).json()
     assert (state["pieces"][0]["column"], state["pieces"][0]["holder"]) == (2, "Ada")
     assert [(move["by"], move["asked"]) for move in state["moves"]] == [("Ada", "Tower to B1")]
-
-
-def test_pages_show_the_latest_replay(client: Client) -> None:
-    """Or say how to make one; and the page of the workers is isolated."""
-    for page in ("/", "/wallet/", "/inventory/", "/orders/", "/scheduler/"):
-        assert "manage.py replay" in client.get(page).text
-    answer = client.get("/workers/")
-    assert answer["Cross-Origin-Embedder-Policy"] == "require-corp"
-    assert answer["Cross-Origin-Opener-Policy"] == "same-origin"
-    known = {"engine_name": "SQLite", "engine_version": "3.40", "workers": 4, "copies": 3}
-    known |= {"problems": ["none: <broken>"], "ttl": 1.0}
-    sale = {"oversold": 2, "stock": 20, "sold": 22, "left": -2, "late": 0, "per_second": 3.2}
-    slots = {"slots": 13, "jobs": 17, "twice": 4, "missed": 0, "late": 0, "takeover": 0.84}
-    for scene, row in (("inventory", sale), ("scheduler", slots)):
-        ways = [{"slug": "none", "title": "No lock", "rows": [row]}]
-        Replay.objects.create(scene=scene, result={**known, "ways": ways})
-    for page, alarm in (("/inventory/", "2"), ("/scheduler/", "4")):
-        text = client.get(page).text
-        assert f'<strong class="alarm">{alarm}</strong>' in text
-        assert "none: &lt;broken&gt;" in text
-        assert "<svg" in text
