@@ -6,7 +6,6 @@ import ast
 import inspect
 import re
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,12 +15,9 @@ from django_distlock.browser.conf import BrowserConfig
 from django_distlock.editing.conf import EditingConfig
 from django_distlock.idempotency.conf import OF_SITE, Options
 from docs._ext import backend_flags
-from tests.docs.pages import DOCS, PAGES, ROOT, blocks, tables
+from tests.docs.pages import PAGES, blocks, tables
 from tests.matrix import MATRIX
 from tests.support.paths import PACKAGE
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SOURCES = [path.read_text() for path in PACKAGE.rglob("*.py")]
 ERRORS = {name for name, value in vars(exceptions).items() if isinstance(value, type)}
@@ -88,35 +84,3 @@ def test_every_signal_error_public_name_and_logger_is_documented() -> None:
     assert set(django_distlock.__all__) - ERRORS <= api
     loggers = {name.strip('"') for source in SOURCES for name in re.findall(r"getLogger\((.*)\)", source)}
     assert {cell for cell in first_column("docs/operations.md") if cell.startswith("django_distlock.")} == loggers
-
-
-def anchors(path: Path) -> set[str]:
-    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.M | re.S)
-    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-HERE = (
-    "https://github.com/django-distlock/django-distlock/blob/main/",
-    "https://raw.githubusercontent.com/django-distlock/django-distlock/main/",
-)
-
-
-def test_links_of_the_readme_lead_somewhere_also_on_pypi() -> None:
-    """Sphinx checks those of the documentation; in the README each is absolute."""
-    text = PAGES["README.md"].read_text()
-    targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r"^\[[^\]]+\]: (\S+)$", text, re.MULTILINE)
-    assert all(target.startswith("https://") for target in targets)
-    ours = [target.removeprefix(here) for target in targets for here in HERE if target.startswith(here)]
-    assert ours
-    for target in ours:
-        name, _, anchor = target.partition("#")
-        assert (ROOT / name).is_file(), target
-        assert not anchor or anchor in anchors(ROOT / name), target
-
-
-def test_no_page_is_forgotten_in_the_table_of_contents() -> None:
-    index = PAGES["docs/index.md"].read_text()
-    for page, path in PAGES.items():
-        if path.is_relative_to(DOCS) and path.name != "index.md":
-            assert f"\n{path.relative_to(DOCS).with_suffix('')}\n" in index, page
