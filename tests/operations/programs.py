@@ -7,15 +7,13 @@ import math
 import os
 import sys
 import threading
-import time
-from importlib.abc import MetaPathFinder
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django.conf import settings
 from django.core.management import execute_from_command_line
 from django.db import connections
 
-from django_distlock import LockLost, advisory_lock, held_locks
+from django_distlock import LockLost, advisory_lock
 from django_distlock.manager import name_log
 from django_distlock.operations.commands import migrate
 
@@ -71,23 +69,6 @@ def run_and_become_another(link: Link, *arguments: str) -> None:
 
     threading.Thread(target=become, daemon=True).start()
     run(link, *arguments)
-
-
-def list_first(link: Link, alias: str, module: str) -> None:
-    """On a host so busy that the driver's import outlasts a listing: the error, and whether it was imported now."""
-    met: list[str] = []
-
-    class SlowDisk(MetaPathFinder):
-        def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
-            if fullname == module and not met:
-                met.append(fullname)
-                time.sleep(3.0)
-
-    for name in [name for name in sys.modules if name == module or name.startswith(f"{module}.")]:
-        del sys.modules[name]
-    sys.meta_path.insert(0, SlowDisk())
-    (report,) = held_locks(alias)
-    link.say([report.error, bool(met)])
 
 
 def tell(what: str) -> None:

@@ -179,7 +179,7 @@ def test_nothing_is_said_when_all_is_well_with_a_wrong_password_or_no_server(
     site_key.forget()
     with advisory_lock(name, using="canary", timeout=5) as lease:
         canary.know("token", lease._grant.claim.token or "no token is used here")
-        canary.read("internals", lease, lease._grant.claim, lease._grant, lease._hold.key, held_locks())
+        canary.read("internals", site_key, lease, lease._grant.claim, lease._grant, lease._hold.key, held_locks())
     everything(canary, boss, name + HOSTILE)
     registry.close()
     settings.DISTLOCK_SITE_KEY = key

@@ -20,15 +20,10 @@ from django_distlock.backends.text import printable
 from django_distlock.manager import introspection
 from django_distlock.manager.introspection import MOST_ABANDONED
 from django_distlock.manager.registry import registry
-from django_distlock.models import IdempotencyRecord
 from django_distlock.testing import race
 from tests.conftest import connect, eventually
-from tests.faults.conftest import database_alias, proxied
+from tests.faults.conftest import proxied
 from tests.faults.server import ask
-from tests.operations.programs import list_first
-from tests.operations.world import UNAVAILABLE, call
-from tests.support import services
-from tests.support.processes import Child
 from tests.support.timing import within
 
 if TYPE_CHECKING:
@@ -107,39 +102,6 @@ def test_names_and_holders_as_they_were_noted() -> None:
         assert str(info.holder).startswith(f"hôst:{number % 3}:MainThread, " if valid else "web-1:17, ")
         assert (info.acquired_at is not None) == valid
         assert info.details["also_holds"].count(", ") == len(NAMES) - 2
-
-
-def test_tables_whose_names_are_quoted() -> None:
-    """They stand there as they are, and not as JSON."""
-    quoted = '"Tä""b\\u00e9"'
-    ask("postgres", f"CREATE TABLE {quoted} ()")
-    with foreign() as holder:
-        holder.execute(f"BEGIN; LOCK TABLE {quoted} IN ACCESS EXCLUSIVE MODE")
-        with waiting(f"SELECT FROM {quoted}", "relation"):
-            (info,) = found(kind="relation")
-            holder.execute("ROLLBACK")
-    ask("postgres", f"DROP TABLE {quoted}")
-    assert (info.name, info.waiters, info.details["mode"]) == (quoted, 1, "AccessExclusiveLock")
-
-
-def test_names_that_are_no_utf_8() -> None:
-    """In a database that knows no encoding."""
-    bytes_ = "ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
-    ask("postgres", f"CREATE DATABASE distlock_bytes {bytes_}")
-    columns = "lock_key text PRIMARY KEY, name text, session bigint, since bigint, holder text"
-    usual = settings.DISTLOCK["postgres"]
-    with database_alias("of_bytes", "postgres", NAME="distlock_bytes") as alias:
-        ask(alias, f"CREATE TABLE django_distlock_name ({columns})")
-        ask(alias, f"INSERT INTO django_distlock_name VALUES ('{KEY}', E'n\\xe9', 0, 0, '')")
-        with foreign(alias) as holder, override_settings(DISTLOCK={alias: {**usual, "OPTIONS": {"database": alias}}}):
-            holder.execute(f"SELECT pg_advisory_lock({KEY})")
-            (info,) = found(alias)
-            assert (info.key, info.name) == (str(KEY), None)
-            ask(alias, "UPDATE django_distlock_name SET name = 'n'")
-            (info,) = found(alias)
-            assert (info.key, info.name) == (str(KEY), "n")
-        registry.close()
-    ask("postgres", "DROP DATABASE distlock_bytes WITH (FORCE)")
 
 
 def test_locks_of_a_prepared_transaction() -> None:
@@ -249,27 +211,3 @@ def test_those_who_look_again_at_what_hangs_do_not_pile_up(settings: Any, monkey
     goes_on.set()
     eventually(lambda: not threads(), "a thread is left behind")
     assert [report.error for report in held_locks("redis")] == [None]
-
-
-@pytest.mark.tier2
-def test_prune_does_the_rest_and_says_which_server_hangs(proxied: Proxied, settings: Any) -> None:
-    proxy = proxied("leasetable_postgres")
-    settings.DISTLOCK = {alias: settings.DISTLOCK[alias] for alias in ("leasetable_postgres", "leasetable")}
-    for database in ("default", "mariadb"):
-        record = IdempotencyRecord(scope="hung", state="done", claimed_at=0, expires_at=0, lives_until=0)
-        record.save(using=database, force_insert=True)
-    proxy.blackhole()
-    status, out, err = call("prune")
-    assert (status, "idempotency: 2 deleted" in out) == (UNAVAILABLE, True)
-    assert "'postgres_proxied' does not answer within 2 s" in err
-    assert services.load()["postgres"]["password"] not in err
-
-
-@pytest.mark.tier2
-@pytest.mark.parametrize(
-    ("alias", "module"),
-    [("postgres", "django_distlock.backends.postgres"), ("redis", "django_redis.client")],
-)
-def test_the_first_listing_imports_drivers_before_its_time_begins(alias: str, module: str) -> None:
-    with Child(list_first, alias, module) as child:
-        assert child.hear() == [None, True]

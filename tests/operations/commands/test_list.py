@@ -112,15 +112,6 @@ def test_a_backend_that_is_down_is_a_line(settings: Any) -> None:
     assert (status, CANARY in out + err) == (UNAVAILABLE, False)
 
 
-def test_options_as_keywords_of_call_command(settings: Any) -> None:
-    settings.DISTLOCK = {"default": MEMORY, "other": MEMORY}
-    out = io.StringIO()
-    call_command("distlock", "list", using="other", stdout=out)
-    assert [report["alias"] for report in json.loads(out.getvalue())["backends"]] == ["other"]
-    with pytest.raises(TypeError, match="nonsense"):
-        call_command("distlock", "list", nonsense=True)
-
-
 @pytest.mark.parametrize("out", [io.StringIO, Terminal])
 def test_watch_goes_on_until_control_c(monkeypatch: pytest.MonkeyPatch, out: type[io.StringIO], settings: Any) -> None:
     """A table in a terminal, JSON in a pipe."""
