@@ -161,15 +161,6 @@ def test_r12_nothing_is_opened_that_nobody_asked_for(
         assert not any(stage.atomic.values()), shape
 
 
-def test_r12_plain_call_from_a_view_that_is_not_locked(lease_world: World, serve: Serve, order: list[Any]) -> None:
-    """Django opened the transaction of the resolved view; the locked one that it calls adds none."""
-    inner = shapes(lease_world)["outside"]["function"]
-    serve(lambda request: inner(request))
-    assert get(lease_world) == 200
-    lease_world.check_rival_came_in(1)
-    assert order[0] == ("acquired", True, 0)
-
-
 @pytest.mark.parametrize("shape", ["function", "drf_dispatch"])
 def test_r12_failed_request_inside_a_test_case(lease_world: World, serve: Serve, order: list[Any], shape: str) -> None:
     """The transaction around a TestCase is not the request's. As without a lock, what the request wrote is rolled back

@@ -9,10 +9,11 @@ import pytest
 from django.db import DatabaseError, Error, InternalError, transaction
 
 from django_distlock import BackendUnavailable, LockLost, LockNotHeld
+from django_distlock.manager.registry import registry
 from tests.transactions import ways
 from tests.transactions.conftest import KINDS
 from tests.transactions.ways import Boom
-from tests.transactions.world import World, check_connections_are_clean, swallow
+from tests.transactions.world import World, check_connections_are_clean, in_thread, swallow
 
 
 def back(world: World, how: str) -> Any:
@@ -95,6 +96,30 @@ def test_r15_only_what_was_taken_after_the_savepoint_is_lost(postgres: World) ->
         assert [lease.lost for lease in (early, middle, late, after)] == [False, True, True, True]
         assert [postgres.is_out(f"-{n}") for n in range(4)] == [True, False, False, False]
     assert not postgres.is_out("-0")
+
+
+def test_r15_another_thread_ends_the_transaction_while_the_server_is_asked(
+    postgres: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a task does that shares the connection: what it releases is neither lost nor released again."""
+    backend = registry.entry("postgres").backend
+    asked = []
+
+    def still_held(connection: Any, keys: Any) -> set[Any]:
+        in_thread(vars(connection)["_distlock_watch"].ended)
+        asked.append(keys)
+        return set()
+
+    with transaction.atomic("postgres"):
+        sid = postgres.connection.savepoint()
+        lease = postgres.lock().acquire()
+        with monkeypatch.context() as patch:
+            patch.setattr(backend, "still_held", still_held)
+            transaction.savepoint_rollback(sid, using="postgres")
+        assert asked
+        assert not lease.lost
+    assert postgres.heard == ["acquired", "released"]
+    check_connections_are_clean()
 
 
 def break_transaction(world: World) -> None:

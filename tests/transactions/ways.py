@@ -6,11 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
-from unittest import mock
 
 from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
 from django.db import Error, IntegrityError, close_old_connections, connections, transaction
@@ -322,26 +320,6 @@ def entered_again(world: World, by: str) -> int:
     return 1
 
 
-def on_the_event_loop(world: World, *, asynchronous: bool) -> int:
-    """As in a notebook: DJANGO_ALLOW_ASYNC_UNSAFE lets the ORM run on the thread of the loop."""
-
-    async def cell() -> None:
-        with transaction.atomic(world.alias):
-            if asynchronous:
-                async with world.lock():
-                    world.write()
-            else:
-                with world.lock():
-                    world.write()
-            world.still_inside()
-        check_connections_are_clean()
-        connections.close_all()
-
-    with mock.patch.dict(os.environ, DJANGO_ALLOW_ASYNC_UNSAFE="1"):
-        in_thread(lambda: asyncio.run(cell()))
-    return 1
-
-
 commit: Way = partial(blocks, outermost={})
 WAYS: dict[str, Way] = {
     "commit": commit,
@@ -368,8 +346,6 @@ WAYS: dict[str, Way] = {
     "async_inside_a_view": partial(async_inside, asgi=True),
     "async_in_a_request": async_in_a_request,
     **{f"entered_again_by_{by}": partial(entered_again, by=by) for by in ("caller", "thread", "task")},
-    "on_the_event_loop": partial(on_the_event_loop, asynchronous=False),
-    "async_on_the_event_loop": partial(on_the_event_loop, asynchronous=True),
     "two_databases": partial(two_databases, own_first=False),
     "two_databases_crosswise": partial(two_databases, own_first=True),
 }

@@ -11,6 +11,7 @@ import pytest
 from django.core import serializers
 from django.db import DatabaseError, IntegrityError, models, transaction
 from django.db.models import F
+from django.db.models.signals import pre_save
 
 from django_distlock import LockLost, UnsupportedOperation, row_lock
 from tests.data.app.models import CashRegister, Register, RegisterProxy
@@ -81,6 +82,18 @@ def test_a_fence_in_the_table_of_the_parent(using: str) -> None:
                 refused(row.save, fence=EARLY, update_fields=fields)
                 assert transaction.get_rollback(using)
             assert tills(using).filter(drawer=9).count() == 0
+
+
+def test_a_handler_that_saves_the_instance_once_more(using: str) -> None:
+    def again(instance: Register, **kwargs: Any) -> None:
+        pre_save.disconnect(again, sender=Register)
+        rows(using).get(pk=instance.pk).save()
+        instance.save(update_fields=["owner"])
+
+    row = register(using, fence=LATE)
+    pre_save.connect(again, sender=Register)
+    refused(row.save, fence=EARLY)
+    assert (stored(row), row.fence) == ((0, LATE), LATE)
 
 
 # -- A plain save() has the fence that was read with the row, or the token of the fenced queryset that read it.

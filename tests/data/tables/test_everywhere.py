@@ -102,21 +102,6 @@ def test_r7_a_busy_table_leaves_nothing_in_the_session_or_at_the_server(using: s
         assert limits(using) == before
 
 
-@pytest.mark.parametrize("using", ["default", "postgres"])
-def test_a_timeout_inside_atomic_marks_it(using: str, rival: Rival) -> None:
-    """So that whoever catches the error cannot commit half of his work."""
-    connections[using].ensure_connection()
-    connections[using].transaction_mode = None  # SQLite: a transaction that does not begin with the write lock
-    assert rival.lock(using, "Account") == "held"
-    with transaction.atomic(using=using):
-        with pytest.raises(LockTimeout) as caught:
-            table_lock(Account, using=using, timeout=0.1).__enter__()
-        with pytest.raises(transaction.TransactionManagementError) as told:
-            Account.objects.using(using).count()
-    rival.leave()
-    assert told.value.__cause__ is caught.value.__cause__
-
-
 def test_an_error_rolls_back_and_unlocks_and_hooks_run_when_it_is_free(using: str, rival: Rival) -> None:
     seen: list[bool] = []
     with pytest.raises(ZeroDivisionError), table_lock(Account, using=using):
