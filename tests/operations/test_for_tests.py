@@ -17,7 +17,7 @@ from django.db import transaction
 from django.test import SimpleTestCase, TestCase
 from django.test.runner import DiscoverRunner
 
-from django_distlock import LockLost, LockNotHeld, advisory_lock, held_locks, semaphore
+from django_distlock import LockLost, LockNotHeld, advisory_lock, held_locks, lock_all, semaphore
 from django_distlock.manager.registry import registry
 from django_distlock.testing import LockTestRunner, assert_locked, assert_no_locks_held, lose, override_locks, race
 from tests.conftest import eventually
@@ -60,6 +60,14 @@ def test_a_loss_can_be_rehearsed(using: str, name: str) -> None:
     assert heard.facts("lost")["reason"] == "session"
     with pytest.raises(LockNotHeld):
         lose(lease)
+
+
+def test_what_is_lost_is_the_lease_of_one_lock(name: str) -> None:
+    wrong: Any
+    with lock_all([name], using="memory") as leases:
+        for wrong in (name, leases, None):
+            with pytest.raises(TypeError, match=f"^lease must be the Lease of one lock.* not {type(wrong).__name__}"):
+                lose(wrong)
 
 
 def test_a_race_gives_results_and_exceptions_in_order_or_says_that_it_does_not_end() -> None:

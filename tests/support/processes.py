@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import os
 import queue
 import signal
 import subprocess
@@ -31,12 +32,13 @@ if TYPE_CHECKING:
 PATIENCE = 30.0  # seconds
 
 
-def start(function: str, arguments: str, databases: str) -> Any:
+def start(function: str, arguments: str, databases: str, env: dict[str, str] | None) -> Any:
     """A process of tests.support.child: forked from one that has loaded Django, if that has the same environment."""
     global _nursery
-    _nursery = _nursery or Nursery()
-    if _nursery.environment == surroundings():
-        return _nursery.fork(function, arguments, databases)
+    if not env:
+        _nursery = _nursery or Nursery()
+        if _nursery.environment == surroundings():
+            return _nursery.fork(function, arguments, databases)
     return subprocess.Popen(
         [sys.executable, "-m", "tests.support.child", function, arguments, databases],
         stdin=subprocess.PIPE,
@@ -44,6 +46,7 @@ def start(function: str, arguments: str, databases: str) -> Any:
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
+        env={**os.environ, **(env or {})},
     )
 
 
@@ -53,10 +56,10 @@ _nursery: Nursery | None = None
 class Child:
     """A process that runs ``function(link, *args)``; ended at the end of the block whatever happened."""
 
-    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
+    def __init__(self, function: Callable[..., Any], *args: Any, env: dict[str, str] | None = None) -> None:
         names = json.dumps({alias: str(connections[alias].settings_dict["NAME"]) for alias in connections})
         self.killed = False
-        self.process = start(f"{function.__module__}:{function.__qualname__}", json.dumps(args), names)
+        self.process = start(f"{function.__module__}:{function.__qualname__}", json.dumps(args), names, env)
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._errors: list[str] = []
         self._readers = [

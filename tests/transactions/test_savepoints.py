@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, Error, InternalError, transaction
 
-from django_distlock import BackendUnavailable, LockLost, LockNotHeld
+from django_distlock import BackendUnavailable, LockLost, LockNotHeld, semaphore
 from django_distlock.manager.registry import registry
 from tests.transactions import ways
 from tests.transactions.conftest import KINDS
+from tests.transactions.test_deferral import free_places
 from tests.transactions.ways import Boom
 from tests.transactions.world import World, check_connections_are_clean, in_thread, swallow
 
@@ -96,6 +97,39 @@ def test_r15_only_what_was_taken_after_the_savepoint_is_lost(postgres: World) ->
         assert [lease.lost for lease in (early, middle, late, after)] == [False, True, True, True]
         assert [postgres.is_out(f"-{n}") for n in range(4)] == [True, False, False, False]
     assert not postgres.is_out("-0")
+
+
+def test_r15_place_of_a_semaphore(world: World) -> None:
+    """Taken after the savepoint it is free again, as a lock is; taken before it stays, also for the next block."""
+    pool = semaphore(world.name, 2, using=world.using, timeout=0)
+    with transaction.atomic(world.alias):
+        with swallow(Boom), transaction.atomic(world.alias):
+            with pool:
+                pass
+            raise Boom
+        assert free_places(pool) == (2 if world.scoped else 1)
+        with pool:
+            pass
+        with swallow(Boom), transaction.atomic(world.alias), pool as lease:
+            raise Boom
+        assert not lease.lost
+        assert free_places(pool) == 1
+        with pool, pool:
+            assert free_places(pool) == 0
+    assert free_places(pool) == 2
+
+
+def test_r15_failed_release_of_a_savepoint(postgres: World) -> None:
+    """``RELEASE`` of a savepoint in an aborted transaction fails; Django goes back to it instead."""
+    with transaction.atomic("postgres"):
+        with swallow(Exception), transaction.atomic("postgres"):
+            lease = postgres.lock().acquire()
+            with swallow(Exception):
+                postgres.ask("SELECT 1/0")
+        assert lease.lost
+        assert not postgres.is_out()
+        postgres.write()
+    assert postgres.written() == 1
 
 
 def test_r15_another_thread_ends_the_transaction_while_the_server_is_asked(

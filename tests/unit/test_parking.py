@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
+import types
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_distlock.concurrency import parking
+from django_distlock.concurrency import leftovers, parking
 from django_distlock.concurrency.flow import run
 from django_distlock.concurrency.parking import FairLock, Parker
 from tests.conftest import PATIENCE, eventually
 from tests.support.interrupts import interrupted_everywhere
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
 
 async def enter(lock: FairLock, timeout: float, inside: Callable[[], object] = bool) -> bool:
@@ -164,6 +165,41 @@ def test_r7_an_interrupt_anywhere_leaves_the_lock_free() -> None:
         assert free(lock)
 
     assert interrupted_everywhere(lambda: run(enter(lock, 0)), is_free, parking) > 10
+
+
+@types.coroutine
+def suspended() -> Generator[None]:
+    yield
+
+
+def test_r7_a_turn_in_a_coroutine_that_is_closed_leaves_the_lock_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once: what is left to another thread may be done late, or never, where no lock was had yet."""
+    lock, left = FairLock(), []
+    monkeypatch.setattr(leftovers, "leave", left.append)
+
+    async def holds() -> None:
+        turn = lock.turn()
+        try:
+            assert await turn.acquire(0)
+            await suspended()
+        finally:
+            turn.release()
+
+    coroutine = holds()
+    coroutine.send(None)
+    assert not free(lock)
+    waiter = lock.turn()
+    assert not waiter.arrive()
+    coroutine.close()
+    (job,) = left
+    job()
+    assert waiter.arrive(), "who waits is not served"
+    waiter.release()
+    del job
+    coroutine = holds()
+    coroutine.send(None)
+    coroutine.close()
+    assert free(lock)
 
 
 def test_r1_a_storm_of_threads_and_tasks_with_timeouts_and_cancellations(crowd: Crowd) -> None:

@@ -11,7 +11,7 @@ from django.db.models import Count, Q, Window
 from django.db.models.functions import Rank
 from django.db.transaction import TransactionManagementError
 
-from django_distlock import LockNotAcquired, LockTimeout, UnsupportedOperation, row_lock
+from django_distlock import LockLost, LockNotAcquired, LockTimeout, UnsupportedOperation, row_lock
 from tests.data.app.models import Account, Currency, Entry, Node, Place, Restaurant, Wallet
 from tests.data.world import (
     accounts,
@@ -207,6 +207,13 @@ def test_a_table_without_row_locks_is_refused_and_looked_up_again() -> None:
         run("mariadb", "ALTER TABLE dataapp_currency ENGINE=InnoDB")
     with pytest.raises(Currency.DoesNotExist):
         lock.__enter__()
+
+
+def test_a_connection_closed_inside_the_block_is_a_loss() -> None:
+    """Django leaves the transaction without a word, and what comes after it is written without the lock."""
+    (pk,) = accounts("postgres", 1)
+    with pytest.raises(LockLost, match="closed inside the block"), row_lock(Account, pk=pk, using="postgres"):
+        connections["postgres"].close()
 
 
 # -- joins: what the engine can lock is locked, each row once; what it cannot lock it refuses

@@ -1,16 +1,20 @@
-"""The pages in a real browser, with locks that other processes hold and wait for."""
+"""The pages in a real browser, with locks that other processes hold and wait for, and in the clothes of themes."""
 
 from __future__ import annotations
 
+import re
 import uuid
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.apps import apps
 from django.conf import settings as usual
+from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.db import connections
 from django.test import Client, override_settings
+from django.urls import include, path
 from pytest_django.live_server_helper import LiveServer
 
 from django_distlock import advisory_lock, held_locks
@@ -25,8 +29,10 @@ from tests.support.processes import Child
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.support.child import Link
 
 pytestmark = [pytest.mark.tier2, pytest.mark.usefixtures("databases")]
+NAME = "nightly-import of all the invoices of the year"
 # What a careful site lets its pages do.
 POLICY = "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 
@@ -224,3 +230,53 @@ def test_axe_finds_nothing_serious_and_the_policy_is_kept(page: Page, settings: 
             "return [left(0), left(9), left(18)]"
         )
         assert year < day < second
+
+
+# --- the clothes of other packages, light and dark
+
+# What is ours on a page; the rest is the theme's.
+OURS = (".distlock-page", ".distlock-refresh", "#distlock-errors", ".distlock-list tbody")
+# What axe says of a contrast that is too low; and what WCAG wants at least, of large text.
+RATIO, SEEN = re.compile(r"color contrast of ([0-9.]+)"), 3.0
+
+
+def serve(link: Link) -> None:
+    """In a process of its own, as a theme cannot be added to one that runs: hold locks and serve their pages."""
+    global urlpatterns
+    urlpatterns = [path("admin/", admin.site.urls)]
+    if apps.is_installed("grappelli"):
+        urlpatterns.insert(0, path("grappelli/", include("grappelli.urls")))
+    usual.ROOT_URLCONF = __name__
+    with advisory_lock(NAME, using="leases", timeout=5), advisory_lock("prices", shared=True, timeout=5):
+        server = LiveServer("127.0.0.1:0")
+        link.say(server.url)
+        link.hear()
+        server.stop()
+
+
+def faint(page: Page) -> list[str]:
+    """Text that is hard to read; the colour of links is the theme's, which need only be seen."""
+    present = [selector for selector in OURS if page.run("return !!document.querySelector(arguments[0])", selector)]
+    ours = axe.faults(page.profile, "color-contrast", within=present, without=["a:not(.distlock-break)"])
+    every = axe.faults(page.profile, "color-contrast", within=present)
+    return ours + [fault for fault in every if float(RATIO.findall(fault)[0]) < SEEN]
+
+
+@pytest.mark.parametrize("theme", ["unfold", "jazzmin", "grappelli"])
+def test_in_a_theme_nothing_is_invisible(theme: str, tab: Tab) -> None:
+    module = "tests.operations.admin.themed_settings"
+    environment = {"DJANGO_SETTINGS_MODULE": module, "DISTLOCK_TEST_THEME": theme}
+    found = {}
+    with Child(serve, env=environment) as child, visit(tab, child.hear()) as page:
+        page.go()
+        assert NAME in page.names()
+        assert page.text("#distlock-refresh") == "Refresh every 5 s"
+        page.go(f"{LIST}?q=nightly")
+        detail = page.get("th.field-name a", "href")
+        for url in (page.url + LIST, detail, detail.replace("/change/", "/break/")):
+            page.open(url)
+            for dark in (True, False):
+                page.profile.dark(dark)
+                found[url, dark] = faint(page)
+        child.say("end")
+    assert not any(found.values()), found
