@@ -205,8 +205,9 @@ def test_work_that_fails_lets_another_one_lead(work: Any, name: str, caplog: pyt
 def test_a_failure_to_tidy_up_keeps_no_lock_and_ends_no_candidacy(tidy_up: Any, name: str) -> None:
     with Leader(name, using="memory", on_demoted=tidy_up) as leader:
         assert leader.elected(PATIENCE)
-        leader.resign()
         with Leader(name, using="memory") as other:
+            somebody_queues()
+            leader.resign()
             assert other.elected(PATIENCE), "held by nobody"
         assert leader.elected(PATIENCE)
 
