@@ -22,7 +22,7 @@ class Outcome(Generic[T]):
     a time.
     """
 
-    __slots__ = ("__weakref__", "_callbacks", "_done", "_error", "_result")
+    __slots__ = ("_callbacks", "_done", "_error", "_result")
 
     def __init__(self) -> None:
         self._callbacks: list[Callable[[Outcome[T]], object]] = []
