@@ -22,8 +22,6 @@ from tests.idempotency.world import (
     Running,
     Stage,
     change,
-    die,
-    expire,
     hidden_fields,
     redirect,
     states,
@@ -200,19 +198,6 @@ def test_a_person_waits_on_a_page_that_sends_the_form_again(site: Stage, browser
     done = twin.send(again, shape)
     assert (done.status_code, done["Location"], done["Idempotency-Replayed"]) == (302, "/made/1/", "true")
     assert site.effects == 1
-
-
-def test_of_a_request_that_died_nobody_says_that_it_was_not_saved(site: Stage, browser: Browser) -> None:
-    fields = browser.open() | {"name": "a <&>"}
-    die(site, lambda: browser.send(fields))
-    again = hidden_fields(browser.send(fields).text) | {"name": "a <&>"}
-    expire(site.alias)
-    text = browser.send(again).text
-    assert "Not known whether it was saved" in text
-    assert "Submit as new" in text
-    assert site.effects == 1
-    assert browser.send(hidden_fields(text) | {"name": "a <&>"}).status_code == 302
-    assert site.effects == 2
 
 
 def test_changed_data_while_the_first_is_saved(site: Stage, browser: Browser, settings: Any) -> None:

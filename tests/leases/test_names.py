@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import OperationalError, connections, transaction
 
+from django_distlock import BackendUnavailable
 from django_distlock.leases import queue, upkeep
 from django_distlock.leases.records import Full, Head, Lost, Quota, Row, Waiting
 from django_distlock.models import BrowserTicket
@@ -299,3 +300,12 @@ def test_an_old_snapshot_does_not_pass_a_stale_lease(place: Place, free: Two) ->
         assert ada.row().held
         at_the_side(place, lambda: (ada.release(), bob.take()))
         assert ada.lock() is None
+
+
+def test_r6_an_error_of_the_driver_is_wrapped(two: Two) -> None:
+    def gone(*statement: Any) -> Any:
+        raise OperationalError("the server has gone away")
+
+    with connections[two[0].alias].execute_wrapper(gone), pytest.raises(BackendUnavailable) as caught:
+        two[0].renew()
+    assert isinstance(caught.value.__cause__, OperationalError)

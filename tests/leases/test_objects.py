@@ -141,6 +141,21 @@ def test_e9_a_save_in_progress_keeps_nobody_waiting(resource: Resource) -> None:
     assert (of_fresh.saving, of_fresh.holder) == (True, None)
 
 
+@on_servers
+@pytest.mark.tier2
+def test_a_release_during_a_short_save_is_carried_out(resource: Resource) -> None:
+    """It asks again for a second."""
+    ada, place = Desk("ada"), Place(resource.database, READ_COMMITTED)
+    ada.claim(resource)
+    with transaction.atomic(using=resource.database):
+        rows.lock([resource])
+        thread = threading.Thread(target=at_the_side, args=(place, lambda: ada.release(resource)))
+        thread.start()
+        thread.join(0.1)
+    thread.join(30)
+    assert not row_of(resource).held
+
+
 @pytest.mark.parametrize("alias", ["default"], indirect=True)
 def test_beside_a_long_writer_of_sqlite_nothing_is_tried_for_minutes(
     resource: Resource, monkeypatch: pytest.MonkeyPatch
