@@ -12,7 +12,7 @@ import pytest
 
 from django_distlock.concurrency import leftovers, parking
 from django_distlock.concurrency.flow import run
-from django_distlock.concurrency.parking import FairLock, Parker
+from django_distlock.concurrency.parking import FairLock, Parker, Turn
 from tests.conftest import PATIENCE, eventually
 from tests.support.interrupts import interrupted_everywhere
 
@@ -128,6 +128,27 @@ def test_r7_a_turn_that_is_gone_without_its_release_leaves_the_lock_free(
     assert future.result(PATIENCE / 2)  # and not only when its time is over
     turn.release()
     assert free(crowd.lock)
+
+
+class StopsWaiting(Turn):
+    """Its wait ends while another thread looks at it."""
+
+    looked_at = False
+
+    def __getattribute__(self, name: str) -> Any:
+        if name != "parker" or type(self).looked_at:
+            return super().__getattribute__(name)
+        type(self).looked_at = True
+        return Parker()
+
+
+def test_r7_a_waiter_that_stops_waiting_as_it_is_served_has_the_turn() -> None:
+    lock = FairLock()
+    holder, waiter = lock.turn(), StopsWaiting(lock)
+    assert holder.arrive()
+    assert not waiter.arrive()
+    holder.release()
+    assert waiter.arrive()
 
 
 @pytest.mark.parametrize("woken", [False, True], ids=["before", "after"])
