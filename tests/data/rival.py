@@ -11,9 +11,10 @@ from django.db import Error, OperationalError, connections, transaction
 from django_distlock import DeadlockDetected, DistlockError, table_lock
 from django_distlock.data.rows.lock import row_lock
 from tests.data.app.models import Account
-from tests.data.world import another, ask, rows_of, session
+from tests.data.world import another, ask, rows_of
 from tests.faults.server import is_mariadb
 from tests.support.processes import Servant
+from tests.transactions.rows import server_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,7 +86,7 @@ class Deeds:
         return "reset"
 
     def session(self, using: str) -> int:
-        return session(using)
+        return server_id(using)
 
     # -- tables
 

@@ -15,6 +15,7 @@ from django.test import RequestFactory
 from tests.conftest import eventually
 from tests.data.app.models import Account, CashRegister, Register
 from tests.faults.server import is_mariadb, statement_limit
+from tests.transactions.rows import server_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -143,15 +144,10 @@ def stored(row: Any) -> tuple[int, int]:
     return found
 
 
-def session(using: str) -> int:
-    """The number of this process's session at the server."""
-    return int(run(using, "SELECT pg_backend_pid()" if using == "postgres" else "SELECT CONNECTION_ID()")[0][0])
-
-
 def held(using: str) -> set[tuple[str, str]]:
     """(table, mode) of the table locks of this process's session."""
     sql = PG_HELD if using == "postgres" else MARIADB_HELD if is_mariadb() else MYSQL_HELD
-    number = session(using)
+    number = server_id(using)
     with another(using) as connection:
         return set(ask(connection, sql, number))
 

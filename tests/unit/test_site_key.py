@@ -19,6 +19,7 @@ from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.manager.registry import registry
 from django_distlock.manager.site_key import TABLE, site_key
 from tests.conftest import PATIENCE
+from tests.faults.server import ask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,16 +27,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("databases")
 
 
-def execute(alias: str, *statements: str) -> None:
-    with connections[alias].cursor() as cursor:
-        for statement in statements:
-            cursor.execute(statement)
-
-
 def rows(alias: str = "default") -> list[tuple[Any, ...]]:
-    with connections[alias].cursor() as cursor:
-        cursor.execute(f"SELECT id, site_key FROM {TABLE}")
-        return cursor.fetchall()
+    return ask(alias, f"SELECT id, site_key FROM {TABLE}")
 
 
 Put = Any  # what the fixture own_row gives: Callable[[str | None], None]
@@ -48,9 +41,9 @@ def own_row(settings: Any) -> Iterator[Callable[[str | None], None]]:
     ((_, before),) = rows()
 
     def put(key: str | None) -> None:
-        execute("default", f"DELETE FROM {TABLE}")
+        ask("default", f"DELETE FROM {TABLE}")
         if key is not None:
-            execute("default", f"INSERT INTO {TABLE} (id, site_key) VALUES (1, '{key}')")
+            ask("default", f"INSERT INTO {TABLE} (id, site_key) VALUES (1, '{key}')")
 
     put("r" * 43)
     yield put
@@ -103,7 +96,7 @@ def test_a_missing_row_names_both_cures(own_row: Put, name: str) -> None:
 
 def test_a_missing_table_names_both_cures(own_row: Put, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lock in memory needs no key."""
-    execute("default", f"ALTER TABLE {TABLE} RENAME TO {TABLE}_away")
+    ask("default", f"ALTER TABLE {TABLE} RENAME TO {TABLE}_away")
     lock, message = advisory_lock(name, using="leasetable"), r"could not be read.*manage\.py migrate.*DISTLOCK_SITE_KEY"
     try:
         with pytest.raises(BackendUnavailable, match=message) as caught:
@@ -117,7 +110,7 @@ def test_a_missing_table_names_both_cures(own_row: Put, name: str, monkeypatch: 
         with pytest.raises(BackendUnavailable, match=r"read\. Add 'django_distlock' to INSTALLED_APPS\. Run `python"):
             lock.acquire()
     finally:
-        execute("default", f"ALTER TABLE {TABLE}_away RENAME TO {TABLE}")
+        ask("default", f"ALTER TABLE {TABLE}_away RENAME TO {TABLE}")
 
 
 def test_the_setting_wins_over_the_row(own_row: Put, settings: Any) -> None:

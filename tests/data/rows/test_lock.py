@@ -25,8 +25,6 @@ from tests.data.world import (
     run,
     sent,
 )
-from tests.engines.statements import counted
-from tests.faults.server import is_mariadb
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
@@ -128,21 +126,6 @@ def test_a_row_that_was_written_after_the_snapshot(rival: Rival, using: str) -> 
         with pytest.raises(TransactionManagementError):
             rows_of(using, [second]).update(balance=8)
     assert balances(using) == [1, 0]
-
-
-@pytest.mark.parametrize(("using", "expected"), [("postgres", 3), ("mariadb", 1)])
-def test_statements(using: str, expected: int) -> None:
-    """Counted at the server; on MariaDB the limit is part of the statement, on MySQL as far as a second goes."""
-    pks = accounts(using, 1)
-    with row_lock(rows_of(using, pks)):
-        pass  # the first time the storage engine of the table is looked up
-    with transaction.atomic(using=using):
-        Account.objects.using(using).exists()
-        for timeout in (None, 2):
-            with counted(using) as found, row_lock(Account, pk=pks[0], using=using, timeout=timeout):
-                pass
-            if using == "postgres" or is_mariadb():
-                assert sum(found.values()) == (1 if timeout is None else expected), found
 
 
 @on_servers

@@ -11,7 +11,8 @@ from django.db import connections, transaction
 from django_distlock import held_locks, table_lock
 from tests.conftest import eventually
 from tests.data.app.models import Account, Currency
-from tests.data.world import another, ask, on_servers, session
+from tests.data.world import another, ask, on_servers
+from tests.transactions.rows import server_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +34,7 @@ def test_a_table_that_two_wait_for_and_only_the_holder_is_named(using: str, riva
     """Whoever merely stands first in the queue is no holder."""
     waiters = {one.do("session", using) for one in (rival, second)}
     with table_lock(Account, Currency, using=using):
-        holder = session(using)
+        holder = server_id(using)
         for number, one in enumerate((rival, second), 1):
             one.start("lock", using, ["Account"], "write", None)
             eventually(lambda number=number: [info.waiters for info in listed(using)] == [number], "not all are listed")
@@ -75,7 +76,7 @@ def test_a_row_that_somebody_waits_for(using: str) -> None:
     row = Account(owner="x")
     if using == "postgres":
         row.save(using=using)
-    holder = session(using)
+    holder = server_id(using)
     with waiting(
         using, lambda: row.save(using=using), "SELECT * FROM dataapp_account WHERE id = {} FOR UPDATE"
     ) as info:

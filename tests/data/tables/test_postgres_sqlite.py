@@ -13,7 +13,6 @@ from django_distlock.data.tables.modes import TableLockMode
 from django_distlock.manager.isolation import StaleSnapshotWarning
 from tests.data.app.models import Account, Course, Currency, Ledger, Place, QuotedLedger, Restaurant, Student
 from tests.data.world import another, ask, held, repeatable, run, when_somebody_waits
-from tests.engines.statements import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,21 +35,6 @@ def unmanaged(table: str) -> Any:
     """A model of a table that the test itself makes."""
     meta = type("Meta", (), {"app_label": "odd", "apps": Apps(), "db_table": table})
     return type("Unmanaged", (models.Model,), {"Meta": meta, "__module__": __name__})
-
-
-STATEMENTS: list[tuple[dict[str, Any], int]] = [({"nowait": True}, 1), ({"timeout": None}, 1), ({"timeout": 2}, 3)]
-
-
-def test_statements_in_a_transaction() -> None:
-    """Two more set the timeout and put it back."""
-    for options, statements in STATEMENTS:
-        wanted = lock(Account, Currency, **options)
-        with transaction.atomic(using=DB), wanted:  # what the first use of a connection costs is no part of it
-            pass
-        with transaction.atomic(using=DB), counted(DB) as found, wanted:
-            pass
-        assert found.total() == statements, found
-        assert sum(count for text, count in found.items() if text.startswith("LOCK TABLE")) == 1
 
 
 def test_held_to_the_end_of_the_transaction_also_behind_a_pooler(rival: Rival) -> None:
