@@ -36,7 +36,6 @@ def flagged(*flags: str) -> pytest.MarkDecorator:
 across_processes = those(lambda entry: entry.processes)
 with_ttl = flagged("supports_ttl")
 with_fence = flagged("supports_fencing")
-with_fence_and_ttl = flagged("supports_ttl", "supports_fencing")
 sharing = flagged("supports_shared")
 
 # Where an engine's code differs between the two.

@@ -73,20 +73,6 @@ def test_r7_500_random_cancellations_leave_nothing(rival: Any, using: str, name:
         rival.release(rival.acquire(using, each))
 
 
-def test_r7_a_waiter_that_is_cancelled_leaves_the_queue(rival: Any, using: str, name: str) -> None:
-    busy = rival.acquire(using, name)
-
-    async def main() -> None:
-        task = asyncio.create_task(advisory_lock(name, using=using).aacquire(timeout=None))
-        await until(lambda: asking_here(name) + waiting_here(name))
-        await cancelled(task)
-
-    asyncio.run(main())
-    eventually(lambda: waiting_at_the_engine(using, name) == 0, "a dead waiter stands at the engine")
-    rival.release(busy)
-    rival.release(rival.acquire(using, name))
-
-
 @pytest.mark.parametrize("steps", range(4))
 def test_r7_a_waiter_that_is_cancelled_as_the_event_loop_ends_leaves_the_queue(
     rival: Any, using: str, name: str, steps: int

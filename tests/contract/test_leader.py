@@ -122,16 +122,6 @@ def test_the_lock_is_given_up_after_the_work(name: str) -> None:
             assert later.fence > term.fence
 
 
-@pytest.mark.parametrize("using", ["memory", "leasetable", "postgres", "mysql"])
-def test_a_waiting_candidate_stops_and_leaves_no_place_in_the_queue(using: str, name: str) -> None:
-    with advisory_lock(name, using=using):
-        leader = Leader(name, using=using)
-        leader.start()
-        somebody_queues()
-        leader.stop(PATIENCE)
-    assert is_free(using, name)
-
-
 @pytest.mark.parametrize("using", ["memory", "postgres"])
 def test_a_cancelled_candidate_steps_down_first(using: str, name: str) -> None:
     diary = Diary()
@@ -225,19 +215,6 @@ def test_a_block_that_is_cancelled_at_its_beginning_leaves_no_candidate(name: st
     asyncio.run(main())
 
 
-def test_one_candidate_does_not_enter_two_blocks(name: str) -> None:
-    async def main() -> None:
-        async with Leader(name, using="memory") as leader:
-            assert await leader.aelected(PATIENCE)
-            with pytest.raises(RuntimeError, match="already"):
-                async with leader:
-                    raise AssertionError("a second block")
-            assert leader.leading
-        assert not leader.leading
-
-    asyncio.run(main())
-
-
 def test_a_callback_may_stop_the_candidacy(name: str) -> None:
     leader = Leader(name, using="memory", on_elected=lambda term: leader.stop())
     leader.run()
@@ -257,23 +234,6 @@ def test_what_cannot_be_had_is_raised(name: str) -> None:
         raise ZeroDivisionError
     with pytest.raises(ValueError, match="margin"), Leader(name, using="leasetable", margin=29) as leader:
         leader.elected(PATIENCE)
-
-
-def test_a_candidate_without_an_event_loop_has_ended(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process has no file left. Nobody waits for it, and it may stand again."""
-
-    def none(*args: Any, **kwargs: Any) -> Any:
-        raise OSError("too many open files")
-
-    leader = Leader(name, using="memory")
-    with monkeypatch.context() as patch:
-        patch.setattr(asyncio, "run", none)
-        leader.start()
-        assert leader.elected(PATIENCE) is None
-        with pytest.raises(OSError, match="too many"):
-            leader.stop()
-    with leader:
-        assert leader.elected(PATIENCE)
 
 
 @pytest.mark.parametrize(
@@ -319,26 +279,6 @@ def test_a_term_is_waited_for_without_an_end(timeout: float | None, name: str) -
     with Leader(name, using="memory", on_elected=lambda term: ended.put(term.wait(timeout))) as leader:
         assert leader.elected(PATIENCE)
     assert ended.get(timeout=PATIENCE) is False
-
-
-def test_who_stops_a_candidate_that_is_just_starting_waits_for_its_end(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    leader, diary, start = Leader(name, using="memory"), [], threading.Thread.start
-    stopper = threading.Thread(target=lambda: (leader.stop(), diary.append("stopped")))
-
-    def slow(thread: threading.Thread) -> None:
-        if thread.name == "distlock-leader":
-            start(stopper)
-            stopper.join(0.2)
-            diary.append("begun")
-        start(thread)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", slow)
-        leader.start()
-        stopper.join(PATIENCE)
-    assert diary == ["begun", "stopped"]
 
 
 def test_the_handler_of_a_signal_may_stop_what_its_thread_is_just_starting(

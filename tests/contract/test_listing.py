@@ -55,14 +55,6 @@ def test_a_lock_of_another_process_is_listed_with_its_waiters(
     me.release(lease)
 
 
-@sharing
-def test_a_shared_lock_is_listed_as_shared(me: Actor, using: str, name: str) -> None:
-    lease = me.acquire(advisory_lock(name, using=using, shared=True))
-    (info,) = listed(using, name)
-    assert info.shared
-    me.release(lease)
-
-
 def locked(me: Actor, names: list[Any], using: str) -> set[Any]:
     found: set[Any] = me.start(django_distlock, "locked", names, using=using).result(PATIENCE)
     return found
@@ -90,8 +82,9 @@ def test_who_is_held_here_elsewhere_and_nowhere(
 
 
 @sharing
-def test_a_lock_of_readers_is_held(me: Actor, other: Actor, using: str, name: str) -> None:
+def test_a_lock_of_readers_is_held_and_listed_as_shared(me: Actor, other: Actor, using: str, name: str) -> None:
     leases = [(actor, actor.acquire(advisory_lock(name, using=using, shared=True))) for actor in (me, other)]
+    assert {info.shared for info in listed(using, name)} == {True}
     for actor, lease in leases:
         assert advisory_lock(name, using=using).locked()
         actor.release(lease)
