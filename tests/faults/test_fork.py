@@ -5,15 +5,12 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import traceback
 from typing import Any
 
 import pytest
 
 from django_distlock import advisory_lock
-from django_distlock.backends.side_connection import Silent, ask
-from django_distlock.concurrency import background
 from tests.engines.actors import held_elsewhere
 from tests.faults.server import SESSION_LOCKS, holders
 from tests.support.processes import Child
@@ -60,23 +57,6 @@ def fork_while_holding(link: Any, using: str, name: str) -> None:
         lease.ensure_held()
         lease.release()
     link.say("released")
-
-
-def fork_while_a_question_hangs(link: Any) -> None:
-    """In a child of the test: the most questions that may be abandoned are, when it forks."""
-    background.MAX_ABANDONED = 1
-    gate = threading.Event()
-    with pytest.raises(Silent):
-        ask("postgres", lambda connection: gate.wait(20), 0.1)
-    with pytest.raises(Silent, match="still under way"):
-        ask("postgres", lambda connection: True)
-    link.say(forked(lambda: ask("postgres", lambda connection: connection.is_usable())))
-    gate.set()
-
-
-def test_r22_a_child_may_ask_though_its_parent_has_asked_too_often() -> None:
-    with Child(fork_while_a_question_hangs) as parent:
-        assert parent.hear() == 0
 
 
 @pytest.mark.parametrize("using", SESSION_LOCKS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -48,27 +47,3 @@ def test_overlaps(holds: list[Hold], options: dict[str, Any], faults: int) -> No
 )
 def test_fences(holds: list[Hold], faults: int) -> None:
     assert kinds(*holds) == ["fence"] * faults
-
-
-@pytest.mark.parametrize(
-    ("events", "killed", "end", "why"),
-    [
-        ([("releasing", 5.0), ("released", 6.0)], {}, 5.0, "release"),
-        ([("lost", 4.0), ("releasing", 5.0)], {}, 4.0, "loss"),
-        ([("releasing", 9.0)], {}, 8.0, "validity"),
-        ([("seen", 7.0)], {7: 8.5}, 8.5, "SIGKILL"),
-        ([("seen", 7.0)], {8: 8.5}, 20.0, "validity"),
-    ],
-)
-def test_the_end_of_a_holding(
-    events: list[tuple[str, float]], killed: dict[int, float], end: float, why: str, tmp_path: Any
-) -> None:
-    told = {"lock": "a", "pid": 7, "invoke": 0.5, "valid_until": 8.0, "fence": 3}
-    lines: list[dict[str, Any]] = [{"event": "granted", "token": "7.1", "at": 1.0, **told}]
-    for event, at in events:
-        lines.append({"event": event, "token": "7.1", "at": at})
-        if event == "seen":
-            lines[-1]["valid_until"] = 20.0
-    (tmp_path / "journal").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (hold,) = History.read(tmp_path / "journal", killed).holds
-    assert (hold.end, hold.why) == (end, why)

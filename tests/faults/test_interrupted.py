@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import Error, connections, transaction
 
-from django_distlock import DistlockError, advisory_lock, lock_all, semaphore, signals
+from django_distlock import DistlockError, advisory_lock, lock_all, semaphore
 from django_distlock.backends import memory
 from django_distlock.backends.postgres import session as postgres_session
 from django_distlock.backends.sessions import backend, pool, session
@@ -386,27 +386,6 @@ def test_garbage_in_the_midst_of_bookkeeping(name: str, around: Callable[[], Any
         assert in_thread(work) > 20
     finally:
         gc.enable()
-
-
-def test_r17_a_lock_that_was_lost_before_its_generator_is_closed_is_not_told_to_be_released(name: str) -> None:
-    told: list[str] = []
-
-    def released(name: str, **facts: Any) -> None:
-        told.append(name)
-
-    def inside() -> Generator[Any, None, None]:
-        with advisory_lock(name, using="memory") as lease:
-            yield lease
-
-    signals.lock_released.connect(released)
-    for taken_away in (True, False):
-        generator = inside()
-        lease = next(generator)
-        if taken_away:
-            assert registry.entry("memory").backend.release(lease._grant)
-        generator.close()
-        tick()
-        assert told == ([] if taken_away else [name])
 
 
 def test_r11_a_generator_that_was_closed_does_not_free_what_its_context_acquires_next(name: str) -> None:

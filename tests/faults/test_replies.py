@@ -165,19 +165,18 @@ def test_r17_a_connection_that_is_cut_before_the_reply(using: str, name: str, pr
     assert not holders(using, name)
 
 
-@pytest.mark.parametrize("release", [False, True], ids=["acquire", "release"])
-def test_r7_a_task_that_goes_before_its_reply_leaves_nothing(
-    using: str, release: bool, name: str, proxied: Proxied
+def test_r7_a_task_that_goes_before_the_reply_to_its_release_leaves_nothing(
+    using: str, name: str, proxied: Proxied
 ) -> None:
+    """Of an acquire: tests/contract/test_cancellation.py."""
     proxy = proxied(using)
     session = shared_session(using)
     other = advisory_lock(name + "-other", using=using).acquire()
 
     async def main() -> None:
-        lease = await advisory_lock(name, using=using).aacquire() if release else None
+        lease = await advisory_lock(name, using=using).aacquire()
         held = proxy.hold("reply")
-        call = lease.arelease() if lease else advisory_lock(name, using=using).aacquire()
-        task = asyncio.ensure_future(call)
+        task = asyncio.ensure_future(lease.arelease())
         await asyncio.to_thread(held.wait)
         task.cancel()
         threading.Timer(0.0, held.pass_on).start()
@@ -188,32 +187,6 @@ def test_r7_a_task_that_goes_before_its_reply_leaves_nothing(
     assert not holders(using, name)
     assert len(session.claims) == 1
     other.release()
-
-
-def test_r7_a_task_that_goes_before_its_statement_was_sent_leaves_nothing(
-    using: str, name: str, proxied: Proxied
-) -> None:
-    """The session is in use, and the thread that sends for tasks as well."""
-    proxy = proxied(using)
-    session = shared_session(using)
-    names = [f"{name}{number}" for number in range(3)]
-    held = proxy.hold("reply")
-
-    async def main() -> list[Any]:
-        first = asyncio.create_task(asyncio.to_thread(advisory_lock(names[0], using=using).acquire))
-        await asyncio.to_thread(held.wait)
-        second, third = [asyncio.create_task(advisory_lock(each, using=using).aacquire()) for each in names[1:]]
-        await asyncio.sleep(0)
-        third.cancel()
-        held.pass_on()
-        with pytest.raises(asyncio.CancelledError):
-            await third
-        return [await first, await second]
-
-    leases = asyncio.run(main())
-    assert len(session.claims) == 2
-    for lease in leases:
-        lease.release()
 
 
 def test_r7_an_event_loop_that_closes_before_the_reply_leaves_nothing(using: str, name: str, proxied: Proxied) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import select
 import signal
 import socket
 import threading
@@ -14,15 +12,14 @@ from unittest.mock import Mock
 
 import pytest
 
-from django_distlock import BackendUnavailable, LockLost, LockTimeout, advisory_lock
+from django_distlock import BackendUnavailable, LockLost, advisory_lock
 from django_distlock.backends.zookeeper import handler, queue
 from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.manager.registry import registry
-from django_distlock.records import Claim
-from tests.conftest import connect, eventually
+from tests.conftest import eventually
 from tests.engines.actors import held_elsewhere, share_and_write
 from tests.engines.zookeeper.conftest import server
-from tests.engines.zookeeper.server import USING, clerk, nodes, path_of, session_of, stand_in, use
+from tests.engines.zookeeper.server import USING, clerk, nodes, path_of, session_of, use
 from tests.faults.conftest import Ears
 from tests.support.processes import Child
 
@@ -130,21 +127,6 @@ def test_r17_a_session_that_was_ended_is_told(name: str) -> None:
 # R5: silence is not busy
 
 
-@pytest.mark.cold
-def test_r5_each_of_the_first_answers_has_a_second(name: str, proxy: Proxy) -> None:
-    """However short the timeout is: the server answers, and several round trips of a fifth of a second are needed."""
-    proxy.delay(0.1)
-    lease = advisory_lock(name, using=USING).acquire(timeout=0.05)
-    proxy.delay(0)
-    lease.release()
-    registry.close()
-    with held_elsewhere(USING, name):
-        proxy.delay(0.1)
-        with pytest.raises(LockTimeout):
-            advisory_lock(name, using=USING).acquire(timeout=0.05)
-        proxy.delay(0)
-
-
 # R7: nothing is left behind
 
 
@@ -215,45 +197,6 @@ def test_r7_an_interrupt_between_a_request_and_its_wake_up(name: str, settings: 
         eventually(lambda: not queue, "a request waits for the next one")
 
 
-def test_r7_whoever_tells_the_thread_of_a_request_never_waits_for_it() -> None:
-    """kazoo's thread reads nothing while it looks for a server, and one byte for each request after that."""
-    requests = list(range(100_000))
-    bell = handler.Doorbell(lambda: requests)
-    for _ in requests:
-        bell.send(b"\0")
-    while select.select([bell], [], [], 0)[0]:
-        requests.pop()
-        bell.recv(1)
-    assert not requests
-
-
-@pytest.mark.tier2
-def test_r7_many_who_leave_while_there_is_no_connection(name: str, proxy: Proxy, server: Any) -> None:
-    """What they leave undone is done on the new connection, and none of them waits for it."""
-    count = 500
-    lease = advisory_lock(name, using=USING).acquire()
-    backend, claim = registry.entry(USING).backend, Claim(key=registry.entry(USING).key(name))
-    session = session_of(lease)
-
-    async def main() -> None:
-        tasks = [asyncio.create_task(backend.atry_acquire(claim, 60)) for _ in range(count)]
-        await asyncio.to_thread(
-            eventually, lambda: len(nodes(server, name)) == count + 1, "they are not all there", pause=0.02
-        )
-        proxy.blackhole()
-        proxy.drop_clients()
-        await asyncio.to_thread(eventually, lambda: session.state == "suspended", "it is not noticed")
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    asyncio.run(main())
-    proxy.heal()
-    proxy.cut()
-    eventually(lambda: len(nodes(server, name)) == 1, "they stay in the queue")
-    lease.release()
-
-
 @pytest.mark.tier2
 def test_r7_a_first_waiter_whose_session_ends_queues_again(name: str, server: Any) -> None:
     """Its session began with this very acquire and ran out while the process was stopped. The server is there."""
@@ -318,21 +261,6 @@ def test_r7_a_waiter_whose_session_ends_while_it_asks_queues_again(
 
 
 # R6, R19
-
-
-@pytest.mark.tier2
-def test_r6_a_turn_that_comes_at_the_deadline_is_no_failure(name: str, proxy: Proxy, server: Any) -> None:
-    """The one before leaves, and there is no time left to hear whether it is our turn."""
-    path = stand_in(server, name)
-    connect(USING)
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(lambda: advisory_lock(name, using=USING).acquire(timeout=0.5))
-        watches = registry.entry(USING).backend._session.kazoo._data_watchers
-        eventually(lambda: any(path in each for each in watches), "no waiter")
-        proxy.swallow(1)
-        server.delete(path)
-        assert type(waiting.exception()) is LockTimeout
-    proxy.cut()
 
 
 def test_r19_a_turn_on_a_session_that_has_ended_is_no_grant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

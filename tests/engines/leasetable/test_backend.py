@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sqlite3
-import threading
 from collections import Counter
 from contextlib import contextmanager
 from itertools import pairwise
@@ -14,8 +13,7 @@ import pytest
 
 from django_distlock import BackendUnavailable
 from django_distlock.backends.leasetable import backend
-from django_distlock.backends.leasetable.statements import GRACE, KEPT, PLACE
-from django_distlock.backends.sessions.pool import Sessions
+from django_distlock.backends.leasetable.statements import KEPT, PLACE
 from django_distlock.concurrency import clock
 from tests.conftest import PATIENCE, eventually
 from tests.engines import statements as counters
@@ -92,41 +90,6 @@ def test_r4_a_waiter_that_died_before_the_clock_was_set_back_is_passed_over(stor
     assert b.try_acquire(stores.claim(), WAIT) is not None
 
 
-def test_r4_nobody_overtakes_those_who_wait(stores: Stores, a: Any, b: Any) -> None:
-    grant, hurried = a.try_acquire(stores.claim()), stores.client()
-    assert hurried.try_acquire(stores.claim()) is None
-    assert stores.tickets() == 0, "who does not wait takes no ticket"
-    with stands_still(b) as dead:
-        first = stores.waits(dead, stores.claim())
-        assert a.release(grant)
-        for client in (hurried, a):
-            assert client.try_acquire(stores.claim()) is None, "the lease is free, and somebody waits for it"
-        late = stores.waits(a, stores.claim())
-        assert not late.done()
-        stores.shift(GRACE + 0.1)  # as if the first one was dead
-        grant = late.result(PATIENCE)
-    assert a.release(grant)
-    assert b.release(first.result(PATIENCE))
-
-
-@contextmanager
-def stands_still(client: Any) -> Any:
-    """A client that draws tickets, but does not look at the lease before the end of the block."""
-    goes_on = threading.Event()
-    look = client.store.statements.look
-
-    def late(*asked: Any) -> Any:
-        assert goes_on.wait(PATIENCE)
-        return look(*asked)
-
-    client.store.statements.look = late
-    try:
-        yield client
-    finally:
-        goes_on.set()
-        client.store.statements.look = look
-
-
 @pytest.mark.parametrize("stores", ["file"], indirect=True)
 def test_r7_a_waiter_that_cannot_read_its_place_leaves(stores: Stores, a: Any, b: Any, monkeypatch: Any) -> None:
     """Its ticket is written by then. The keepalive thread has it deleted."""
@@ -159,16 +122,6 @@ def test_r7_what_a_caller_has_left_is_undone_again_while_the_server_may_be_late(
         a.undo(claim)
     eventually(lambda: not b.verify(later), "it is still held")
     assert a.try_acquire(stores.claim()) is not None
-
-
-@pytest.mark.parametrize("stores", ["postgres", "mariadb"], indirect=True)
-def test_r23_a_session_is_dropped_while_the_keepalive_thread_looks(stores: Stores, a: Any, monkeypatch: Any) -> None:
-    """Between its question which sessions there are, and what it does with them."""
-    assert a.release(a.try_acquire(stores.claim()))
-    asked = Sessions.all
-    monkeypatch.setattr(Sessions, "all", lambda pool: (asked(pool), monkeypatch.undo(), pool.close())[0])
-    a.tick(clock.now() + 60)
-    assert a.release(a.try_acquire(stores.claim()))
 
 
 @contextmanager

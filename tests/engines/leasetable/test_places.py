@@ -15,7 +15,7 @@ import pytest
 from django.conf import settings
 from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
-from django.db import OperationalError, connections
+from django.db import connections
 
 from django_distlock import BackendUnavailable, advisory_lock
 from django_distlock.backends.leasetable import LeaseTableBackend
@@ -201,25 +201,6 @@ def test_r22_a_child_inherits_no_sqlite_connection(name: str) -> None:
         if pid == 0:
             os._exit(open_lease_files())
         assert os.waitpid(pid, 0)[1] == 0
-
-
-OTHERS = {
-    "postgres": "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
-    " AND datname = current_database()",
-    "mariadb": "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = DATABASE() AND ID <> CONNECTION_ID()",
-}
-
-
-@pytest.mark.parametrize("using", USING)
-def test_an_idle_session_that_died_is_replaced(using: str, name: str) -> None:
-    database, lock = USING[using], advisory_lock(name, using=using)
-    lease = lock.acquire()
-    for work in (lease.ensure_held, lease.release, lambda: lock.acquire().release()):
-        for (session,) in ask(database, OTHERS[database]):
-            if database == "mariadb":
-                with suppress(OperationalError):  # it has ended by itself
-                    ask(database, "KILL CONNECTION %s", session)
-        work()
 
 
 @pytest.mark.parametrize("using", USING)

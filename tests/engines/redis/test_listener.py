@@ -13,7 +13,6 @@ from django_distlock.backends.redis import attempt
 from django_distlock.backends.redis.backend import RedisBackend
 from tests.conftest import eventually
 from tests.engines.redis.server import claim_of, queued
-from tests.faults.proxy import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,23 +60,6 @@ def test_r4_waiters_of_any_number_of_names_queue_at_the_server(own: Own, backend
             assert await backend.arelease(grant)
 
     asyncio.run(main())
-
-
-@pytest.mark.parametrize("push", [b">0\r\n$7", b">1\r\n$7", b"*3\r\n:7"])
-def test_a_message_that_no_script_of_ours_sends_is_not_heard(
-    own: Own, name: str, push: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In the place of the beginning of a hand-over, whose waiter asks again."""
-    monkeypatch.setattr(attempt, "LOOK_EVERY", 0.2)
-    with Proxy("127.0.0.1", own.port) as proxy:
-        backend = RedisBackend("listening", {"url": f"redis://127.0.0.1:{proxy.port}/0"})
-        held, claim = own.hold(name), claim_of(name)
-        with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(backend.try_acquire, claim, 30)
-            eventually(lambda: queued(own.client, name), "it does not wait")
-            proxy.rewrite(b">3\r\n$7", push)
-            assert backend.release(handed(own, held, waiting))
-        backend.close()
 
 
 def test_when_the_thread_that_reads_leaves_another_one_reads(own: Own, backend: RedisBackend, name: str) -> None:

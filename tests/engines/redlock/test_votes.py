@@ -13,12 +13,9 @@ import pytest
 
 from django_distlock import BackendUnavailable, LockLost, LockTimeout
 from django_distlock.backends.redis.connection import ConnectionFailed
-from django_distlock.backends.redlock import round as rounds
-from django_distlock.backends.redlock.backend import RedlockBackend
 from django_distlock.backends.redlock.node import Node
 from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.concurrency.flow import run
-from django_distlock.concurrency.sockets import readable
 from django_distlock.records import drift
 from tests.conftest import eventually
 from tests.support.timing import within
@@ -149,24 +146,6 @@ def test_r6_a_late_caller_does_not_take_silence_for_busy(nodes: Nodes, name: str
         nodes.engine.try_acquire(nodes.claim(name, answer_in=0.1), 0.15)
 
 
-def test_r5_who_was_late_itself_has_what_was_granted_in_time(patient_nodes: Nodes, name: str, monkeypatch: Any) -> None:
-    """The caller got no processor from its requests to its deadline. The votes were there, and it gave up."""
-    listen, late = rounds.any_ready, threading.Event()
-
-    async def sleep_over(fds: Any, until: float) -> list[int]:
-        if not late.is_set():
-            late.set()
-            eventually(lambda: monotonic() > until, "the clock stands still")
-            eventually(lambda: sum(readable(fd, 0) for fd in fds) >= 3, "no majority has answered")
-        return await listen(fds, until)
-
-    patient_nodes.connect(name)
-    monkeypatch.setattr(rounds, "any_ready", sleep_over)
-    patient_nodes.lock(name).acquire(timeout=0.1).release()
-    assert late.is_set()
-    patient_nodes.gone()
-
-
 def test_r7_a_grant_whose_reply_is_lost_is_taken_back(patient_nodes: Nodes, name: str) -> None:
     """On a majority, on other connections: no network goes on with a stream after a gap."""
     patient_nodes.connect(name)
@@ -205,16 +184,6 @@ def test_r7_a_release_reaches_a_node_that_comes_back(nodes: Nodes, name: str, en
         lease.release()
         eventually(lambda: nodes.keys() == [1, 0, 0, 0, 0], "it is not released")
     nodes.gone()
-
-
-def test_r7_a_release_on_new_connections_reaches_all_nodes(nodes: Nodes, name: str, engine: Any) -> None:
-    """A majority is enough for the caller; the others are still being connected to."""
-    for _ in range(10):
-        lease = nodes.held(name)
-        for node in engine.nodes:
-            node._close_idle()
-        lease.release()
-        nodes.gone()
 
 
 @pytest.mark.parametrize("refused", [False, True], ids=["new", "refused before"])
@@ -352,18 +321,3 @@ def test_r7_an_interrupted_attempt_to_connect_does_not_end_all_attempts(
     attempt = node.open()
     assert run(attempt.wait(10))
     assert isinstance(attempt.exception(), ConnectionFailed)
-
-
-def test_r4_more_threads_than_connections_share_them(nodes: Nodes, name: str, unhurried: None) -> None:
-    """Each caller needs one to several nodes at once, and may not keep one while another caller keeps the next."""
-    engine = RedlockBackend("many", {"nodes": nodes.direct_urls, "node_timeout": 20.0})
-
-    def work(number: int) -> None:
-        for time in range(3):
-            grant = engine.try_acquire(nodes.claim(f"{name} {number} {time}"), 20)
-            with contextlib.suppress(BackendUnavailable):  # a node to which there was no connection yet
-                engine.release(grant)
-
-    with ThreadPoolExecutor(150) as pool:
-        list(pool.map(work, range(150)))
-    engine.close()

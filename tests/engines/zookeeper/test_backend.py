@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
 from datetime import UTC, datetime
 from typing import Any
 from unittest.mock import Mock
@@ -21,7 +19,6 @@ from django_distlock.backends.zookeeper.nodes import queue
 from django_distlock.keys import LockKey
 from django_distlock.manager.registry import registry
 from tests.conftest import eventually
-from tests.contract.test_fork import in_child
 from tests.engines.zookeeper.server import USING, Waiter, address, clerk, nodes, own_path, packets, path_of, use
 
 pytestmark = pytest.mark.usefixtures("databases")
@@ -50,32 +47,6 @@ def test_r21_r23_the_server_deletes_the_node_above_and_the_fence_rises_all_the_s
         eventually(lambda: server.exists(path_of(name)) is None, "it is no container", pause=0.05)
     assert fences == sorted(set(fences))
     assert len(set(sequences)) == 1
-
-
-def test_r23_a_session_that_is_closed_leaves_no_file_to_the_collector(name: str) -> None:
-    lock = advisory_lock(name, using=USING)
-    lock.acquire().release()
-    registry.close()
-    gc.disable()
-    try:
-        before = len(os.listdir("/proc/self/fd"))
-        lock.acquire().release()
-        registry.close()
-        assert len(os.listdir("/proc/self/fd")) <= before
-    finally:
-        gc.enable()
-
-
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_r22_a_child_closes_its_copies_of_the_files(name: str) -> None:
-    """The socket, and both ends of the pipe that wakes kazoo's thread."""
-
-    def child() -> None:
-        assert len(os.listdir("/proc/self/fd")) <= before - 3
-
-    with advisory_lock(name, using=USING):
-        before = len(os.listdir("/proc/self/fd"))
-        in_child(child)
 
 
 def test_r4_a_semaphores_waiters_get_in_whichever_holder_leaves(name: str, server: Any) -> None:
