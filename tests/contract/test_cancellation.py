@@ -15,7 +15,7 @@ from django_distlock.manager.lock_table import lock_table
 from tests.conftest import eventually
 from tests.contract.actors import PATIENCE, Actor, turns
 from tests.contract.conftest import those
-from tests.contract.watching import asking_here, waiting_at_the_engine, waiting_here
+from tests.contract.watching import waiting_at_the_engine, waiting_here
 
 CANCELS = 500
 # Steps of the event loop within which an engine on this machine has answered, more or less.
@@ -159,21 +159,6 @@ def test_r16_release_on_the_loop_does_not_wait_for_a_task_of_it(using: str, name
         await again.arelease()
 
     asyncio.run(main())
-
-
-def test_r7_lock_all_that_is_cancelled_half_way_gives_back_what_it_had(rival: Any, using: str, name: str) -> None:
-    names = [f"{name}{letter}" for letter in "abc"]
-    busy = rival.acquire(using, names[-1])
-
-    async def main() -> None:
-        task = asyncio.create_task(lock_all(names, using=using, timeout=None).aacquire())
-        await until(lambda: asking_here(names[-1]) + waiting_here(names[-1]))
-        await cancelled(task)
-
-    asyncio.run(main())
-    for each in names[:-1]:
-        rival.release(rival.acquire(using, each))
-    rival.release(busy)
 
 
 @pytest.mark.tier2

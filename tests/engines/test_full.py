@@ -123,12 +123,6 @@ def test_r6_r20_redis_without_memory_refuses_renews_and_releases(own: Own, name:
     kind(name, using="redis").acquire().release()
 
 
-def test_r6_r20_redlock_without_memory_refuses_renews_and_releases(nodes: list[Own], name: str) -> None:
-    lock = advisory_lock(name, using="redlock", ttl=20)
-    renewed_and_released(lock.acquire(timeout=20), "redlock", *nodes)
-    lock.acquire(timeout=20).release()
-
-
 def test_r4_redis_without_memory_hands_over(own: Own, name: str) -> None:
     with ThreadPoolExecutor(1) as pool, own.held(name):
         waiting = pool.submit(advisory_lock(name, using="redis").acquire, timeout=20)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -143,24 +142,7 @@ def forget_in_a_thread(link: Any, using: str, name: str) -> None:
     link.say("held")
 
 
-def forget_a_task(link: Any, using: str, name: str) -> None:
-    """asyncio.run() cancels it at the end."""
-
-    async def hold(held: asyncio.Event) -> None:
-        async with advisory_lock(name, using=using):
-            held.set()
-            await asyncio.Event().wait()
-
-    async def main() -> None:
-        held = asyncio.Event()
-        kept.append(asyncio.create_task(hold(held)))
-        await held.wait()
-        link.say("held")
-
-    asyncio.run(main())
-
-
-FORGETFUL = [forget, forget_in_a_generator, forget_in_a_thread, forget_a_task]
+FORGETFUL = [forget, forget_in_a_generator, forget_in_a_thread]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_distlock import LockTimeout, advisory_lock, lock_all, semaphore
-from django_distlock.backends.memory import MemoryBackend
 from tests.conftest import PATIENCE, eventually
 from tests.contract.actors import Face
 from tests.contract.conftest import across_processes, backend, face, me, other, residents, rival, take_away, those
@@ -139,21 +138,6 @@ def test_r18_the_loss_is_seen_in_time(
     assert seconds(began) < 1 + MACHINE
     with pytest.raises(Exception, match="was lost"):
         me.release(lease)
-
-
-class SlowToMake(MemoryBackend):
-    """Like one that imports its driver when it is made."""
-
-    def __init__(self, *args: Any) -> None:
-        threading.Event().wait(0.3)
-        super().__init__(*args)
-
-
-def test_r5_making_the_backend_takes_none_of_the_callers_time(me: Actor, settings: Any, name: str) -> None:
-    """The first of a process would be told that somebody else had the lock, though nobody was asked."""
-    backend = f"{__name__}.{SlowToMake.__qualname__}"
-    settings.DISTLOCK = {**settings.DISTLOCK, "slow": {"BACKEND": backend}}
-    me.release(me.acquire(advisory_lock(name, using="slow"), timeout=0.2))
 
 
 @pytest.mark.usefixtures("databases")

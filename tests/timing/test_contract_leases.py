@@ -18,7 +18,6 @@ from django_distlock.manager.registry import registry
 from tests.conftest import PATIENCE, eventually
 from tests.contract.conftest import face, me, other, residents, rival, with_ttl
 from tests.contract.rivals import RivalError
-from tests.contract.watching import somebody_waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,17 +66,6 @@ def renewed(lease: Any) -> None:
     first = lease.valid_until
     eventually(lambda: clock.now() > first + 0.1, "time stands still")
     assert lease.held
-
-
-def test_r20_also_if_it_was_waited_for(me: Actor, other: Actor, lock: Any) -> None:
-    """The keepalive thread found nothing to do while we waited; it is there when it is needed."""
-    held = other.acquire(lock)
-    waiting = me.start(lock, "acquire", timeout=PATIENCE)
-    somebody_waits(lock.name)
-    other.release(held)
-    lease = waiting.result(PATIENCE)
-    renewed(lease)
-    me.release(lease)
 
 
 def test_r20_also_after_extend_to_a_shorter_time(me: Actor, name: str) -> None:
@@ -153,30 +141,6 @@ def over(grant: Any) -> None:
     """Until the time of a grant is over by the clocks of both sides."""
     ends = grant.claim.ttl + grant.acquired_at
     eventually(lambda: clock.now() > max(grant.valid_until, ends) + 0.05, "it does not end")
-
-
-@pytest.mark.parametrize("asked", ["extend", "release", "look"])
-def test_r18_a_lease_ends_while_the_engine_is_asked(
-    me: Actor, lock: Any, memory: Any, monkeypatch: Any, caplog: Any, asked: str
-) -> None:
-    """The answer comes after the end, and says nothing about anybody who would have taken it."""
-    original = getattr(memory, asked)
-
-    def late(grant: Any, *args: Any) -> Any:
-        over(grant)
-        return original(grant, *args)
-
-    if asked != "extend":
-        monkeypatch.setattr(memory, "extend", refuse)
-    monkeypatch.setattr(memory, asked, late)
-    told = threading.Event()
-    lease = me.acquire(lock)
-    if asked != "release":
-        lease.on_lost(lambda lease: told.set())
-        assert told.wait(PATIENCE)
-    with pytest.raises(LockLost):
-        me.release(lease)
-    assert "was lost: expired" in caplog.text
 
 
 def test_r20_a_late_renewal_prolongs_nothing(me: Actor, other: Actor, lock: Any, memory: Any, monkeypatch: Any) -> None:

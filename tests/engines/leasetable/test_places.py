@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import secrets
 import sqlite3
 import stat
 from contextlib import suppress
@@ -12,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.conf import settings
 from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
@@ -22,9 +19,6 @@ from django_distlock.backends.leasetable import LeaseTableBackend
 from django_distlock.backends.leasetable.doctor import mounted_alone
 from django_distlock.backends.leasetable.sqlite import lease_path
 from django_distlock.manager.registry import registry
-from django_distlock.manager.site_key import site_key
-from django_distlock.records import Claim
-from tests.conftest import eventually
 from tests.faults.conftest import database_alias
 from tests.faults.server import ask
 
@@ -234,28 +228,3 @@ def test_other_databases_are_refused_with_what_to_use(monkeypatch: pytest.Monkey
         with pytest.raises(ImproperlyConfigured, match=r"is Oracle.*Redis.*ZooKeeper"):
             advisory_lock("any").acquire()
         assert [message.id for message in run_checks(tags=["distlock"]) if "is Oracle" in message.msg]
-
-
-@pytest.mark.parametrize("using", ["leasetable", *USING])
-def test_a_list_shows_the_tasks_and_not_the_threads_that_ask_for_them(using: str, name: str) -> None:
-    site_key.load()
-    claim = Claim(key=registry.entry(using).key(name), ttl=30.0, token=secrets.token_hex(16))
-    elsewhere = LeaseTableBackend(using, settings.DISTLOCK[using].get("OPTIONS", {}))
-
-    def listed() -> Any:
-        return next((info for info in elsewhere.inspect() if info.name == name and info.waiters), None)
-
-    async def main() -> Any:
-        async with asyncio.TaskGroup() as group:
-            async with advisory_lock(name, using=using):
-                waiter = group.create_task(elsewhere.atry_acquire(claim, 20), name="weekly")
-                await asyncio.to_thread(eventually, listed, "it does not wait")
-                found = listed()
-            grant = await waiter
-            assert elsewhere.release(grant)
-            return found
-
-    found = asyncio.run(main())
-    elsewhere.close()
-    assert ":Task-" in found.holder
-    assert [each for each in found.waiting if ":weekly (" in each]
