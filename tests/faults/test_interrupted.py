@@ -1,5 +1,5 @@
 """R7: Ctrl-C and the soft time limit of a task leave nothing held: on memory at every place at which an acquire or a
-release looks for signals, on each engine at three gates, and inside a transaction."""
+release looks for signals, on each engine at three gates and at every place of its own, and inside a transaction."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -309,6 +310,30 @@ def test_r7_an_acquire_interrupted_anywhere_leaves_nothing_held_on_a_session(nam
         tick()
         eventually(lambda: not waiters("postgres", f"{name}2"), "it waits on")
     assert not holders("postgres", f"{name}2")
+
+
+MODULES = {
+    "leasetable": "backend sqlite statements",
+    "redis": "attempt backend server",
+    "redlock": "attempt backend node round",
+    "zookeeper": "backend queue session",
+}
+
+
+@pytest.mark.parametrize("using", MODULES)
+def test_r7_a_lease_interrupted_anywhere_is_given_back(using: str, name: str) -> None:
+    """Long before its TTL; also between the answer of the engine and its caller."""
+    options: Any = {} if using == "zookeeper" else {"ttl": 600}
+    lock = advisory_lock(name, using=using, timeout=PATIENCE, **options)
+    modules = [import_module(f"django_distlock.backends.{using}.{module}") for module in MODULES[using].split()]
+
+    def clean() -> None:
+        tick()
+        assert not lock_table.all()
+        in_thread(lambda: lock.acquire().release())
+
+    lock.acquire().release()
+    assert interrupted_everywhere(lambda: lock.acquire().release(), clean, *modules) > 20
 
 
 @pytest.mark.parametrize(
