@@ -15,7 +15,7 @@ from django_distlock.manager.lock_table import lock_table
 from tests.conftest import eventually
 from tests.contract.actors import PATIENCE, Actor, turns
 from tests.contract.conftest import those
-from tests.contract.watching import waiting_at_the_engine, waiting_here
+from tests.contract.watching import waiting_at_the_engine
 
 CANCELS = 500
 # Steps of the event loop within which an engine on this machine has answered, more or less.
@@ -95,24 +95,6 @@ def test_r7_a_waiter_that_is_cancelled_as_the_event_loop_ends_leaves_the_queue(
         eventually(lambda name=each: not waiting_at_the_engine(using, name), "a dead waiter stands at the engine")
         rival.release(grant)
         rival.release(rival.acquire(using, each))
-
-
-def test_r7_cancelled_in_the_moment_of_the_hand_over(using: str, name: str) -> None:
-    """The waiter is woken and cancelled in the same step of the event loop: the next one gets the lock."""
-    lock = advisory_lock(name, using=using, timeout=PATIENCE)
-
-    async def main() -> None:
-        for _ in range(10):
-            holder = await lock.aacquire()
-            first, second = asyncio.create_task(lock.aacquire()), asyncio.create_task(lock.aacquire())
-            await until(lambda: waiting_here(name) == 2)
-            release = asyncio.create_task(holder.arelease())
-            await until(lambda: waiting_here(name) < 2)
-            await cancelled(first)
-            await release
-            await (await second).arelease()
-
-    asyncio.run(main())
 
 
 @pytest.mark.parametrize("ends", [False, True], ids=["loop goes on", "event_loop_ends"])

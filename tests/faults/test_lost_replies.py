@@ -134,31 +134,16 @@ def test_r7_each_reply_of_a_wait(using: str, cut: bool, name: str, proxied: Prox
             freed(proxy, using, one, waiting.result())
 
 
-@each_way
+@pytest.mark.parametrize("cut", [True, pytest.param(False, marks=pytest.mark.tier2)], ids=["cut", "silent"])
 @each_engine
-def test_r7_the_reply_of_a_release(using: str, lost: Any, in_task: bool, name: str, proxied: Proxied) -> None:
+def test_r7_the_reply_of_a_release(using: str, cut: bool, name: str, proxied: Proxied) -> None:
     """Whether it was freed is not known: the holder is told, and the session ends so that the server frees it."""
     proxy = connected(using, proxied)
     lock = advisory_lock(name, using=using)
-
-    async def in_a_task() -> Any:
-        for _ in range(2):
-            async with lock:
-                pass
-        lease = await lock.aacquire()
-        proxy.swallow(1, **lost)
-        with pytest.raises((LockLost, BackendUnavailable)):
-            await lease.arelease()
-        return lease
-
-    def in_a_thread() -> Any:
-        lease = lock.acquire()
-        proxy.swallow(1, **lost)
-        with pytest.raises((LockLost, BackendUnavailable)):
-            lease.release()
-        return lease
-
-    lease = asyncio.run(in_a_task()) if in_task else in_a_thread()
+    lease = lock.acquire()
+    proxy.swallow(1, cut=cut)
+    with pytest.raises((LockLost, BackendUnavailable)):
+        lease.release()
     assert not lease.held
     lease.release()  # twice is harmless
     proxy.cut()

@@ -214,21 +214,6 @@ def test_r5_a_wait_without_end_on_a_dead_network_ends(using: str, in_a_task: boo
         assert f"alias '{using}'" in child.hear(60)
 
 
-@pytest.mark.tier2
-def test_r5_a_wait_without_end_for_a_silent_server_ends(name: str, proxied: Proxied) -> None:
-    """It accepts the connection, and nothing more."""
-    silent = ["mysql", "leasetable_postgres"]
-    for using in silent:
-        proxied(using).blackhole()
-
-    def wait(using: str) -> None:
-        with pytest.raises(BackendUnavailable):
-            advisory_lock(name, using=using).acquire(timeout=None)
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(wait, silent, timeout=60))
-
-
 # what connects, and what no driver lets go before a server or a name server has answered
 
 MOST, TRIES = 2, 5
