@@ -18,31 +18,22 @@ if TYPE_CHECKING:
     from django_distlock.records import LockInfo
 
 
-def test_a_lock_of_this_process_is_listed_while_it_is_held(me: Actor, using: str, name: str, backend: Any) -> None:
-    lease = me.acquire(advisory_lock(name, using=using, **({"ttl": 300} if backend.supports_ttl else {})))
-    (info,) = listed(using, name)
-    assert (info.backend, info.name, info.shared) == (using, name, False)
-    assert info.key
-    assert info.holder
-    if backend.supports_fencing:
-        assert info.fence == lease.fence
-    if backend.supports_ttl:
-        assert info.expires_at is not None
-        assert timedelta(seconds=200) < info.expires_at - datetime.now(UTC) < timedelta(seconds=301)
-        assert info.acquired_at is not None
-        assert abs(info.acquired_at - datetime.now(UTC)) < timedelta(seconds=100)
-    me.release(lease)
-    assert listed(using, name) == []
-
-
 @across_processes
 def test_a_lock_of_another_process_is_listed_with_its_waiters(
     me: Actor, rival: Any, using: str, name: str, backend: Any
 ) -> None:
-    held = rival.acquire(using, name)
+    held = rival.acquire(using, name, **({"ttl": 300} if backend.supports_ttl else {}))
     (info,) = listed(using, name)
+    assert (info.backend, info.name, info.shared) == (using, name, False)
+    assert info.key
     assert info.holder
     assert not info.waiters
+    if backend.supports_fencing:
+        assert info.fence == rival.get(held, "fence")
+    if backend.supports_ttl:
+        now = datetime.now(UTC)
+        assert timedelta(seconds=200) < info.expires_at - now < timedelta(seconds=301)
+        assert abs(info.acquired_at - now) < timedelta(seconds=100)
     waiting = me.start(advisory_lock(name, using=using), "acquire", timeout=PATIENCE)
     seen: list[LockInfo] = []
     eventually(lambda: seen.extend(listed(using, name)) or seen[-1].waiters == 1, "no waiter is listed")

@@ -13,7 +13,6 @@ import pytest
 from django_distlock import LockLost, advisory_lock
 from django_distlock.backends.sessions import reply
 from django_distlock.backends.sessions.watched import SessionDead
-from django_distlock.concurrency.executor import Threads
 from django_distlock.manager.registry import registry
 from tests.conftest import connect, eventually
 from tests.faults.server import SESSION_LOCKS, holders, session_of
@@ -31,18 +30,6 @@ def shared_session(using: str) -> Any:
     """It holds a lock, and is ready for a task's statements."""
     connect(using)
     return registry.entry(using).backend.sessions.shared_session  # type: ignore[attr-defined]
-
-
-def test_a_free_lock_costs_a_task_no_thread(using: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    connect(using)
-
-    async def main() -> None:
-        async with advisory_lock(name, using=using) as lease:
-            assert len(session_of(lease).claims) == 1
-
-    monkeypatch.delattr(Threads, "short")
-    asyncio.run(main())
-    assert not holders(using, name)
 
 
 def test_without_a_file_to_watch_a_thread_asks_for_a_task(
