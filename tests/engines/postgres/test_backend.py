@@ -106,6 +106,15 @@ def test_r4_a_message_of_the_server_in_the_middle_of_a_wait_is_not_its_reply(rol
         acquiring.result(10).release()
 
 
+def test_r5_a_wait_of_some_milliseconds_ends_on_a_session_that_has_kept_no_timeout(name: str) -> None:
+    """A lock_timeout of 0, as it has from its beginning, would let it wait for ever."""
+    lock = advisory_lock(name, using="postgres")
+    with held_elsewhere("postgres", name):
+        assert lock.try_acquire(timeout=1) is None
+        for _ in range(20):
+            assert lock.try_acquire(timeout=0.004) is None
+
+
 def share_and_write_when_told(link: Any, using: str, name: str) -> None:
     link.say("ready")
     link.hear()
