@@ -236,6 +236,23 @@ def test_what_cannot_be_had_is_raised(name: str) -> None:
         leader.elected(PATIENCE)
 
 
+def test_a_candidate_without_an_event_loop_has_ended(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process has no file left. Nobody waits for it, and it may stand again."""
+
+    def none(*args: Any, **kwargs: Any) -> Any:
+        raise OSError("too many open files")
+
+    leader = Leader(name, using="memory")
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio, "run", none)
+        leader.start()
+        assert leader.elected(PATIENCE) is None
+        with pytest.raises(OSError, match="too many"):
+            leader.stop()
+    with leader:
+        assert leader.elected(PATIENCE)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [

@@ -77,3 +77,15 @@ def test_r6_data_locks_refuse_them_too(databases: None) -> None:
             pytest.fail("entered")
 
     trio.run(main)
+
+
+def test_r1_threads_of_trio_exclude_each_other(name: str) -> None:
+    """The way that the error shows; and other threads of a process that runs trio somewhere need nothing."""
+    lock = advisory_lock(name, using="memory", timeout=0)
+
+    def work() -> None:
+        with lock:
+            assert trio.from_thread.run(trio.to_thread.run_sync, lock.try_acquire) is None
+
+    trio.run(trio.to_thread.run_sync, work)
+    lock.acquire().release()
