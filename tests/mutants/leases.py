@@ -44,7 +44,7 @@ LEASES = (
         "Redis: nothing takes back the request of a caller that gives up",
         "R7",
         "backends/redis/server.py",
-        "connection.send_last(withdrawal())",
+        "connection.send_last(last)",
         "pass",
         ("tests/engines/redis/test_faults.py",),
         only="r7",

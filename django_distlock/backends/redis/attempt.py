@@ -28,15 +28,15 @@ LATER, LOOK_EVERY = 0.25, 5.0
 class Place:
     """A waiter in the queue of a lock at one server. ``who``: its name there, which is not used again afterwards."""
 
-    def __init__(self, keys: Keys, who: bytes) -> None:
-        self._keys, self.who = keys, who
+    def __init__(self, keys: Keys, who: bytes, ttl: float) -> None:
+        self._keys, self.who, self._ttl = keys, who, ttl
         self._ear: Ear | None = None
         self._inbox: Inbox | None = None
         self._unheard = 0  # ears that were at another server than the connections
 
     def leave(self) -> Request:
         """What ends whatever it is at the server: waiter or holder."""
-        return Request(LEAVE, self._keys, self.who)
+        return Request(LEAVE, self._keys, self.who, until=clock.now() + self._ttl)
 
     def listen(self, server: Server) -> bytes:
         """The channel for the next request; empty if there is no ear. The inbox is there before the request: the
@@ -64,15 +64,13 @@ class Place:
         await pause(max(0.0, until - clock.now()))
         return ASK_AGAIN
 
-    def close(self, leaves: bool) -> bool:
-        """Hear no more, and with ``leaves`` tell the server. False if that can be told no more on this connection."""
+    def close(self, leaves: bool) -> None:
+        """Hear no more, and with ``leaves`` tell the server."""
         ear, self._ear, self._inbox = self._ear, None, None
         if ear is not None:
             ear.inboxes.pop(self.who, None)
             if leaves:
-                ear.send(self.leave())
-                return not ear.ended
-        return True
+                ear.send(self.leave())  # it may have been handed the lock
 
 
 class Attempt:
@@ -84,7 +82,7 @@ class Attempt:
         self._ttl = claim.ttl or 0.0
         self._about = min(claim.limit, MAX_LIMIT), milliseconds(claim.ttl), holder_json(claim.key)
         self._number = 0  # of the name
-        self.place = Place(self._keys, holder_of(claim))
+        self.place = Place(self._keys, holder_of(claim), self._ttl)
         self._server: Server  # which was asked
         # when it was sent, and by the clock of the server (µs) when that answered
         self._asked, self._clock = 0.0, 0
@@ -107,17 +105,13 @@ class Attempt:
                 if grant is not None or not waits or clock.now() >= deadline:
                     return grant
         finally:
-            leftovers.now_or_later(self._leave, grant is None)
-
-    def _leave(self, leaves: bool) -> None:
-        if not self.place.close(leaves):  # it may have been handed the lock
-            self._server.take_back(self.place.leave())
+            leftovers.now_or_later(self.place.close, grant is None)
 
     def _rename(self) -> None:
         """The withdrawal of the old name may still be on its way: it must not meet a new request."""
-        self._leave(True)
+        self.place.close(True)
         self._number += 1
-        self.place = Place(self._keys, holder_of(self._claim, self._number))
+        self.place = Place(self._keys, holder_of(self._claim, self._number), self._ttl)
 
     async def _ask(self, deadline: float, queue: bool) -> Grant | None:
         """Ask once."""

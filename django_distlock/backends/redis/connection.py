@@ -172,6 +172,8 @@ class Connection(Wire):
     def __init__(self, driver: Any) -> None:
         super().__init__(driver)
         self.owed = 0
+        # requests of send_last() that the server has perhaps not got
+        self.unconfirmed: list[Request] = []
         # since when (monotonic) the server has been silent though it owes a reply
         self._owed_since = 0.0
         self.used_at = clock.now()
@@ -190,7 +192,13 @@ class Connection(Wire):
         self.send(self.script(request))
 
     def send_last(self, request: Request) -> None:
-        """:meth:`send` a request whose reply nobody reads."""
+        """:meth:`send` a request as the last one of a caller that leaves."""
+        try:
+            self.take()
+            if not self.owed:
+                self.next()  # a server that has closed it would be told in vain, and without an error
+        finally:
+            self.unconfirmed.append(request)
         self.send(self.last(request))
 
     def take(self) -> Any:
@@ -203,6 +211,8 @@ class Connection(Wire):
             self.owed -= 1
             if self.owed:
                 self._owed_since = clock.now()
+            else:
+                self.unconfirmed.clear()
         return value
 
     async def receive(self, until: float) -> Any:

@@ -6,7 +6,7 @@ name.
 
 A channel belongs to one connection. The server asks itself whether somebody listens there, so waiters of a connection
 that is lost are passed over, and so are those that moved to another server with it: a message that a replica repeats
-reaches nobody. A waiter that leaves says so on the same connection.
+reaches nobody. A waiter that leaves says so on the same connection, or on another one if that is lost.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ from django_distlock.concurrency.sockets import Bell, keep_alive, noticed
 from .connection import PENDING, ConnectionFailed, ErrorReply, Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from .scripts import Request
+
+    TakeBack = Callable[[Iterable[Request]], None]
 
 READER, LEADER = "reader", "leader"
 
@@ -68,12 +70,14 @@ class Ear(Wire):
     who has it.
     """
 
-    def __init__(self, driver: Any) -> None:
+    def __init__(self, driver: Any, take_back: TakeBack) -> None:
         super().__init__(driver)
+        self._take_back = take_back
         self.channel = b"distlock:" + uuid.uuid4().hex.encode()
         self.ended = False
         self.inboxes: dict[bytes, Inbox] = {}
-        self._outbox: deque[bytes] = deque()
+        self._outbox: deque[Request] = deque()
+        self._unconfirmed: deque[Request] = deque()  # requests that the server has perhaps not got
         self._roles: dict[str, object] = {}  # who reads, and which inbox's thread leads
         self._followers: dict[Inbox, Parker] = {}
         self._loops: dict[asyncio.AbstractEventLoop, int] = {}
@@ -95,8 +99,8 @@ class Ear(Wire):
         return self.inboxes.setdefault(who, Inbox())
 
     def send(self, request: Request) -> None:
-        """Send a request whose reply nobody reads. Never waits. If it does not arrive, neither does a message."""
-        self._outbox.append(self.last(request))
+        """Send the request of a waiter that leaves. Never waits."""
+        self._outbox.append(request)
         self.work()
 
     def work(self, mine: Inbox | None = None) -> None:
@@ -108,7 +112,9 @@ class Ear(Wire):
                 if self._roles.setdefault(READER, me) is not me:
                     return
                 while self._outbox:
-                    self.write(self._outbox.popleft())
+                    request = self._outbox.popleft()
+                    self._unconfirmed.append(request)
+                    self.write(self.last(request))
                 while (value := self.next()) is not PENDING:
                     self._hear(value, mine)
             except ConnectionFailed:
@@ -116,13 +122,25 @@ class Ear(Wire):
             finally:
                 if self._roles.get(READER) is me:
                     del self._roles[READER]
-            if not self._outbox:
+            if not (self._outbox or self.ended):
                 return
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Have sent on another connection what has perhaps not arrived."""
+        for requests in (self._outbox, self._unconfirmed):
+            while requests:
+                with contextlib.suppress(IndexError):  # another thread does the same
+                    self._take_back([requests.popleft()])
 
     def _hear(self, value: Any, mine: Inbox | None) -> None:
         match value:
             case [b"message", _, bytes() as text]:
                 who, _, rest = text.partition(b" ")
+            case int():  # the reply to the oldest request
+                with contextlib.suppress(IndexError):  # end() was faster
+                    self._unconfirmed.popleft()
+                return
             case _:
                 return
         inbox = self.inboxes.get(who)
@@ -225,6 +243,7 @@ class Ear(Wire):
             self._close()
         for inbox in list(self.inboxes.values()):
             inbox.put(ASK_AGAIN)
+        self._hand_over()
 
     def _close(self) -> None:
         self._forget_closed_loops()
@@ -241,8 +260,10 @@ class Ear(Wire):
 class Listener:
     """The present :class:`Ear` of this process at a server, if there is one."""
 
-    def __init__(self, connect: Callable[[], Any], name: str, opened: Callable[[], object]) -> None:
-        self._connect = connect
+    def __init__(
+        self, connect: Callable[[], Any], name: str, opened: Callable[[], object], take_back: TakeBack
+    ) -> None:
+        self._connect, self._take_back = connect, take_back
         self._opened = opened
         self._opening = SharedCall(name, self._open)
         self._ear: Ear | None = None
@@ -272,7 +293,7 @@ class Listener:
         """In a thread of its own, for all who wait."""
         ear = self.ear
         if ear is None:
-            ear = Ear(self._connect())
+            ear = Ear(self._connect(), self._take_back)
             try:
                 ear.subscribe(clock.now() + IDLE)
             except BaseException:
@@ -286,6 +307,7 @@ class Listener:
         """Close the ear if nobody has waited for a while. False if there is none."""
         ear = self._ear
         if ear is not None:
+            ear.work()  # perhaps nobody reads it any more
             if ear.inboxes and not ear.ended:
                 self._used_at = now
             elif ear.ended or now - self._used_at > IDLE:

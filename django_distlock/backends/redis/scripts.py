@@ -14,6 +14,7 @@ All times are the server's. Scripts replicate their effects, so they may read th
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from functools import lru_cache
 from importlib.resources import files
@@ -56,11 +57,13 @@ ACQUIRE, RELEASE, LEAVE, EXTEND, HOLDS, BREAK, LOOK = map(
 
 
 class Request:
-    """One script for one lock. ``packed``: as it goes over the wire."""
+    """One script for one lock. ``packed``: as it goes over the wire. ``until``: what it ends has ended by
+    itself at this monotonic time."""
 
-    __slots__ = ("args", "keys", "packed", "script")
+    __slots__ = ("args", "keys", "packed", "script", "until")
 
-    def __init__(self, script: Script, keys: Keys, *args: bytes | str | int) -> None:
+    def __init__(self, script: Script, keys: Keys, *args: bytes | str | int, until: float = math.inf) -> None:
+        self.until = until
         self.script, self.keys, self.args = script, keys, args
         self.packed = _head("EVALSHA", script.sha, keys, len(args)) + _words(args)
 

@@ -21,7 +21,7 @@ from .listener import Listener
 from .scripts import RELEASE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from .scripts import Request
     from .target import Target
@@ -34,8 +34,8 @@ MAX_CONNECTIONS, MAX_OPENING = 16, 4
 NOT_NOW, REFUSED_AGAIN = ("TRYAGAIN", "ASK", "CLUSTERDOWN"), 0.05
 # A call is repeated on another connection if one is lost: idle ones may be dead.
 TRIES = 3
-# Requests that are sent again because their connection was lost.
-MOST_LOST = 1000
+# Requests that wait to be sent again.
+MOST_UNSENT = 1000
 
 
 class Refused(ConnectionFailed):
@@ -81,9 +81,10 @@ class Server:
         self._line = FairLock()  # of callers that found nothing at hand
         self._change: Parker | None = None  # what the first of them waits for
         self._background = Background(f"{self.name}-connect")
-        self._lost: deque[Request] = deque(maxlen=MOST_LOST)
+        self._unsent: deque[Request] = deque(maxlen=MOST_UNSENT)  # see take_back()
+        self._sending = False
         self.silent_at = -math.inf  # when a caller got no answer last (monotonic)
-        self.listener = Listener(lambda: self.target.connect(IDLE), f"{self.name}-listen", self._opened)
+        self.listener = Listener(lambda: self.target.connect(IDLE), f"{self.name}-listen", self._opened, self.take_back)
 
     # connections
 
@@ -160,6 +161,8 @@ class Server:
     def _discard(self, connection: Connection) -> None:
         self._all.discard(connection)
         connection.close()
+        if connection.unconfirmed:
+            self.take_back(connection.unconfirmed)
         if self._change is not None:
             self._call_first()
 
@@ -176,7 +179,24 @@ class Server:
         the reply: a server that hangs executes both when it wakes. A request without one does no harm when it comes
         late, and is repeated on another connection.
         """
-        again, tries, asked_at = False, 0, 0.0
+        unanswered: list[ConnectionFailed] = []
+        try:
+            return await self._repeated(request, until, withdrawal, least, unanswered), bool(unanswered)
+        except BaseException:
+            if unanswered and withdrawal is not None:
+                leftovers.now_or_later(self.take_back, [withdrawal()])
+            raise
+
+    async def _repeated(
+        self,
+        request: Request,
+        until: float,
+        withdrawal: Callable[[], Request] | None,
+        least: float,
+        unanswered: list[ConnectionFailed],
+    ) -> Any:
+        """The reply. ``unanswered`` gets the errors after which the request is repeated."""
+        tries, asked_at = 0, 0.0
         least = least or max(until, clock.now() + SILENCE)
         while True:
             connection = None if self._change else self.take()
@@ -190,46 +210,39 @@ class Server:
                 tries += 1
                 if connection is not None:
                     self._give_up(connection, error, withdrawal)
-                elif not again:
+                elif not unanswered:
                     raise
-                # what it may have done ends with its TTL
                 if tries == TRIES or (error.silent and (withdrawal is not None or clock.now() >= until)):
                     raise
-                again = True
+                unanswered.append(error)
             except BaseException as error:  # cancelled, interrupted or closed
                 if connection is not None:
                     self._give_up(connection, error, withdrawal)
-                elif again and withdrawal is not None:
-                    self.take_back(withdrawal())
                 raise
             else:
                 if request.understands(reply):
                     self.give(connection)
-                    return reply, again
+                    return reply
                 if type(reply) is not ErrorReply:  # nor is the next reply to be trusted
                     connection.unwanted = True
-                    self.leave(connection, withdrawal)
+                    self.leave(connection, withdrawal and withdrawal())
                     raise NotUnderstood(reply)
                 tries = 0
                 await self._refused(connection, reply, min(least, asked_at + PATIENCE))
 
     def _give_up(self, connection: Connection, error: BaseException, withdrawal: Callable[[], Request] | None) -> None:
         """Part with a connection on which there was no answer."""
-        if not isinstance(error, ConnectionFailed):
-            leftovers.now_or_later(self.leave, connection, withdrawal)
-        elif error.silent:
-            self.leave(connection, withdrawal)
+        if isinstance(error, ConnectionFailed) and not error.silent:
+            self.lost(connection)
         else:
-            self._discard(connection)
-            self._close_idle()  # they lead to the same dead server
+            leftovers.now_or_later(self.leave, connection, withdrawal and withdrawal())
 
     async def _refused(self, connection: Connection, reply: ErrorReply, until: float) -> None:
         """Wait a moment if another server is about to have the keys, but not beyond the monotonic time ``until``; else
         raise what this one says."""
         demoted = "READONLY" in str(reply)  # not always the first word, before Redis 7
         if demoted:
-            self._discard(connection)
-            self._close_idle()
+            self.lost(connection)
         else:
             self.give(connection)
         if not (demoted or reply.code in NOT_NOW) or clock.now() >= until:
@@ -247,39 +260,64 @@ class Server:
             reply = await connection.receive(until)
         return reply
 
-    def leave(self, connection: Connection, withdrawal: Callable[[], Request] | None) -> None:
-        """The caller leaves before its reply."""
+    def leave(self, connection: Connection, last: Request | None) -> None:
+        """Take a connection back on which a reply may be due. ``last`` ends what has been asked for on it."""
         try:
-            if withdrawal is not None:
-                connection.take()  # a server that has closed it would be told in vain, and without an error
-                connection.send_last(withdrawal())
+            if last is not None:
+                connection.send_last(last)
         except ConnectionFailed:
-            self._discard(connection)
-            if withdrawal is not None:
-                self.take_back(withdrawal())
+            self.lost(connection)
         else:
             self.give(connection)
 
-    def take_back(self, request: Request) -> None:
-        """Have it sent on another connection: what it takes back may have been executed on one that is lost."""
-        self._lost.append(request)
-        leftovers.leave(self._send_lost)
+    def lost(self, connection: Connection) -> None:
+        """It is broken; so are the idle ones, which lead to the same dead server."""
+        self._discard(connection)
+        self._close_idle()
 
-    def _send_lost(self) -> None:
+    def take_back(self, requests: Iterable[Request]) -> None:
+        """Have them sent as soon as the server can be reached: what they end may have been executed on a connection
+        that is lost."""
+        waiting = bool(self._unsent)
+        self._unsent.extend(requests)
+        if not waiting:
+            leftovers.leave(self._send_again)
+        with contextlib.suppress(RuntimeError):  # there is no thread, as at the end of the interpreter
+            self._opened()  # for tick()
+
+    def _send_again(self) -> None:
+        if self._sending:
+            return
+        self._sending = True
         try:
-            while True:
-                run(self.call(self._lost.popleft(), clock.now() + PATIENCE))
-        except IndexError:
+            while self._unsent:
+                request = self._unsent[0]
+                if clock.now() < request.until:
+                    run(self.call(request, clock.now() + PATIENCE))
+                self._unsent.popleft()
+        except ConnectionFailed:  # tick() tries again
+            self._unsent.rotate(-1)
+        except IndexError:  # close() was faster
             pass
-        except ConnectionFailed:
-            self._lost.clear()  # they end with their TTL
+        finally:
+            self._sending = False
 
     # looking after
 
     def tick(self, now: float) -> bool:
         """Close idle connections. False if there is nothing to look after."""
         self._close_idle(now - IDLE)
-        return any((self._all, self.listener.rest(now), self.target.rest(now)))
+        self._hear_confirmations()
+        if self._unsent:
+            leftovers.leave(self._send_again)
+        return any((self._all, self._unsent, self.listener.rest(now), self.target.rest(now)))
+
+    def _hear_confirmations(self) -> None:
+        """And learn which connections were cut."""
+        for connection in [each for each in list(self._idle) if each.unconfirmed]:
+            with contextlib.suppress(ValueError):  # it has just been taken
+                self._idle.remove(connection)
+                self.give(connection) if connection.usable() else self._discard(connection)
 
     def _close_idle(self, unused_since: float = float("inf")) -> None:
         for connection in list(self._idle):
@@ -292,6 +330,7 @@ class Server:
         """Close every connection; a caller that waits on one gets ConnectionFailed."""
         self.listener.close()
         self.target.close()
+        self._unsent.clear()
         connections, self._all = list(self._all), WeakSet()
         idle, self._idle = self._idle, []
         for connection in connections:

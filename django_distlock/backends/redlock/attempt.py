@@ -66,8 +66,8 @@ class Votes:
 
     def requests(self, claim: Claim) -> dict[int, Request]:
         """What ends it at each node, whatever it is there."""
-        keys = keys_of(claim.key.text_bytes, PREFIX)
-        return {number: Request(LEAVE, keys, name) for number, name in enumerate(self.names)}
+        keys, until = keys_of(claim.key.text_bytes, PREFIX), clock.now() + (claim.ttl or 0.0)
+        return {number: Request(LEAVE, keys, name, until=until) for number, name in enumerate(self.names)}
 
 
 class RedlockAttempt:
@@ -90,14 +90,14 @@ class RedlockAttempt:
             self._left.clear()
         others = [number for number in order if number not in self._left]
         self._lead = next((number for number in others if not self._nodes[number].down), others[0])
-        self._place = Place(self._keys, new_name(self.claim))
+        self._place = Place(self._keys, new_name(self.claim), self._ttl)
         self._ahead = 0  # how many wait before it
         self._called = False  # the vote of the lead is ours
         self._splits = 0
         self._look_at = 0.0
 
     def _change_lead(self) -> None:
-        self._leave_queue(True)
+        self._place.close(True)
         self._left.add(self._lead)
         self._choose_lead()
 
@@ -128,11 +128,7 @@ class RedlockAttempt:
                 if grant is not None or not waits or clock.now() >= deadline:
                     return grant
         finally:
-            leftovers.now_or_later(self._leave_queue, grant is None or not self._called)
-
-    def _leave_queue(self, leaves: bool) -> None:
-        if not self._place.close(leaves):
-            self._nodes[self._lead].tell(self._place.leave(), clock.now() + self._ttl)
+            leftovers.now_or_later(self._place.close, grant is None or not self._called)
 
     async def _ask(self, deadline: float, queue: bool) -> Grant | None:
         """Ask once: only the lead, if others wait before us."""
@@ -186,7 +182,7 @@ class RedlockAttempt:
                 if not reply[0] or (channel and number == lead):
                     del back[number]  # it has nothing of ours; the lead: our vote, or our place in the queue
         finally:
-            leftovers.now_or_later(ballot.close, back, clock.now() + self._ttl)
+            leftovers.now_or_later(ballot.close, back)
         await self._refused(ballot, channel, queue)
         return None
 
@@ -210,7 +206,7 @@ class RedlockAttempt:
         elif not reply[0]:
             await self._note_busy(reply, ballot.asked_at, queue)
         elif not channel:  # its vote was taken back, so under this name no more
-            self._place, self._called = Place(self._keys, new_name(self.claim)), False
+            self._place, self._called = Place(self._keys, new_name(self.claim), self._ttl), False
             self._pause(1)
             if queue:
                 await self._open_ear()

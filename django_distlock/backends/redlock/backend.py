@@ -95,12 +95,11 @@ class RedlockBackend(RemoteBackend):
         self._busy[key.digest] = clock.now()
 
     def _take_back(self, attempt: RedlockAttempt) -> None:
-        claim = attempt.claim
-        self._tell(attempt.votes.requests(claim), clock.now() + (claim.ttl or 0.0))
+        self._tell(attempt.votes.requests(attempt.claim))
 
-    def _tell(self, requests: Mapping[int, Request], until: float) -> None:
+    def _tell(self, requests: Mapping[int, Request]) -> None:
         for number, request in requests.items():
-            self.nodes[number].tell(request, until)
+            self.nodes[number].take_back([request])
 
     async def arelease(self, grant: Grant) -> bool:
         votes: Votes = grant.session
@@ -114,8 +113,7 @@ class RedlockBackend(RemoteBackend):
             raise
         finally:
             last = {number: requests[number] for number in ballot.unsent()}
-            end = clock.now() + (grant.claim.ttl or 0.0)
-            leftovers.now_or_later(partial(ballot.close, last, end, all_nodes=True))
+            leftovers.now_or_later(partial(ballot.close, last, all_nodes=True))
         if verdict is Verdict.UNAVAILABLE:
             raise ballot.error()
         return verdict is Verdict.GRANTED
@@ -148,13 +146,13 @@ class RedlockBackend(RemoteBackend):
                 votes.voters |= last.keys()
         finally:
             votes.late.update({number: each for number, each in ballot.open.items() if number in last})
-            leftovers.now_or_later(ballot.close, last, asked + ttl)
+            leftovers.now_or_later(ballot.close, last)
         if verdict is Verdict.UNAVAILABLE:
             raise ballot.error()
         if verdict is Verdict.REFUSED:
             return None
         if last and votes.ended:  # the release may not have seen the new names
-            self._tell(votes.requests(grant.claim), asked + ttl)
+            self._tell(votes.requests(grant.claim))
         return grant._replace(valid_until=asked + ttl - drift(ttl))
 
     def extend(self, grant: Grant, ttl: float) -> Grant | None:
@@ -173,8 +171,10 @@ class RedlockBackend(RemoteBackend):
 
     @staticmethod
     def _requests(script: Script, grant: Grant, *args: Any) -> dict[int, Request]:
-        keys = keys_of(grant.claim.key.text_bytes, PREFIX)
-        return {number: Request(script, keys, name, *args) for number, name in enumerate(grant.session.names)}
+        keys, until = keys_of(grant.claim.key.text_bytes, PREFIX), clock.now() + (grant.claim.ttl or 0.0)
+        return {
+            number: Request(script, keys, name, *args, until=until) for number, name in enumerate(grant.session.names)
+        }
 
     # for operators
 

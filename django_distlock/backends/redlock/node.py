@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import deque
 from typing import TYPE_CHECKING
 
 from django_distlock.backends.redis.connection import ConnectionFailed
@@ -20,12 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from django_distlock.backends.redis.connection import Connection
-    from django_distlock.backends.redis.scripts import Request
 
 # A node that could not be reached is tried again after this time; seconds.
 RETRY = 1.0
-# Requests that wait for a node to come back.
-MOST_LATER = 1000
 
 
 class ClusterNode(ConnectionFailed):
@@ -49,7 +45,6 @@ class Node(Server):
         self._connecting = False  # in a thread, since then (monotonic)
         self.connecting_since = 0.0
         self._retry_at = 0.0
-        self._later: deque[tuple[float, Request]] = deque(maxlen=MOST_LATER)
 
     def _connect(self, timeout: float) -> Connection:
         connection = super()._connect(timeout)
@@ -114,66 +109,10 @@ class Node(Server):
             self._retry_at, self.down = clock.now() + RETRY, True
         else:
             self.down = False
-            self._send_later(connection)
+            self.give(connection)
         finally:
             self._connecting = False
         self._end_attempt(failed)
-
-    def lost(self, connection: Connection) -> None:
-        """It is broken; so are the idle ones, which lead to the same dead server."""
-        self._discard(connection)
-        self._close_idle()
-
-    # requests that take something back
-
-    def part(self, connection: Connection, last: Request | None, until: float) -> None:
-        """Take a connection back on which a reply may be due. ``last``: see :meth:`tell`."""
-        if last is None:
-            self.give(connection)
-            return
-        try:
-            connection.take()
-            if not connection.owed:
-                connection.next()  # a server that has closed it would be told in vain, and without an error
-            connection.send_last(last)
-        except ConnectionFailed:
-            self.lost(connection)
-            self.tell(last, until)
-        else:
-            self.give(connection)
-
-    def tell(self, request: Request, until: float) -> None:
-        """Send a request whose reply nobody reads, now or when the node can be reached; not after the monotonic time
-        ``until``, when what it takes back has ended."""
-        connection = self.take()
-        if connection is not None:
-            self.part(connection, request, until)
-            return
-        self._later.append((until, request))
-        self.retry()
-        self._opened()  # for tick()
-
-    def _send_later(self, connection: Connection) -> None:
-        """The first work of a new connection."""
-        with contextlib.suppress(IndexError):  # perhaps another thread has taken the last one
-            while self._later:
-                until, request = self._later.popleft()
-                if clock.now() < until:
-                    try:
-                        connection.send_last(request)
-                    except ConnectionFailed:
-                        self._later.appendleft((until, request))
-                        self._discard(connection)
-                        return
-        self.give(connection)
-
-    def tick(self, now: float) -> bool:
-        """Close idle connections, and send what is left. False if there is nothing to look after."""
-        if self._later:
-            self.retry()
-        while self._later and self._later[0][0] <= now:
-            self._later.popleft()
-        return super().tick(now) or bool(self._later)
 
 
 class Nodes(list[Node]):

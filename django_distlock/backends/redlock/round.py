@@ -177,15 +177,14 @@ class Round:
         """The nodes to which the request did not get, or perhaps not."""
         return self._requests.keys() - self.open.keys()
 
-    def close(self, last: Mapping[int, Request], until: float = 0.0, *, all_nodes: bool = False) -> None:
-        """Give the connections back. ``last`` goes out on them, behind the request of this round. Until the monotonic
-        time ``until`` it is sent on a new connection to nodes whose connection is lost; with ``all_nodes`` to those
-        that were not asked, too."""
+    def close(self, last: Mapping[int, Request], *, all_nodes: bool = False) -> None:
+        """Give the connections back. ``last`` goes out on them, behind the request of this round. It is sent on a new
+        connection to nodes whose connection is lost; with ``all_nodes`` to those that were not asked, too."""
         for number, connection in self.open.items():
-            self._nodes[number].part(connection, last.get(number), until)
+            self._nodes[number].leave(connection, last.get(number))
         for number in last.keys() - self.open.keys():
             if all_nodes or number in self._sent:
-                self._nodes[number].tell(last[number], until)
+                self._nodes[number].take_back([last[number]])
         self.open.clear()
         self._sent.clear()
         self._turn.release()

@@ -326,6 +326,55 @@ def test_r7_a_waiter_leaves_when_its_hand_over_is_lost(
         eventually(lambda: not own.client.exists(held), "it is held")
 
 
+@pytest.mark.parametrize("waits", [False, True], ids=["before the reply", "in the queue"])
+def test_r7_what_takes_an_acquire_back_is_lost_with_its_connection(
+    own: Own, proxy: Proxy, backend: RedisBackend, held: bytes, name: str, waits: bool, monkeypatch: Any
+) -> None:
+    """It was written, and has not arrived. Who waits has been handed the lock."""
+
+    async def main() -> None:
+        grant = own.hold(name) if waits else None
+        reply = None if waits else proxy.hold("reply")
+        withdrawal = None if waits else proxy.hold("request", 2)
+        asking = asyncio.create_task(backend.atry_acquire(claim_of(name), 30))
+        if grant:
+            await asyncio.to_thread(eventually, lambda: own.client.exists(lock_keys(name)[1]), "it does not wait")
+            withdrawal = proxy.hold("request")
+            monkeypatch.setattr(Ear, "_hear", lambda *_: asking.cancel())
+            own.holder.release(grant)
+        else:
+            await asyncio.to_thread(reply.wait)
+            asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await asyncio.to_thread(withdrawal.wait)
+        proxy.cut()
+
+    with advisory_lock(f"{name} too", using="memory"):  # so that the keepalive thread runs
+        asyncio.run(main())
+        assert own.client.exists(held)
+        eventually(lambda: (backend.tick(monotonic()), not own.client.exists(held))[1], "it is held")
+
+
+def test_r7_an_acquire_is_taken_back_when_the_server_answers_again(
+    own: Own, proxy: Proxy, backend: RedisBackend, held: bytes, name: str
+) -> None:
+    """It has given the lock, and its reply was lost as are all that follow."""
+
+    def lose_the_next(_: int = 0) -> None:
+        proxy.swallow(1, cut=True)
+
+    with advisory_lock(f"{name} too", using="memory"):  # so that the keepalive thread runs
+        lose_the_next()
+        proxy.on_request = lose_the_next
+        with pytest.raises(BackendUnavailable):
+            backend.try_acquire(claim_of(name), 5)
+        assert own.client.exists(held)
+        proxy.on_request = lambda _: None
+        proxy.heal()
+        eventually(lambda: (backend.tick(monotonic()), not own.client.exists(held))[1], "it is held")
+
+
 @pytest.mark.parametrize("reply", [b"+OK\r\n", b":1\r\n:", b"*0\r\n:", b"*1\r\n:"])
 def test_r7_what_no_script_of_ours_returns_grants_nothing(
     own: Own, proxy: Proxy, backend: RedisBackend, held: bytes, name: str, reply: bytes
