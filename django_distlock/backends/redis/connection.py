@@ -177,7 +177,8 @@ class Connection(Wire):
         # since when (monotonic) the server has been silent though it owes a reply
         self._owed_since = 0.0
         self.used_at = clock.now()
-        # it does not go back to the others: close() was called while it was in use
+        # it does not go back to the others: close() was called while it was in use, or ``unconfirmed`` is to be sent
+        # again
         self.unwanted = False
 
     def send(self, request: bytes) -> None:
@@ -209,9 +210,11 @@ class Connection(Wire):
             if value is PENDING:
                 break
             self.owed -= 1
+            if self.unconfirmed and type(value) is ErrorReply:
+                self.unwanted = True  # it may have been one of them
             if self.owed:
                 self._owed_since = clock.now()
-            else:
+            elif not self.unwanted:
                 self.unconfirmed.clear()
         return value
 

@@ -137,9 +137,11 @@ class Ear(Wire):
         match value:
             case [b"message", _, bytes() as text]:
                 who, _, rest = text.partition(b" ")
-            case int():  # the reply to the oldest request
+            case int() | ErrorReply():  # the reply to the oldest request
                 with contextlib.suppress(IndexError):  # end() was faster
-                    self._unconfirmed.popleft()
+                    request = self._unconfirmed.popleft()
+                    if type(value) is ErrorReply:
+                        self._take_back([request])
                 return
             case _:
                 return

@@ -24,7 +24,7 @@ from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.concurrency.deadline import pause
 from django_distlock.records import drift
 from tests.conftest import eventually
-from tests.engines.redis.server import claim_of, lock_keys, waiters
+from tests.engines.redis.server import claim_of, lock_keys, queued, waiters
 from tests.faults.proxy import Proxy
 from tests.support import services
 from tests.support.timing import within
@@ -353,6 +353,42 @@ def test_r7_what_takes_an_acquire_back_is_lost_with_its_connection(
     with advisory_lock(f"{name} too", using="memory"):  # so that the keepalive thread runs
         asyncio.run(main())
         assert own.client.exists(held)
+        eventually(lambda: (backend.tick(monotonic()), not own.client.exists(held))[1], "it is held")
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["before the reply", "in the queue"])
+def test_r7_what_takes_an_acquire_back_is_refused(
+    own: Own, proxy: Proxy, backend: RedisBackend, held: bytes, name: str, waits: bool
+) -> None:
+    """The account may run no script for a moment. Who waited is in the queue, and its process listens on."""
+
+    def allow(rule: str) -> None:
+        own.client.execute_command("ACL", "SETUSER", "default", rule)
+
+    async def main() -> None:
+        grant = own.hold(name) if waits else None
+        reply = None if waits else proxy.hold("reply")
+        withdrawal = None if waits else proxy.hold("request", 2)
+        asking = asyncio.create_task(backend.atry_acquire(claim_of(name), 30))
+        if reply:
+            await asyncio.to_thread(reply.wait)
+        else:
+            await asyncio.to_thread(eventually, lambda: queued(own.client, name) == 1, "it does not wait")
+        allow("-@scripting")
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        if reply:
+            await asyncio.to_thread(withdrawal.wait)
+            withdrawal.pass_on()
+            reply.pass_on()
+        await asyncio.to_thread(eventually, lambda: own.client.acl_log(), "it is not refused")
+        allow("+@scripting")
+        if grant:
+            own.holder.release(grant)
+
+    with advisory_lock(f"{name} too", using="memory"):  # so that the keepalive thread runs
+        asyncio.run(main())
         eventually(lambda: (backend.tick(monotonic()), not own.client.exists(held))[1], "it is held")
 
 
