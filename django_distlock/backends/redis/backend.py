@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -99,7 +100,7 @@ class RedisBackend(RemoteBackend):
     ) -> tuple[Any, bool]:
         claim = grant.claim
         keys = keys_of(claim.key.text_bytes)
-        request = Request(script, keys, holder_of(claim, grant.session), *args)
+        request = Request(script, keys, holder_of(claim, grant.session), *args, until=grant.valid_until or math.inf)
         until = clock.now() + patience
         return await self._told(self.servers.call(keys, lambda server: request, until, renews=renews))
 

@@ -177,13 +177,17 @@ class Server:
 
         ``withdrawal`` takes the request back. It is sent behind it on the same connection if the caller leaves before
         the reply: a server that hangs executes both when it wakes. A request without one does no harm when it comes
-        late, and is repeated on another connection.
+        late, and is repeated on another connection. A release is sent even after this call has failed.
         """
         unanswered: list[ConnectionFailed] = []
         try:
             return await self._repeated(request, until, withdrawal, least, unanswered), bool(unanswered)
-        except BaseException:
-            if unanswered and withdrawal is not None:
+        except Moved:
+            raise
+        except BaseException as error:
+            if request.script is RELEASE and isinstance(error, ConnectionFailed):
+                self.take_back([request])
+            elif unanswered and withdrawal is not None:
                 leftovers.now_or_later(self.take_back, [withdrawal()])
             raise
 
@@ -293,7 +297,7 @@ class Server:
             while self._unsent:
                 request = self._unsent[0]
                 if clock.now() < request.until:
-                    run(self.call(request, clock.now() + PATIENCE))
+                    run(self._repeated(request, clock.now() + PATIENCE, None, 0.0, []))
                 self._unsent.popleft()
         except ConnectionFailed:  # tick() tries again
             self._unsent.rotate(-1)

@@ -83,7 +83,7 @@ class RedlockBackend(RemoteBackend):
         except (asyncio.CancelledError, GeneratorExit, BackendUnavailable):
             raise
         except BaseException:  # of a signal, which may have come between the reply and here
-            leftovers.leave(partial(self._take_back, attempt))
+            leftovers.leave(partial(self._tell, attempt.votes.requests(claim)))
             raise
         if grant is None:
             self._note_busy(claim.key)
@@ -93,9 +93,6 @@ class RedlockBackend(RemoteBackend):
         if len(self._busy) >= MOST_BUSY:
             self._busy.clear()
         self._busy[key.digest] = clock.now()
-
-    def _take_back(self, attempt: RedlockAttempt) -> None:
-        self._tell(attempt.votes.requests(attempt.claim))
 
     def _tell(self, requests: Mapping[int, Request]) -> None:
         for number, request in requests.items():

@@ -392,6 +392,20 @@ def test_r7_what_takes_an_acquire_back_is_refused(
         eventually(lambda: (backend.tick(monotonic()), not own.client.exists(held))[1], "it is held")
 
 
+def test_r7_a_release_that_failed_is_sent_when_the_server_answers_again(
+    own: Own, proxy: Proxy, backend: RedisBackend, held: bytes, name: str
+) -> None:
+    grant = backend.try_acquire(claim_of(name), 5)
+    proxy.target = ("127.0.0.1", 1)
+    proxy.cut()
+    with advisory_lock(f"{name} too", using="memory"):  # so that the keepalive thread runs
+        with pytest.raises(BackendUnavailable):
+            backend.release(grant)
+        assert own.client.exists(held)
+        proxy.target = ("127.0.0.1", own.port)
+        eventually(lambda: (backend.tick(monotonic()), not own.client.exists(held))[1], "it is held")
+
+
 def test_r7_an_acquire_is_taken_back_when_the_server_answers_again(
     own: Own, proxy: Proxy, backend: RedisBackend, held: bytes, name: str
 ) -> None:
