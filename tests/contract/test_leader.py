@@ -298,6 +298,26 @@ def test_a_term_is_waited_for_without_an_end(timeout: float | None, name: str) -
     assert ended.get(timeout=PATIENCE) is False
 
 
+def test_who_stops_a_candidate_that_is_just_starting_waits_for_its_end(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, diary, start = Leader(name, using="memory"), [], threading.Thread.start
+    stopper = threading.Thread(target=lambda: (leader.stop(), diary.append("stopped")))
+
+    def slow(thread: threading.Thread) -> None:
+        if thread.name == "distlock-leader":
+            start(stopper)
+            stopper.join(0.2)
+            diary.append("begun")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", slow)
+        leader.start()
+        stopper.join(PATIENCE)
+    assert diary == ["begun", "stopped"]
+
+
 def test_the_handler_of_a_signal_may_stop_what_its_thread_is_just_starting(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from django_distlock import LockLost, advisory_lock
+from django_distlock.manager.registry import registry
 from tests.conftest import eventually
 from tests.engines.actors import held_elsewhere, waiting
 from tests.faults.conftest import Ears
@@ -31,6 +32,17 @@ def test_r17_all_locks_of_a_lost_session_are_lost(using: str, name: str) -> None
     with advisory_lock(name, using=using) as second:
         assert session_of(second).server_id != gone
         assert holders(using, name) == [session_of(second).server_id]
+
+
+def test_r17_a_lease_that_is_asked_looks_at_its_session(using: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, and not when the keepalive thread has looked; nothing of the driver comes out."""
+    monkeypatch.setattr(registry.entry(using).backend, "tick", lambda now: now + 1)
+    for attempt in range(5):
+        lease = advisory_lock(f"{name}{attempt}", using=using).acquire()
+        end_session(using, session_of(lease).server_id)
+        eventually(lambda lease=lease: lease.lost, "the lease does not look")
+        with pytest.raises(LockLost):
+            lease.release()
 
 
 def test_r17_an_idle_wait_session_that_died_is_replaced(using: str, name: str) -> None:

@@ -13,9 +13,11 @@ import pytest
 
 from django_distlock import BackendUnavailable, LockLost, LockTimeout
 from django_distlock.backends.redis.connection import ConnectionFailed
+from django_distlock.backends.redlock import round as rounds
 from django_distlock.backends.redlock.node import Node
 from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.concurrency.flow import run
+from django_distlock.concurrency.sockets import readable
 from django_distlock.records import drift
 from tests.conftest import eventually
 from tests.support.timing import within
@@ -144,6 +146,24 @@ def test_r6_a_late_caller_does_not_take_silence_for_busy(nodes: Nodes, name: str
     """Its process paused: the time of the nodes is over, and the caller believes that it has some left."""
     with nodes.silent(*range(5)), pytest.raises(BackendUnavailable, match="5 of 5 Redis nodes did not answer in time"):
         nodes.engine.try_acquire(nodes.claim(name, answer_in=0.1), 0.15)
+
+
+def test_r5_who_was_late_itself_has_what_was_granted_in_time(patient_nodes: Nodes, name: str, monkeypatch: Any) -> None:
+    """The caller got no processor from its requests to its deadline. The votes were there, and it gave up."""
+    listen, late = rounds.any_ready, threading.Event()
+
+    async def sleep_over(fds: Any, until: float) -> list[int]:
+        if not late.is_set():
+            late.set()
+            eventually(lambda: monotonic() > until, "the clock stands still")
+            eventually(lambda: sum(readable(fd, 0) for fd in fds) >= 3, "no majority has answered")
+        return await listen(fds, until)
+
+    patient_nodes.connect(name)
+    monkeypatch.setattr(rounds, "any_ready", sleep_over)
+    patient_nodes.lock(name).acquire(timeout=0.1).release()
+    assert late.is_set()
+    patient_nodes.gone()
 
 
 def test_r7_a_grant_whose_reply_is_lost_is_taken_back(patient_nodes: Nodes, name: str) -> None:

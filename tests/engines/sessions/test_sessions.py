@@ -10,6 +10,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
@@ -80,6 +81,24 @@ def test_r4_without_a_place_at_the_server_one_is_got_in_turn(
         for each in acquiring:
             each.result(25).release()
     registry.reset()
+
+
+@each_engine
+def test_r5_the_watchdog_spares_a_session_whose_statement_was_answered_meanwhile(using: str, name: str) -> None:
+    """The answer came late, and before the watchdog had the mutex."""
+    with advisory_lock(name, using=using) as lease:
+        watched: Any = session_of(lease)
+        mutex = watched.mutex
+
+        def acquire(blocking: bool) -> bool:
+            watched.due = None
+            return bool(mutex.acquire(blocking))
+
+        watched.mutex = SimpleNamespace(acquire=acquire, release=mutex.release)
+        watched.due = clock.now() - 1
+        watched.tick(clock.now())
+        watched.mutex = mutex
+        assert lease.held
 
 
 @each_engine
