@@ -6,7 +6,7 @@ import asyncio
 import signal
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,14 +17,14 @@ from django_distlock import BackendUnavailable, advisory_lock, held_locks
 from django_distlock.backends.redis import backend as engine
 from django_distlock.backends.redis import server
 from django_distlock.backends.redis.backend import RedisBackend
-from django_distlock.backends.redis.connection import Connection, ErrorReply
+from django_distlock.backends.redis.connection import Connection, ConnectionFailed, ErrorReply
 from django_distlock.backends.redis.listener import Ear
 from django_distlock.backends.redis.target import Target
 from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.concurrency.deadline import pause
 from django_distlock.records import drift
 from tests.conftest import eventually
-from tests.engines.redis.server import claim_of, lock_keys, queued, waiters
+from tests.engines.redis.server import claim_of, counted, lock_keys, queued, waiters
 from tests.faults.proxy import Proxy
 from tests.support import services
 from tests.support.timing import within
@@ -142,6 +142,23 @@ def test_r5_who_extends_a_lease_is_not_refused_because_the_server_was_silent(
     lease.release()
 
 
+def test_r5_a_slow_server_is_not_busy_and_not_asked_twice(
+    own: Own, proxy: Proxy, backend: RedisBackend, name: str, monkeypatch: Any
+) -> None:
+    """However little time the caller has, the server may take SILENCE for its answer."""
+    monkeypatch.setattr(server, "SILENCE", 20.0, raising=False)
+    reply = proxy.hold("reply")
+    with ThreadPoolExecutor(1) as pool, counted(own.client) as commands:
+        waiting = pool.submit(backend.try_acquire, claim_of(name))
+        reply.wait()
+        wait([waiting], 0.7)
+        assert not waiting.done(), waiting.exception()
+        reply.pass_on()
+        grant = waiting.result(20)
+    assert commands == {"evalsha": 1}
+    assert backend.release(grant)
+
+
 def test_r7_what_was_given_up_at_a_server_that_hangs_holds_nothing(own: Own, name: str) -> None:
     """It executes what is in its sockets when it wakes: each request, and behind it what takes it back."""
     backend = RedisBackend("hanging", {"url": own.url})
@@ -246,6 +263,26 @@ def test_r5_a_demoted_server_that_answers_slowly(
     monkeypatch.setattr(Connection, "receive", late)
     began = monotonic()
     with pytest.raises(BackendUnavailable, match="READONLY"):
+        backend.try_acquire(claim_of(name), 0)
+    within(monotonic() - began, 2.0)
+
+
+@pytest.mark.tier2
+def test_r5_nodes_that_say_slowly_who_has_the_keys(
+    own: Own, backend: RedisBackend, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each answers in time, and all together may take no longer than timeout + 2 s."""
+
+    async def moved(connection: Connection, until: float) -> Any:
+        connection.owed = 0
+        await pause(min(0.9, until - monotonic()))
+        if monotonic() >= until:
+            raise ConnectionFailed("Redis did not answer in time.", silent=True)
+        return ErrorReply(f"MOVED 1 127.0.0.1:{own.port}")
+
+    monkeypatch.setattr(Connection, "receive", moved)
+    began = monotonic()
+    with pytest.raises(BackendUnavailable):
         backend.try_acquire(claim_of(name), 0)
     within(monotonic() - began, 2.0)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -96,6 +98,31 @@ def test_r4_a_monitor_of_all_channels_does_not_stand_for_a_dead_waiter(name: str
         eventually(lambda: others.issuperset(server.pubsub_channels("distlock:*")), "it is connected")
         lease.release()
         advisory_lock(name, using=USING).acquire(timeout=0).release()
+
+
+@pytest.mark.tier2
+def test_an_old_primary_that_wakes_grants_nothing_without_replicas(own: Own, another: Own, name: str) -> None:
+    """With min-replicas-to-write. It hung, its replica was promoted, and clients are connected to both."""
+    another.follow(own)
+    assert own.holder.release(own.hold(name))
+    own.client.config_set("min-replicas-to-write", 1)
+    own.client.config_set("min-replicas-max-lag", 1)
+    own.signal(signal.SIGSTOP)
+    another.client.replicaof("NO", "ONE")
+    grant = another.hold(name)
+    own.signal(signal.SIGCONT)
+    numbers = itertools.count()
+
+    def refused() -> bool:
+        try:
+            own.holder.try_acquire(claim_of(f"{name}{next(numbers)}"))
+        except BackendUnavailable as error:
+            return "NOREPLICAS" in str(error)
+        return False
+
+    eventually(refused, "it goes on granting locks")
+    assert another.holder.release(grant)
+    own.client.config_set("min-replicas-to-write", 0)
 
 
 def test_the_doctor_asks_for_min_replicas(own: Own, another: Own) -> None:

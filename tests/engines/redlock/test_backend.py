@@ -100,21 +100,28 @@ def test_one_request_to_each_node_to_take_it_and_one_to_give_it_back(nodes: Node
 
 
 def test_the_list_is_of_all_nodes_and_what_cannot_be_read_is_held_by_somebody(nodes: Nodes, name: str) -> None:
-    garbage = b"redlock:{\xff}:held"
     nodes.connect(name)
     with nodes.held(name):
         nodes.clients[0].flushall()
-        nodes.clients[1].hset(garbage, b"\xff", b"\xff{")
-        nodes.clients[2].set(garbage, "x")
+        nodes.clients[1].hset("redlock:{garbage}:held", b"\xff", b"\xff{")
+        nodes.clients[2].set("redlock:{garbage}:held", "x")
         (report,) = held_locks("five")
         (ours,) = [info for info in report.locks if info.name == name]
         assert ours.details["nodes"] == "4 of 5"
         assert f":{os.getpid()}:" in str(ours.holder)
-        assert {info.holder for info in report.locks if info.key == "\xff"} == {"unknown"}
+        assert {info.holder for info in report.locks if info.key == "garbage"} == {"unknown"}
         for info in report.locks:
-            if info.key == "\xff":
+            if info.key == "garbage":
                 assert nodes.engine.break_lock(info)
-    assert not any(client.exists(garbage) for client in nodes.clients)
+    assert not any(client.exists("redlock:{garbage}:held") for client in nodes.clients)
+
+
+def test_r6_a_key_with_a_byte_above_127_can_be_broken(nodes: Nodes) -> None:
+    nodes.clients[0].hset(b"redlock:{\xff}:held", b"xsomebody", b"9999999999999 {}")
+    (info,) = [info for info in nodes.engine.inspect() if info.key == "\xff"]
+    assert nodes.engine.break_lock(info)
+    assert not nodes.engine.break_lock(info)
+    assert not nodes.clients[0].exists(b"redlock:{\xff}:held")
 
 
 def test_r6_the_error_says_who_failed_and_who_took_too_long(nodes: Nodes, name: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 from django_distlock import BackendUnavailable, LockLost, LockTimeout
 from django_distlock.backends.redis.connection import ConnectionFailed
 from django_distlock.backends.redlock import round as rounds
+from django_distlock.backends.redlock.backend import RedlockBackend
 from django_distlock.backends.redlock.node import Node
 from django_distlock.concurrency.clock import now as monotonic
 from django_distlock.concurrency.flow import run
@@ -206,12 +207,30 @@ def test_r7_a_release_reaches_a_node_that_comes_back(nodes: Nodes, name: str, en
     nodes.gone()
 
 
-def test_r7_a_release_reaches_a_node_that_does_not_know_its_script(nodes: Nodes, name: str) -> None:
-    """Nobody reads what the others say of the script."""
+def test_r7_a_release_on_new_connections_reaches_all_nodes(nodes: Nodes, name: str, engine: Any) -> None:
+    """A majority is enough for the caller; the others are still being connected to."""
+    for _ in range(10):
+        lease = nodes.held(name)
+        for node in engine.nodes:
+            node._close_idle()
+        lease.release()
+        nodes.gone()
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["new", "refused before"])
+def test_r7_a_release_reaches_a_node_that_does_not_know_its_script(nodes: Nodes, name: str, refused: bool) -> None:
+    """Nobody reads what the others say of the script; and a node that has refused a script has not kept it."""
     for client, node in zip(nodes.clients, nodes.engine.nodes, strict=True):
         client.script_flush()
         node.open()
         eventually(lambda node=node: node._idle, "it is not connected")
+    if refused:
+        nodes.clients[0].execute_command("ACL", "SETUSER", "default", "-eval")
+        try:
+            nodes.lock(name).acquire(timeout=5).release()
+            nodes.quiet()
+        finally:
+            nodes.clients[0].execute_command("ACL", "SETUSER", "default", "+eval")
     lease = nodes.held(name)
     request = nodes.proxies[0].hold("request")
     lease.release()
@@ -349,3 +368,18 @@ def test_r7_an_interrupted_attempt_to_connect_does_not_end_all_attempts(
     attempt = node.open()
     assert run(attempt.wait(10))
     assert isinstance(attempt.exception(), ConnectionFailed)
+
+
+def test_r4_more_threads_than_connections_share_them(nodes: Nodes, name: str, unhurried: None) -> None:
+    """Each caller needs one to several nodes at once, and may not keep one while another caller keeps the next."""
+    engine = RedlockBackend("many", {"nodes": nodes.direct_urls, "node_timeout": 20.0})
+
+    def work(number: int) -> None:
+        for time in range(3):
+            grant = engine.try_acquire(nodes.claim(f"{name} {number} {time}"), 20)
+            with contextlib.suppress(BackendUnavailable):  # a node to which there was no connection yet
+                engine.release(grant)
+
+    with ThreadPoolExecutor(150) as pool:
+        list(pool.map(work, range(150)))
+    engine.close()

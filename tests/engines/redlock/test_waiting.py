@@ -145,3 +145,23 @@ def test_r7_who_is_cancelled_before_its_first_answer_leaves_the_queue(nodes: Nod
     asyncio.run(main())
     eventually(line.is_empty, "it stays in the queue")
     line.release()
+
+
+def test_one_connection_listens_for_all_waiters(line: Line, nodes: Nodes) -> None:
+    """And all of them are in the queue."""
+    names = [f"{line.name}, {number}" for number in range(12)]
+    leads = {name: nodes.clients[nodes.lead(name)] for name in names}
+    held = [line.holder.try_acquire(nodes.claim(name), 10) for name in names]
+    pool = ThreadPoolExecutor(len(names))
+    waiting = [pool.submit(lambda name=name: nodes.lock(name, timeout=25).acquire().release()) for name in names]
+
+    queues = {name: f"redlock:{{{nodes.key(name).text}}}:queue" for name in names}
+    eventually(lambda: all(leads[name].exists(queues[name]) for name in names), "they do not queue")
+    for client in nodes.clients:
+        assert len(client.pubsub_channels("distlock:*")) <= 1
+    for grant in held:
+        line.holder.release(grant)
+    for each in waiting:
+        each.result(25)
+    pool.shutdown()
+    line.release()
