@@ -51,6 +51,7 @@ class Node(Server):
         if clustered(connection._driver):
             connection.close()
             raise ClusterNode
+        self.down = False
         return connection
 
     def again(self, connection: Connection | None) -> Connection | None:

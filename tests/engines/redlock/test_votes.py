@@ -205,6 +205,7 @@ def test_r7_a_release_reaches_a_node_that_comes_back(nodes: Nodes, name: str, en
         lease.release()
         eventually(lambda: nodes.keys() == [1, 0, 0, 0, 0], "it is not released")
     nodes.gone()
+    assert not engine.nodes[0].down
 
 
 def test_r7_a_release_on_new_connections_reaches_all_nodes(nodes: Nodes, name: str, engine: Any) -> None:
