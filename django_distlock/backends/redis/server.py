@@ -286,8 +286,6 @@ class Server:
         self._unsent.extend(requests)
         if not waiting:
             leftovers.leave(self._send_again)
-        with contextlib.suppress(RuntimeError):  # there is no thread, as at the end of the interpreter
-            self._opened()  # for tick()
 
     def _send_again(self) -> None:
         if self._sending:
@@ -301,6 +299,7 @@ class Server:
                 self._unsent.popleft()
         except ConnectionFailed:  # tick() tries again
             self._unsent.rotate(-1)
+            self._opened()
         except IndexError:  # close() was faster
             pass
         finally:
