@@ -268,6 +268,15 @@ MANAGER = (
         ("tests/contract/test_fork.py", "tests/faults/test_fork.py"),
     ),
     Mutant(
+        "who is inside the transaction that keeps a lock waits for its end",
+        "R11",
+        "manager/lock_table.py",
+        "if hold.waits and connections.issubset(hold.inside):",
+        "if False:",
+        ("tests/transactions/test_other_tasks.py",),
+        only="inside",
+    ),
+    Mutant(
         "MAX_HELD is ignored",
         "R23",
         "manager/lock_table.py",
