@@ -51,7 +51,7 @@ def test_the_engine_of_the_guide_passes_the_contract(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "--ds", "tests.support.toy_engine", "-k", CHOSEN, *files]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-    assert int(re.findall(r"(\d+) passed", done.stdout)[-1]) > 25
+    assert int(re.findall(r"(\d+) passed", done.stdout)[-1]) > 15
 
 
 def test_what_the_guide_names_is_there() -> None:
