@@ -213,6 +213,7 @@ def _launch(name: str, state: dict[str, Server]) -> Engine | None:
         engine.create()
         engine.directory.joinpath("created").touch()
     engine.configure()
+    wait_until(lambda: port_is_free(engine.server["port"]), 5)  # the threads of one that was killed end after it
     pid = start_detached(engine.command(), engine.account, engine.directory, engine.log)
     processes = read_json(processes_path())
     processes["servers"][name] = {"pid": pid, "started": start_time(pid)}
