@@ -57,7 +57,8 @@ def under_load(name: str, using: str, folder: Path, longest: float, **options: A
         workers = [stack.enter_context(Child(work, *arguments)) for _ in range(WORKERS)]
         for worker in workers:
             assert worker.hear() == "ready"
-        goes_on()
+        everybody = {worker.pid for worker in workers}
+        eventually(lambda: {hold.pid for hold in History.read(ledger).holds} == everybody, "one has no turn", PATIENCE)
         yield goes_on
         over.touch()
         assert [worker.hear() for worker in workers] == ["done"] * WORKERS
