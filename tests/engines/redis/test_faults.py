@@ -385,11 +385,11 @@ def test_r7_what_takes_an_acquire_back_is_lost_with_its_connection(
         with pytest.raises(asyncio.CancelledError):
             await asking
         await asyncio.to_thread(withdrawal.wait)
+        assert own.client.exists(held)
         proxy.cut()
 
     with advisory_lock(f"{name} too", using="memory"):  # so that the keepalive thread runs
         asyncio.run(main())
-        assert own.client.exists(held)
         eventually(lambda: (backend.tick(monotonic()), not own.client.exists(held))[1], "it is held")
 
 
